@@ -1,0 +1,159 @@
+"""Settings as frozen dataclasses, read from TOML with every unknown key refused by name.
+
+A setting is a field: its type checks it, its default is the product's default, its docstring says unit and
+trade-off. Nothing here reads the environment or keeps state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from millrace.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How a topic's partitions are written, flushed and kept."""
+
+    segment_bytes: int = 1 << 30
+    """Roll to a new segment when the active one would exceed this."""
+    flush_messages: int = 10_000
+    """Flush, and so show to consumers, after this many messages."""
+    flush_ms: int = 100
+    """Flush at the latest this long after an append: the most that visibility waits."""
+    retention_ms: int | None = 7 * 24 * 3600 * 1000
+    """Delete segments last appended to longer ago than this; None keeps everything."""
+    retention_bytes: int | None = None
+    """Delete the oldest segments while a partition is larger than this; None sets no limit."""
+    max_message_bytes: int = 8 << 20
+    """The largest batch a producer may send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginConfig:
+    """A cluster this one mirrors, pulled by the brokers that lead the target partitions."""
+
+    bootstrap: str
+    """HOST:PORT[,HOST:PORT...] of the origin's brokers."""
+    topics: Sequence[str] = ()
+    """Topics pulled all the time by the brokers themselves."""
+    batch_topics: Sequence[str] = ()
+    """Topics that get target partitions but are filled by the Spark batch mirror."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """One broker process."""
+
+    broker_id: int
+    cluster: str
+    """Name of the cluster, for example dc1; also its ZooKeeper chroot."""
+    listen: str = "127.0.0.1:9092"
+    zookeeper: str = "127.0.0.1:2181"
+    """HOST:PORT[,HOST:PORT...] of the ensemble, without a chroot."""
+    log_dir: str = "./data"
+    default_partitions: int = 4
+    """Partitions of a topic that is created without a number."""
+    session_timeout_ms: int = 6_000
+    """ZooKeeper forgets a dead broker after this."""
+    max_frame_bytes: int = 100 << 20
+    """A request larger than this closes the connection before it is buffered."""
+    log: LogConfig = field(default_factory=LogConfig)
+    mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
+    """Origin clusters by name."""
+
+
+def parse_address(text: str, what: str = "address") -> tuple[str, int]:
+    """(host, port) of `HOST:PORT`; ConfigError when it is not one."""
+    match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
+    if match is None or int(match[2]) > 65535:
+        raise ConfigError(f"{what} {text!r} is not HOST:PORT")
+    return match[1], int(match[2])
+
+
+def parse_addresses(text: str, what: str = "bootstrap") -> list[tuple[str, int]]:
+    """Every (host, port) of `HOST:PORT,HOST:PORT`; ConfigError when one is not."""
+    return [parse_address(part, what) for part in text.split(",")]
+
+
+def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:
+    """The settings in a TOML file, `key=value` overrides (dotted keys) applied on top.
+
+    Raises ConfigError, one line that names file and key, for what cannot be read, is unknown or mistyped.
+    """
+    try:
+        values: dict[str, Any] = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file {path}: create it or give another path") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    for override in overrides:
+        _apply_override(values, override)
+    return from_mapping(cls, values, str(path))
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r} is not key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string, so that --set listen=127.0.0.1:9092 needs no quotes
+    *tables, name = key.split(".")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"--set {key}: {table} is not a table")
+    values[name] = value
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
+    """A settings dataclass from a mapping; ConfigError names `where` and the key that is wrong."""
+    hints = typing.get_type_hints(cls)
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # any settings dataclass
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    missing = [
+        name
+        for name, f in fields.items()
+        if name not in values
+        and f.default is dataclasses.MISSING
+        and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{where}: missing key {missing[0]!r}")
+    return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, Mapping):
+            return from_mapping(hint, value, where)
+    elif origin is Mapping or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        if isinstance(value, Mapping):
+            return {name: _convert(arguments[1], item, f"{where}.{name}") for name, item in value.items()}
+    elif isinstance(origin, type) and issubclass(origin, Sequence):
+        if isinstance(value, list):
+            return tuple(_convert(arguments[0], item, where) for item in value)
+    elif origin is types.UnionType:
+        # `int | None`: TOML has no null, so -1 says "no limit", as in Kafka's own settings.
+        return None if value == -1 else _convert(arguments[0], value, where)
+    elif type(value) is hint:
+        return value
+    raise ConfigError(f"{where} has the wrong type: {value!r}")

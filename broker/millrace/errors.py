@@ -1,0 +1,130 @@
+"""Every error Millrace raises on purpose, and the wire code of those a Kafka client may see.
+
+One small tree. `MillraceError` is for people: its text is one line that says what to do. `BrokerError`
+is for clients: the class carries the protocol's code. One place each turns them into output: the command
+line prints the first kind, the request handlers answer with the second.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """The error codes of the Kafka protocol that a Millrace broker answers with."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    INVALID_REQUIRED_ACKS = 21
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    STORAGE_ERROR = 56
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    INVALID_RECORD = 87
+
+
+class MillraceError(Exception):
+    """Something the user must act on; the text is one clear line that says what to do."""
+
+
+class ConfigError(MillraceError):
+    """A configuration file or option is wrong; the text names the file and the key."""
+
+
+class BrokerError(MillraceError):
+    """A request the broker refuses; `code` is what the client is answered with."""
+
+    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+class OffsetOutOfRange(BrokerError):
+    """The offset is before the log's start or after its end."""
+
+    code = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+class CorruptMessage(BrokerError):
+    """A batch fails its CRC or its length, in a request or on disk."""
+
+    code = ErrorCode.CORRUPT_MESSAGE
+
+
+class InvalidRecord(BrokerError):
+    """A whole, intact batch that breaks a rule: its counts disagree, or it claims to be a control batch."""
+
+    code = ErrorCode.INVALID_RECORD
+
+
+class MessageTooLarge(BrokerError):
+    """A batch exceeds the largest this topic takes."""
+
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class UnknownTopicOrPartition(BrokerError):
+    """No such topic or partition in this cluster."""
+
+    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class NotLeader(BrokerError):
+    """The partition lives on another broker."""
+
+    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+class TopicAlreadyExists(BrokerError):
+    """A topic of that name is there already."""
+
+    code = ErrorCode.TOPIC_ALREADY_EXISTS
+
+
+class InvalidTopic(BrokerError):
+    """The topic's name is not legal: 1 to 249 of letters, digits, dot, underscore and hyphen."""
+
+    code = ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+class InvalidRequest(BrokerError):
+    """The request is well formed but asks for something that makes no sense here."""
+
+    code = ErrorCode.INVALID_REQUEST
+
+
+class PolicyViolation(BrokerError):
+    """The request is understood and refused on purpose, for example Produce to a mirrored topic."""
+
+    code = ErrorCode.POLICY_VIOLATION
+
+
+class OutOfOrderSequence(BrokerError):
+    """An idempotent producer's batch does not follow its last one."""
+
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class StorageError(BrokerError):
+    """The log cannot be written: no space left, or a flush failed; reads go on."""
+
+    code = ErrorCode.STORAGE_ERROR
