@@ -1,0 +1,83 @@
+"""Fixtures every test may use: processes that end with the test, one ZooKeeper and one Spark session a run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Airflow reads these once, at its first import, wherever in the run that is.
+_AIRFLOW_HOME = tempfile.mkdtemp(prefix="millrace-airflow-")
+os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
+os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(Path(__file__).resolve().parent.parent / "dags")
+os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_AIRFLOW_HOME}/airflow.db"
+# Spark's workers would otherwise take whatever `python3` is first on the path.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+from tests.support import Process  # noqa: E402  # the environment must be set first
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., Process]
+
+
+def _starter() -> Iterator[Start]:
+    started: list[Process] = []
+
+    def start(*arguments: str, **options: object) -> Process:
+        process = Process(arguments, **options)  # type: ignore[arg-type]
+        started.append(process)
+        return process
+
+    yield start
+    for process in reversed(started):
+        process.kill()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """`start("registry", "--listen", "127.0.0.1:0")` -> Process, killed when the test ends."""
+    yield from _starter()
+
+
+@pytest.fixture(scope="module")
+def start_for_module() -> Iterator[Start]:
+    """As `start`, for servers that all tests of a module share."""
+    yield from _starter()
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of a real ZooKeeper that the whole run shares; take a cluster name of your own."""
+    data = tmp_path_factory.mktemp("zookeeper")
+    process = Process(["zookeeper", "--port", "0", "--data-dir", str(data)])
+    yield process.ready()
+    process.kill()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark session for the whole run."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("millrace-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,148 @@
+"""Real processes for tests: started on free ports, awaited by their ready line, ended by their own id.
+
+Nothing here knows what a test wants to show; it only starts, awaits, kills and cleans up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ACCESS_LOG = REPOSITORY.parent / "shared" / "data" / "access.log"
+"""Real input; it is not part of the project. Use `access_log()`, which says so when it is missing."""
+
+ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "2"))
+"""Kill rounds per test: 2 in `make test`, more in `make soak`."""
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_the_test_run() -> None:
+    """In the child: be killed when the test process ends, however it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def access_log() -> Path:
+    """The real access log; a missing one is an error that names it, never a skip."""
+    if not ACCESS_LOG.is_file():
+        raise FileNotFoundError(
+            f"this test reads the real log {ACCESS_LOG}, which is not there: put the file there and run again"
+        )
+    return ACCESS_LOG
+
+
+def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = 30) -> T:
+    """The condition's first true value; AssertionError naming `what` when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        if value := condition():
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.02)
+
+
+class Process:
+    """One `millrace` command as a real process, its output kept for the failure message."""
+
+    def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+        self.arguments = list(arguments)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "millrace.cli", *self.arguments],
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_die_with_the_test_run,  # noqa: PLW1509  # one prctl call, no lock is taken
+        )
+        self.pid = self._process.pid
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def output(self) -> str:
+        """Everything printed so far, standard output and error together."""
+        return "\n".join(self.lines)
+
+    @property
+    def running(self) -> bool:
+        """True until the process has ended."""
+        return self._process.poll() is None
+
+    def ready(self, *, timeout_s: float = 30) -> str:
+        """HOST:PORT of the ready line; AssertionError with the output when the process ends before it."""
+
+        def address() -> str | None:
+            for line in list(self.lines):
+                if line.startswith("ready: "):
+                    return line.rsplit(" ", 1)[1]
+            if not self.running:
+                self._reader.join(5)
+                raise AssertionError(f"{self.arguments} ended before it was ready:\n{self.output}")
+            return None
+
+        try:
+            return wait_until(f"ready line of {self.arguments}", address, timeout_s=timeout_s) or ""
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.output}") from None
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def stop(self, *, timeout_s: float = 20) -> int:
+        """SIGTERM; the exit code. A process that does not end in time is killed and that is an error."""
+        self.signal(signal.SIGTERM)
+        try:
+            return self.wait(timeout_s=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(
+                f"{self.arguments} did not stop within {timeout_s} s:\n{self.output}"
+            ) from None
+
+    def signal(self, number: int) -> None:
+        """Send a signal unless the process has ended."""
+        if self.running:
+            self._process.send_signal(number)
+
+    def wait(self, *, timeout_s: float = 60) -> int:
+        """The exit code, once the process has ended and its output is read."""
+        code = self._process.wait(timeout_s)
+        self._reader.join(5)
+        return code
+
+
+def run_millrace(
+    *arguments: str, timeout_s: float = 120, stdin: str | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run one `millrace` command to its end: exit code, standard output and error, nothing checked."""
+    return subprocess.run(
+        [sys.executable, "-m", "millrace.cli", *arguments],
+        env={**os.environ, **(env or {})},
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
