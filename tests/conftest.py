@@ -1,4 +1,4 @@
-"""Fixtures every test may use: processes that end with the test, one ZooKeeper and one Spark session a run."""
+"""Fixtures for every test: processes that end with it, one ZooKeeper and one Spark session a run."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_die_with_the_test_run,  # noqa: PLW1509  # one prctl call, no lock is taken
+            preexec_fn=_die_with_the_test_run,  # one prctl call, no lock is taken
         )
         self.pid = self._process.pid
         self.lines: list[str] = []

@@ -1,0 +1,49 @@
+# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+ROUNDS ?= 10
+DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check up compat soak clean setup kcat
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n]
+	$(BIN)/millrace demo $(DEMO)
+
+test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow
+	$(BIN)/python -m pytest
+
+check: setup ## Style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy broker/millrace plugins/millrace_spark plugins/millrace_airflow tests
+	$(BIN)/lint-imports
+
+up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
+	$(BIN)/millrace up deploy/local.toml
+
+compat: setup kcat ## Scenario suites with other projects' Kafka clients
+	$(BIN)/python -m pytest tests/compat
+
+soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)
+	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m soak
+
+setup: .venv/.installed ## Install everything into .venv
+
+.venv/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millrace needs Python 3.11 or newer: set PYTHON=/path/to/python3.11")'
+	@java -version 2>&1 | awk -F '"' '/version/ {split($$2, v, "."); found = 1; if (v[1] < 17) bad = 1} END {exit !(found && !bad)}' \
+	  || { echo "millrace needs Java 17 or newer on the PATH for ZooKeeper and Spark" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[spark,airflow,dev]'
+	@touch $@
+
+kcat:
+	@command -v kcat >/dev/null || apt-get install --yes --quiet kcat >/dev/null || \
+	  { echo "kcat is not installed and could not be: install it with your package manager" >&2; exit 1; }
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache millrace-data
