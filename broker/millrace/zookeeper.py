@@ -1,0 +1,214 @@
+"""A real ZooKeeper for one machine, run by Java from the jars inside the installed PySpark.
+
+For where no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
+PySpark is only looked up, never imported. Nothing here speaks ZooKeeper's protocol beyond asking whether
+the server answers; see cluster.py for what is kept in it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from millrace.errors import MillraceError
+from millrace.process import die_with_parent
+
+JARS = (
+    "zookeeper",
+    "zookeeper-jute",
+    "slf4j-api",
+    "metrics-core",
+    "commons-io",
+    "snappy-java",
+    "netty-common",
+)
+"""All that a standalone server needs of PySpark's jars: 50 MB of memory instead of 100."""
+MIN_JAVA = 17
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+# tickTime is the unit sessions expire in. Purging starts only from QuorumPeerMain, which otherwise hands a
+# configuration without servers on to the standalone server.
+SETTINGS = """\
+tickTime=500
+minSessionTimeout=1000
+maxSessionTimeout=60000
+dataDir={data_dir}
+clientPort={port}
+clientPortAddress=127.0.0.1
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=srvr
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=24
+"""
+JAVA_OPTIONS = (
+    "-Xmx48m",
+    "-Xss256k",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dzookeeper.preAllocSize=64",  # KiB; the default makes every transaction log 64 MiB long
+    "-Dslf4j.internal.verbosity=ERROR",
+    "-Djava.net.preferIPv4Stack=true",
+)
+
+
+class ZooKeeper:
+    """One running server. It dies with the thread that started it, whatever ends that, and by `stop`."""
+
+    def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
+        self.port = port
+        self._process = process
+
+    @classmethod
+    def start(cls, data_dir: Path, port: int = 0) -> ZooKeeper:
+        """A server that answers on 127.0.0.1:`port` (0: any free port); MillraceError when it cannot be."""
+        java, jars = find_java(), find_jars()
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lock = _lock(data_dir)
+        try:
+            port = _free_port(port)
+            settings = data_dir / "zoo.cfg"
+            settings.write_text(SETTINGS.format(data_dir=data_dir.resolve(), port=port))
+            command = [java, *JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
+            command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
+            with (data_dir / "zookeeper.err").open("wb") as errors:
+                # The child inherits the lock: the directory stays taken as long as Java lives.
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,),
+                    preexec_fn=die_with_parent,
+                )  # fmt: skip
+        finally:
+            os.close(lock)
+        server = cls(port, process)
+        try:
+            server._wait_until_it_answers(data_dir / "zookeeper.err")
+        except BaseException:
+            server.stop()
+            raise
+        return server
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the Java process."""
+        return self._process.pid
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """The exit code, once the server has ended; subprocess.TimeoutExpired when it has not by then."""
+        return self._process.wait(timeout_s)
+
+    def stop(self) -> None:
+        """End the server: SIGTERM, and SIGKILL when that does not help. Twice is harmless."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def __enter__(self) -> ZooKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait_until_it_answers(self, errors: Path) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not answers("127.0.0.1", self.port):
+            if self._process.poll() is not None:
+                lines = errors.read_text(errors="replace").strip().splitlines()
+                reason = lines[-1] if lines else f"it left no message; is port {self.port} free?"
+                raise MillraceError(f"ZooKeeper ended with exit code {self._process.returncode}: {reason}")
+            if time.monotonic() > deadline:
+                raise MillraceError(f"ZooKeeper does not answer after {START_SECONDS:.0f} s, see {errors}")
+            time.sleep(0.02)
+
+
+def answers(host: str, port: int) -> bool:
+    """True when a ZooKeeper server that serves requests answers there."""
+    try:
+        with socket.create_connection((host, port), timeout=1) as connection:
+            connection.sendall(b"srvr")
+            return b"Zookeeper version" in connection.recv(4096)
+    except OSError:
+        return False
+
+
+def find_java() -> str:
+    """Path of a Java of at least version 17, from JAVA_HOME or PATH; MillraceError when there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if java is None:
+        where = f"in JAVA_HOME={home}" if home else "on PATH"
+        raise MillraceError(f"no Java {where}: install Java {MIN_JAVA} or newer, or set JAVA_HOME to one")
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+        version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    except (OSError, subprocess.TimeoutExpired):
+        version = None
+    if version is None:
+        raise MillraceError(f"{java} does not tell its version: install Java {MIN_JAVA} or newer")
+    if int(version[1]) < MIN_JAVA:
+        raise MillraceError(
+            f"{java} is Java {version[1]}: install Java {MIN_JAVA} or newer, or set JAVA_HOME to one"
+        )
+    return java
+
+
+def find_jars() -> list[Path]:
+    """ZooKeeper's jars inside the installed PySpark; MillraceError when it, or one of them, is missing."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise MillraceError(
+            "no PySpark, whose jars hold ZooKeeper: pip install 'millrace[spark]', or name your own ensemble"
+        )
+    folder = Path(spec.submodule_search_locations[0]) / "jars"
+    jars = []
+    for name in JARS:
+        found = sorted(folder.glob(f"{name}-[0-9]*.jar"))
+        if not found:
+            raise MillraceError(f"{folder} has no {name} jar: pip install 'millrace[spark]' anew")
+        jars.append(found[-1])
+    return jars
+
+
+def _lock(data_dir: Path) -> int:
+    lock = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise MillraceError(
+            f"another ZooKeeper uses {data_dir}: stop it or give another data directory"
+        ) from None
+    return lock
+
+
+def _free_port(port: int) -> int:
+    with socket.socket() as probe:
+        # As the server does it: connections of an earlier run in TIME_WAIT do not make the port taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+            probe.listen(1)
+        except OSError as error:
+            raise MillraceError(
+                f"ZooKeeper cannot listen on 127.0.0.1:{port} ({error.strerror}): give another port"
+            ) from None
+        return int(probe.getsockname()[1])
