@@ -1,0 +1,337 @@
+"""What a load and an hour's revision say about themselves: dataclasses, JSON, the hash chain, the laws.
+
+A manifest is the last file written into a folder before its one rename, so a folder that can be seen has a
+whole one. Two laws must close, or there is no load:
+
+    read = written + rejected + filtered                 per partition, in records
+    [start, end) = data batches + control batches + gaps     per partition, in offsets: every gap is listed
+
+Each manifest carries the SHA-256 of its own content and that of the manifest before it: an edit anywhere
+breaks the chain. Knows no files, no Parquet and no Spark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from millrace.errors import MillraceError
+
+T = TypeVar("T")
+
+MANIFEST = "_manifest.json"
+REJECTED = "_rejected"
+"""Folder of a load for the records that could not be decoded."""
+FORMAT = 1
+
+
+class ManifestError(MillraceError):
+    """A manifest cannot be read as one: not JSON, a key missing or of the wrong type, an unknown format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Offsets [start, end) without a batch, and why: `expired`, `compacted` or `recreated`."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginPartition:
+    """The partition in another cluster that a mirrored partition's batches come from."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """What one load took from one partition; a partition without news is there with start == end."""
+
+    partition: int
+    start: int
+    start_base: int | None = None
+    """Byte position the first batch must have (offsets are byte positions), None when nothing was read."""
+    end: int
+    end_base: int | None = None
+    read: int = 0
+    """Data records in the range."""
+    written: int = 0
+    rejected: int = 0
+    filtered: int = 0
+    batches: int = 0
+    control_batches: int = 0
+    gaps: Sequence[Gap] = ()
+    min_time_ms: int | None = None
+    """Smallest event time of the rows written, from the audit header."""
+    max_time_ms: int | None = None
+    schema_ids: Sequence[int] = ()
+    """Registry ids of the schemas the rows were written with."""
+    origin: OriginPartition | None = None
+    """Where a mirrored partition comes from, when its position batches say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """One Parquet file, by its path inside the folder."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str
+
+    @property
+    def hour(self) -> str | None:
+        """`2015-05-17T10` for a file in `date=2015-05-17/hour=10/`, None for a rejected one."""
+        parts = dict(part.split("=", 1) for part in self.path.split("/")[:-1] if "=" in part)
+        return f"{parts['date']}T{parts['hour']}" if {"date", "hour"} <= parts.keys() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceRanges:
+    """Sequences [first, last] of one producer instance in one 10-minute window of event time."""
+
+    server: str
+    service: str
+    instance: int
+    window: int
+    """Start of the window, ms since the epoch."""
+    ranges: Sequence[Sequence[int]]
+    """Merged [first, last] pairs, ascending."""
+    duplicates: Sequence[Sequence[int]] = ()
+    """[first, last] pairs of sequences that are there again, once for each time too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadManifest:
+    """One load: one folder `load=<10 digits>`, immutable once it can be seen."""
+
+    topic: str
+    topic_id: str
+    cluster_id: str
+    load: int
+    run_id: str
+    created: str
+    """UTC, ISO 8601."""
+    sink: str
+    partitions: Sequence[PartitionRange]
+    files: Sequence[DataFile]
+    sequences: Sequence[SequenceRanges]
+    previous: str | None
+    """`sha256` of the load before this one, None for the first."""
+    format: int = FORMAT
+    sha256: str = ""
+    """Of this manifest without this key; filled in by `sealed`."""
+
+    @property
+    def rows(self) -> int:
+        """Rows in the data files, the rejected ones left out."""
+        return sum(partition.written for partition in self.partitions)
+
+    @property
+    def rejected(self) -> int:
+        """Records that could not be decoded."""
+        return sum(partition.rejected for partition in self.partitions)
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The next offset to read, by partition."""
+        return {partition.partition: partition.end for partition in self.partitions}
+
+    def rows_by_hour(self) -> dict[str, int]:
+        """Rows by hour of event time, `2015-05-17T10` -> rows."""
+        rows: dict[str, int] = {}
+        for file in self.files:
+            if file.hour is not None:
+                rows[file.hour] = rows.get(file.hour, 0) + file.rows
+        return rows
+
+    def covers(self, topic_id: str, ends: Mapping[int, int]) -> bool:
+        """True if every partition of that topic was read at least to its end in `ends`."""
+        mine = self.ends
+        return self.topic_id == topic_id and all(mine.get(p, 0) >= end for p, end in ends.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPart:
+    """The part of one load that an hour was made from."""
+
+    load: int
+    sha256: str
+    """Of the load's manifest."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the auditor said of the hour at the moment of publishing."""
+
+    verdict: str
+    """complete, incomplete or unknown; `unasked` when no auditor was named."""
+    watermark: str | None = None
+    checked: str | None = None
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourManifest:
+    """One revision of one hour: one folder `date=…/hour=…/rev=<n>`."""
+
+    topic: str
+    hour: str
+    """`2015-05-17T10`, UTC."""
+    revision: int
+    created: str
+    run_id: str
+    loads: Sequence[LoadPart]
+    rows: int
+    files: Sequence[DataFile]
+    schema_ids: Sequence[int]
+    verdict: Verdict
+    previous: str | None
+    """`sha256` of the revision before this one, None for the first."""
+    format: int = FORMAT
+    sha256: str = ""
+
+
+Manifest = LoadManifest | HourManifest
+M = TypeVar("M", LoadManifest, HourManifest)
+
+
+def content_hash(manifest: Manifest) -> str:
+    """SHA-256 of everything the manifest says but its own `sha256`."""
+    values = dataclasses.asdict(manifest)
+    del values["sha256"]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sealed(manifest: M) -> M:
+    """The manifest with its own hash filled in: the last step before it is written."""
+    return dataclasses.replace(manifest, sha256=content_hash(manifest))
+
+
+def encode(value: Any) -> bytes:
+    """Any dataclass of this file as JSON for people and programs."""
+    return (json.dumps(dataclasses.asdict(value), sort_keys=True, indent=1) + "\n").encode()
+
+
+def decode(cls: type[T], content: bytes, where: str) -> T:
+    """The dataclass that `encode` wrote; ManifestError names `where` and the key that is wrong.
+
+    Does not check the hash: `check_hash` does, so that a reader can say both what it found and what is wrong.
+    """
+    try:
+        values = json.loads(content)
+    except ValueError as error:
+        raise ManifestError(
+            f"{where} is not JSON ({error}): it was cut or edited, restore it from a copy"
+        ) from None
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        raise ManifestError(f"{where} has format {values['format']}, this version reads {FORMAT}: upgrade")
+    decoded: T = _build(cls, values, where)
+    return decoded
+
+
+def _build(hint: Any, value: Any, where: str) -> Any:
+    arguments = typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build_dataclass(hint, value, where)
+    if isinstance(hint, types.UnionType):
+        return None if value is None else _build(arguments[0], value, where)
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        if isinstance(value, dict):
+            return {key: _build(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
+    elif isinstance(origin, type) and issubclass(origin, Sequence):
+        if isinstance(value, list):
+            return tuple(_build(arguments[0], item, where) for item in value)
+    elif type(value) is hint:
+        return value
+    raise ManifestError(f"{where} has the wrong type: {value!r}; it was edited, restore it from a copy")
+
+
+def _build_dataclass(cls: type[Any], values: Any, where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    if not isinstance(values, dict) or not required <= values.keys() <= hints.keys():
+        keys = sorted(set(values) ^ set(hints)) if isinstance(values, dict) else values
+        raise ManifestError(f"{where} does not have the keys of a {cls.__name__}: {keys}")
+    return cls(**{key: _build(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def check_hash(manifest: Manifest) -> str | None:
+    """None, or one line when the manifest's content is not what its own hash was made of."""
+    if (found := content_hash(manifest)) == manifest.sha256:
+        return None
+    return f"the manifest was edited: it states sha256 {manifest.sha256[:12]}…, its content has {found[:12]}…"
+
+
+def check_law(manifest: LoadManifest) -> list[str]:
+    """Every way in which the load breaks the two laws, one line each naming partition and offsets."""
+    problems = []
+    for part in manifest.partitions:
+        where = f"partition {part.partition}, offsets [{part.start}, {part.end})"
+        if part.read != part.written + part.rejected + part.filtered:
+            problems.append(
+                f"{where}: {part.read} records read, but {part.written} written"
+                f" + {part.rejected} rejected + {part.filtered} filtered"
+            )
+        if part.end < part.start:
+            problems.append(f"{where}: the end lies before the start")
+        if part.end > part.start and not (part.batches or part.control_batches or part.gaps):
+            problems.append(f"{where}: neither a batch nor a gap accounts for these offsets")
+        for gap in part.gaps:
+            if not part.start <= gap.start < gap.end <= part.end:
+                problems.append(f"{where}: the gap [{gap.start}, {gap.end}) lies outside")
+    rejected = sum(file.rows for file in manifest.files if file.hour is None)
+    in_files = sum(file.rows for file in manifest.files) - rejected
+    if in_files != manifest.rows:
+        problems.append(f"the files have {in_files} rows, the partitions state {manifest.rows}")
+    if rejected != manifest.rejected:
+        problems.append(f"{REJECTED} has {rejected} rows, the partitions state {manifest.rejected}")
+    return problems
+
+
+def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
+    """Every way in which a load does not continue the one before it, one line each; [] when it does."""
+    if before is None:
+        return [] if manifest.previous is None else ["the first load names one before it that is not there"]
+    problems = []
+    if manifest.previous != before.sha256:
+        problems.append(
+            f"it follows a load with sha256 {str(manifest.previous)[:12]}…,"
+            f" but load={before.load:010d} has {before.sha256[:12]}…"
+        )
+    starts = {part.partition: part.start for part in manifest.partitions}
+    if manifest.topic_id != before.topic_id:
+        return problems
+    for partition, end in sorted(before.ends.items()):
+        start = starts.get(partition)
+        if start is None:
+            problems.append(f"partition {partition} is left out, it was read to offset {end} before")
+        elif start != end:
+            kind = "missing" if start > end else "there twice"
+            low, high = min(start, end), max(start, end)
+            problems.append(f"partition {partition}, offsets [{low}, {high}) are {kind}")
+    return problems
+
+
+def merged(runs: Iterable[Sequence[int]]) -> list[list[int]]:
+    """[first, last] pairs sorted and joined where they touch."""
+    joined: list[list[int]] = []
+    for first, last in sorted((run[0], run[1]) for run in runs):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return joined

@@ -1,0 +1,192 @@
+"""The few things a warehouse asks of its file system, and the local one (`file://` or a plain path).
+
+`move` is the one that everything hangs on: it is exclusive, it never replaces and never nests. `os.rename`
+of a folder onto one that has something in it fails, in the kernel, whoever else tries at the same moment;
+onto an empty one it succeeds, so a published folder must never be empty (it always holds its manifest).
+
+Knows paths and bytes. Does not know manifests, topics or Parquet. Object stores have no such rename: they
+are refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import time
+import urllib.parse
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from millrace.errors import ConfigError, MillraceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Filesystem(Protocol):
+    """Folders and files under one warehouse; every path is relative to it, with `/`."""
+
+    root: str
+
+    def uri(self, path: str) -> str:
+        """The path as Spark and pyarrow take it."""
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; [] when there is no such folder."""
+
+    def files(self, folder: str) -> list[tuple[str, int]]:
+        """Every file below a folder, sorted: its path relative to the folder, and its bytes."""
+
+    def read(self, path: str) -> bytes:
+        """A whole file; FileNotFoundError when it is not there."""
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file, whole and on disk, folders included; False when it is there already."""
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder and those above it."""
+
+    def sync(self, folder: str) -> None:
+        """Put every file and folder in it on disk."""
+
+    def move(self, source: str, target: str) -> bool:
+        """Rename a folder, exclusively and on disk; False when the target is taken, and nothing changed."""
+
+    def delete(self, path: str) -> None:
+        """Delete a file or a folder with all that is in it; nothing when it is not there."""
+
+    def sha256(self, path: str) -> str:
+        """SHA-256 of a file, in hex."""
+
+    def age_s(self, path: str) -> float:
+        """Seconds since the file or folder changed last."""
+
+
+class LocalFilesystem:
+    """A warehouse on a POSIX file system that every task can see (a local disk, or one that is shared)."""
+
+    def __init__(self, root: str) -> None:
+        self.root = str(Path(root).absolute())
+        self._root = Path(self.root)
+
+    def uri(self, path: str) -> str:
+        """The path as Spark and pyarrow take it: a plain absolute one."""
+        return str(self._root / path)
+
+    def names(self, folder: str) -> list[str]:
+        """Names in a folder, sorted; [] when there is no such folder."""
+        try:
+            return sorted(os.listdir(self._root / folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, folder: str) -> list[tuple[str, int]]:
+        """Every file below a folder, sorted: its path relative to the folder, and its bytes."""
+        top = self._root / folder
+        found = [path for path in top.rglob("*") if not path.is_dir()]
+        return sorted((path.relative_to(top).as_posix(), path.stat().st_size) for path in found)
+
+    def read(self, path: str) -> bytes:
+        """A whole file; FileNotFoundError when it is not there."""
+        return (self._root / path).read_bytes()
+
+    def create(self, path: str, content: bytes) -> bool:
+        """Create a file, whole and on disk, folders included; False when it is there already."""
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # A link is exclusive and shows the whole content at once: a crash leaves no half-written file.
+        draft = target.with_name(f".{target.name[:100]}.{uuid.uuid4().hex}")
+        try:
+            with open(draft, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(draft, target)
+            except FileExistsError:
+                return False
+            self._sync_above(target)
+            return True
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def make_folder(self, folder: str) -> None:
+        """Create a folder and those above it."""
+        (self._root / folder).mkdir(parents=True, exist_ok=True)
+
+    def sync(self, folder: str) -> None:
+        """Put every file and folder in it on disk."""
+        for path, _, names in os.walk(self._root / folder, topdown=False):
+            for name in names:
+                self._sync_one(Path(path, name))
+            self._sync_one(Path(path))
+
+    def move(self, source: str, target: str) -> bool:
+        """Rename a folder, exclusively and on disk; False when the target is taken, and nothing changed."""
+        old, new = self._root / source, self._root / target
+        new.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        self._sync_above(new)
+        self._sync_one(old.parent)
+        return True
+
+    def delete(self, path: str) -> None:
+        """Delete a file or a folder with all that is in it; nothing when it is not there."""
+        target = self._root / path
+        if target.is_dir():
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+
+    def sha256(self, path: str) -> str:
+        """SHA-256 of a file, in hex."""
+        with open(self._root / path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def age_s(self, path: str) -> float:
+        """Seconds since the file or folder changed last."""
+        return time.time() - (self._root / path).stat().st_mtime
+
+    def _sync_above(self, path: Path) -> None:
+        """Every folder above the path, the one that holds the warehouse included: some may be new."""
+        for folder in path.parents:
+            self._sync_one(folder)
+            if folder == self._root.parent:
+                return
+
+    @staticmethod
+    def _sync_one(path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def open_filesystem(warehouse: str, spark: SparkSession | None = None) -> Filesystem:
+    """The file system of a warehouse: `file://` or a plain path, or `hdfs://` by way of a Spark session."""
+    parsed = urllib.parse.urlparse(warehouse)
+    if parsed.scheme in ("", "file"):
+        if parsed.netloc not in ("", "localhost"):
+            raise ConfigError(f"warehouse {warehouse!r} names a host: write file:///path with three slashes")
+        path = urllib.parse.unquote(parsed.path) if parsed.scheme else warehouse
+        if not path:
+            raise ConfigError(f"warehouse {warehouse!r} names no folder")
+        return LocalFilesystem(path)
+    if parsed.scheme in ("hdfs", "viewfs"):
+        if spark is None:
+            raise MillraceError(f"{warehouse} can only be read through Spark; verify a copy under file://")
+        from millrace_spark.hadoop import HadoopFilesystem
+
+        return HadoopFilesystem(spark, warehouse)
+    raise ConfigError(
+        f"warehouse {warehouse!r}: {parsed.scheme}:// has no exclusive rename, use file:// or hdfs://"
+    )
