@@ -385,12 +385,13 @@ def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
     """The control batch that must follow a batch with more records than bytes; None for all others.
 
     Offsets are byte positions: without it the next batch's base would lie below this one's last offset.
-    The filler is the one batch whose base offset is not its position; its last offset is its last byte.
+    The filler is the one batch whose base offset is not its position; its last offset is its last byte, and
+    its last offset delta, above 0, tells it from every other control batch.
     """
     overlap = header.last_offset_delta + 1 - header.size
     if overlap <= 0:
         return None
-    size = max(MIN_CONTROL_BYTES, overlap + 1)
+    size = max(MIN_CONTROL_BYTES, overlap + 2)  # one more, so that its last offset delta is never 0
     end = header.base_offset + header.size + size
     return control_batch_of_size(
         header.next_offset, size, timestamp=timestamp, last_offset_delta=end - 1 - header.next_offset

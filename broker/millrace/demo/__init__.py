@@ -1,0 +1,1 @@
+"""The whole path once, on real processes, and then the proof."""

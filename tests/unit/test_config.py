@@ -1,0 +1,70 @@
+"""Settings: every wrong key or type ends in one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.config import BrokerConfig, LogConfig, load, parse_address, parse_addresses
+from millrace.errors import ConfigError
+
+MINIMAL = 'broker_id = 1\ncluster = "dc1"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "broker.toml"
+    path.write_text(MINIMAL + "[log]\nflush_ms = 5\nretention_ms = -1\n")
+    return path
+
+
+def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
+    config = load(BrokerConfig, file, ["listen=127.0.0.1:0", "log.flush_ms=7", 'mirror.dc2.bootstrap="a:1"'])
+    assert config.log == LogConfig(flush_ms=7, retention_ms=None)
+    assert config.listen == "127.0.0.1:0"
+    assert config.mirror["dc2"].bootstrap == "a:1"
+
+
+@pytest.mark.parametrize(
+    ("override", "complaint"),
+    [
+        ("lisen=x", "unknown key 'lisen'; did you mean 'listen'"),
+        ("log.flush=1", "log: unknown key 'flush'"),
+        ("broker_id=one", "broker_id has the wrong type: 'one'"),
+        ("log.flush_ms=true", "flush_ms has the wrong type: True"),
+        ('mirror.dc1 = {bootstrap = "a:1", topics = "all"}', "topics has the wrong type"),
+        ("nonsense", "is not key=value"),
+        ("cluster.name=1", "cluster is not a table"),
+    ],
+)
+def test_a_wrong_key_or_type_is_named(file: Path, override: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint) as caught:
+        load(BrokerConfig, file, [override])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text("broker_id = 1\n")
+    with pytest.raises(ConfigError, match="missing key 'cluster'"):
+        load(BrokerConfig, path)
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load(BrokerConfig, tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("broker_id = = 1")
+    with pytest.raises(ConfigError, match=r"cannot read .*broken\.toml"):
+        load(BrokerConfig, broken)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:99999", "host:port"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        parse_address(text)
+
+
+def test_addresses_are_split() -> None:
+    assert parse_addresses("a:1, [::1]:2") == [("a", 1), ("::1", 2)]
