@@ -79,7 +79,7 @@ class LocalFilesystem:
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; [] when there is no such folder."""
         try:
-            return sorted(os.listdir(self._root / folder))
+            return sorted(path.name for path in (self._root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -129,7 +129,7 @@ class LocalFilesystem:
         old, new = self._root / source, self._root / target
         new.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.rename(old, new)
+            old.rename(new)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False

@@ -22,11 +22,12 @@ class HadoopFilesystem:
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self.root = root.rstrip("/")
-        self._jvm: Any = spark._jvm
-        conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined]
-        uri = self._jvm.java.net.URI.create(self.root)
-        self._context: Any = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(uri, conf)
-        self._fs: Any = self._jvm.org.apache.hadoop.fs.FileSystem.get(uri, conf)
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        conf = spark.sparkContext._jsc.hadoopConfiguration()
+        uri = jvm.java.net.URI.create(self.root)
+        self._context: Any = jvm.org.apache.hadoop.fs.FileContext.getFileContext(uri, conf)
+        self._fs: Any = jvm.org.apache.hadoop.fs.FileSystem.get(uri, conf)
 
     def uri(self, path: str) -> str:
         """The path as Spark takes it."""
@@ -118,4 +119,5 @@ class HadoopFilesystem:
 
     def age_s(self, path: str) -> float:
         """Seconds since the file or folder changed last."""
-        return time.time() - self._fs.getFileStatus(self._path(path)).getModificationTime() / 1000
+        changed_ms = int(self._fs.getFileStatus(self._path(path)).getModificationTime())
+        return time.time() - changed_ms / 1000

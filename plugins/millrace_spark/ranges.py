@@ -1,0 +1,274 @@
+"""Offset ranges of a partition: cut into tasks by bytes, read whole batch by whole batch, accounted for.
+
+A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task
+however the range was cut. Records outside the range are left to `framing`, which sees single offsets.
+Does not know schemas, columns or Spark; does not look up "latest": a range is frozen before it is read.
+
+    with ClusterClient(bootstrap) as client:
+        stats = RangeStats.of(cut)
+        for fetched in read_cut(client, cut, stats):           # raw batches, CRC checked
+            ...
+    joined = join_stats(range, [stats of every cut])           # adds the gaps between and after the cuts
+
+`decode.Decoder.decode(cut, read_cut(...), stats)` turns the raw batches into Arrow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+from uuid import UUID
+
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import BatchHeader, Cursor, split_batches
+
+FETCH_BYTES = 8 << 20
+"""Asked of the broker at a time; a larger batch is still sent whole, so this bounds memory, not batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The offsets [start, end) of one partition.
+
+    `start_base` is the byte position the first batch must begin at if nothing is missing, as the previous
+    range's `RangeStats.next_base` says; None when nothing was read before. With `topic_id` a topic that was
+    deleted and created anew in the meantime is refused instead of read.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    start_base: int | None = None
+    topic_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A task's share of a range: the batches whose base offset lies in [first, last).
+
+    The first cut also takes the batch that begins before the range and reaches into it.
+    """
+
+    range: Range
+    first: int
+    last: int
+
+    @property
+    def is_first(self) -> bool:
+        """True for the cut the range begins with."""
+        return self.first == self.range.start
+
+
+def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
+    """Every range in cuts of about `cut_bytes`, in order; an empty range gives none.
+
+    On Apache Kafka, where offsets count records, a cut is that many records instead.
+    """
+    if cut_bytes < 1:
+        raise ValueError(f"cut_bytes must be positive, not {cut_bytes}")
+    cuts: list[Cut] = []
+    for each in ranges:
+        span = each.end - each.start
+        count = -(-span // cut_bytes)
+        edges = [each.start + span * index // count for index in range(count)] + [each.end]
+        cuts += [Cut(each, first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return cuts
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets [start, end) that no batch covers; `reason` is `expired` or `absent` (compacted, or lost)."""
+
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(slots=True)
+class RangeStats:
+    """What was read of a cut, or of a whole range once joined; plain JSON by `to_json`."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    data_batches: int = 0
+    control_batches: int = 0
+    bytes: int = 0
+    records: int = 0
+    """Data records whose offset lies in the range; counted by `framing`, not by `read_cut`."""
+    rejected: int = 0
+    """Of `records`, those that could not be decoded; counted by `decode`."""
+    gaps: list[Gap] = field(default_factory=list)
+    first_base: int | None = None
+    """Base offset of the first batch read; None when no batch lies in the cut."""
+    next_offset: int | None = None
+    next_base: int | None = None
+    """The cursor behind the last batch read: where the next range goes on."""
+    min_time: int | None = None
+    max_time: int | None = None
+    """Smallest and largest event time in ms."""
+    schema_ids: dict[int, int] = field(default_factory=dict)
+    """Accepted rows per writer schema id."""
+
+    @classmethod
+    def of(cls, cut: Cut) -> RangeStats:
+        """The empty account of a cut."""
+        return cls(cut.range.topic, cut.range.partition, cut.first, cut.last)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values; schema ids become strings."""
+        values = asdict(self)
+        values["schema_ids"] = {str(key): rows for key, rows in self.schema_ids.items()}
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RangeStats:
+        """What `to_json` gave."""
+        values = dict(values)
+        values["gaps"] = [Gap(**gap) for gap in values["gaps"]]
+        values["schema_ids"] = {int(key): rows for key, rows in values["schema_ids"].items()}
+        return cls(**values)
+
+    def saw_times(self, smallest: int, largest: int) -> None:
+        """Widen the event times by those of some rows."""
+        self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
+        self.max_time = largest if self.max_time is None else max(self.max_time, largest)
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where the reader stood at the end; None when it read no batch."""
+        return None if self.next_offset is None else Cursor(self.next_offset, self.next_base)
+
+
+def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
+    """The account of a whole range from those of its cuts, with the gaps before, between and after them.
+
+    A single task cannot know whether its first batch follows the last batch of the task before it.
+    Raises MillraceError when the cuts do not cover the range exactly once.
+    """
+    joined = RangeStats(range_.topic, range_.partition, range_.start, range_.end)
+    cursor = Cursor(range_.start, range_.start_base)
+    covered = range_.start
+    for part in sorted(parts, key=lambda part: part.first):
+        if part.first != covered:
+            raise MillraceError(
+                f"{range_.topic}-{range_.partition}: the tasks cover [{range_.start}, {covered}) and then "
+                f"start at {part.first}; run the load again"
+            )
+        covered = part.last
+        _add(joined, part)
+        if part.first_base is not None and part.cursor is not None:
+            if not _reaches(cursor, part.first_base):
+                expired = part.gaps and part.gaps[0] == Gap(part.first_base, part.gaps[0].end, "expired")
+                joined.gaps.append(
+                    Gap(cursor.next_offset, part.first_base, "expired" if expired else "absent")
+                )
+            cursor = part.cursor
+        joined.gaps += part.gaps
+    if covered != range_.end:
+        raise MillraceError(
+            f"{range_.topic}-{range_.partition}: the tasks end at {covered}, not at {range_.end}; "
+            "run the load again"
+        )
+    if cursor.next_offset < range_.end:
+        joined.gaps.append(Gap(cursor.next_offset, range_.end, "absent"))
+        cursor = Cursor(range_.end, cursor.next_base)
+    joined.gaps = _merged(joined.gaps)
+    joined.next_offset, joined.next_base = cursor.next_offset, cursor.next_base
+    return joined
+
+
+def _add(joined: RangeStats, part: RangeStats) -> None:
+    for name in ("data_batches", "control_batches", "bytes", "records", "rejected"):
+        setattr(joined, name, getattr(joined, name) + getattr(part, name))
+    if joined.first_base is None:
+        joined.first_base = part.first_base
+    if part.min_time is not None and part.max_time is not None:
+        joined.saw_times(part.min_time, part.max_time)
+    for schema_id, rows in part.schema_ids.items():
+        joined.schema_ids[schema_id] = joined.schema_ids.get(schema_id, 0) + rows
+
+
+def _reaches(cursor: Cursor, base: int) -> bool:
+    """True if no record can lie between the cursor and a batch with that base, as `Cursor.follows`."""
+    return base <= cursor.next_offset or base == cursor.next_base
+
+
+def _merged(gaps: Sequence[Gap]) -> list[Gap]:
+    """Gaps in order, those that touch and have one reason as one."""
+    merged: list[Gap] = []
+    for gap in gaps:
+        if merged and merged[-1].end >= gap.start and merged[-1].reason == gap.reason:
+            merged[-1] = Gap(merged[-1].start, max(merged[-1].end, gap.end), gap.reason)
+        else:
+            merged.append(gap)
+    return merged
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
+
+    batches: Sequence[tuple[BatchHeader, memoryview]]
+
+
+class FetchedPartition(Protocol):
+    """One partition of a fetch answer, as `wire.client` gives it."""
+
+    @property
+    def error(self) -> ErrorCode:
+        """NONE, or why there are no records."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The last visible record's offset + 1."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset still there."""
+
+    @property
+    def records(self) -> memoryview:
+        """Batches, the last one possibly cut off."""
+
+
+class TopicMetadata(Protocol):
+    """A topic, as `wire.client` gives it."""
+
+    @property
+    def topic_id(self) -> UUID:
+        """The topic's own id; a topic created anew has another."""
+
+
+class Client(Protocol):
+    """What reading needs of `wire.client.ClusterClient`."""
+
+    def topic(self, name: str, /) -> TopicMetadata:
+        """The topic's metadata."""
+
+    def fetch(
+        self, topic: str, offsets: Mapping[int, int], /, *, max_bytes: int, max_wait_ms: int
+    ) -> Mapping[int, FetchedPartition]:
+        """One round of fetches."""
+
+
+def read_cut(
+    client: Client,
+    cut: Cut,
+    stats: RangeStats,
+    *,
+    fetch_bytes: int = FETCH_BYTES,
+    timeout_s: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[FetchedBatches]:
+    """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
+
+    The same cut always gives the same batches, or the iteration raises: CorruptMessage for a damaged
+    batch, MillraceError when the log ends before the cut does or nothing arrives for `timeout_s`. Offsets
+    that have expired since the range was frozen are no error but a gap in `stats`.
+    """
+    raise NotImplementedError
