@@ -1,0 +1,197 @@
+"""Sets of sequence numbers, kept as closed ranges.
+
+Knows integers only. An event stream in order costs one range, however long it is; a set with n holes costs
+n + 1 ranges. Set operations are single sweeps over both operands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+Range = tuple[int, int]
+"""First and last, both included."""
+
+
+class SequenceRanges:
+    """A set of integers as sorted ranges that neither overlap nor touch."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> Sequence[Range]:
+        """Put first..last in; the parts of it that were there already."""
+        firsts, lasts = self._firsts, self._lasts
+        if first > last:
+            raise ValueError(f"a range from {first} to {last} is empty")
+        if not lasts or first > lasts[-1] + 1:
+            firsts.append(first)
+            lasts.append(last)
+            return ()
+        if first == lasts[-1] + 1:
+            lasts[-1] = last
+            return ()
+        begin = bisect_left(lasts, first - 1)  # the ranges in begin..end-1 overlap or touch the new one
+        end = bisect_right(firsts, last + 1)
+        if begin == end:
+            firsts.insert(begin, first)
+            lasts.insert(begin, last)
+            return ()
+        present = [
+            (max(low, first), min(high, last))
+            for low, high in zip(firsts[begin:end], lasts[begin:end], strict=True)
+            if low <= last and high >= first
+        ]
+        firsts[begin:end] = [min(first, firsts[begin])]
+        lasts[begin:end] = [max(last, lasts[end - 1])]
+        return present
+
+    def __iter__(self) -> Iterator[Range]:
+        """Every range, in order."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def __len__(self) -> int:
+        """How many numbers are in the set."""
+        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
+
+    def __contains__(self, number: int) -> bool:
+        index = bisect_left(self._lasts, number)
+        return index < len(self._lasts) and self._firsts[index] <= number
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SequenceRanges):
+            return NotImplemented
+        return self._firsts == other._firsts and self._lasts == other._lasts
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"SequenceRanges({self.pairs()})"
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges the set takes: its cost in memory and on the wire."""
+        return len(self._firsts)
+
+    @property
+    def first(self) -> int:
+        """The smallest number; IndexError when the set is empty."""
+        return self._firsts[0]
+
+    @property
+    def last(self) -> int:
+        """The largest number; IndexError when the set is empty."""
+        return self._lasts[-1]
+
+    def pairs(self) -> list[list[int]]:
+        """[[first, last], ...] as JSON writes it."""
+        return [[first, last] for first, last in self]
+
+    def copy(self) -> SequenceRanges:
+        """An independent copy."""
+        return _built(self._firsts.copy(), self._lasts.copy())
+
+    def __or__(self, other: SequenceRanges) -> SequenceRanges:
+        """Union."""
+        return merged((*self, *other))
+
+    def __and__(self, other: SequenceRanges) -> SequenceRanges:
+        """Intersection."""
+        firsts: list[int] = []
+        lasts: list[int] = []
+        a, b = 0, 0
+        while a < len(self._firsts) and b < len(other._firsts):
+            first = max(self._firsts[a], other._firsts[b])
+            last = min(self._lasts[a], other._lasts[b])
+            if first <= last:
+                firsts.append(first)
+                lasts.append(last)
+            if self._lasts[a] < other._lasts[b]:
+                a += 1
+            else:
+                b += 1
+        return _built(firsts, lasts)
+
+    def __sub__(self, other: SequenceRanges) -> SequenceRanges:
+        """Difference."""
+        firsts: list[int] = []
+        lasts: list[int] = []
+        b = 0
+        for first, last in self:
+            while b < len(other._firsts) and other._lasts[b] < first:
+                b += 1
+            start, hole = first, b
+            while hole < len(other._firsts) and other._firsts[hole] <= last:
+                if other._firsts[hole] > start:
+                    firsts.append(start)
+                    lasts.append(other._firsts[hole] - 1)
+                start = other._lasts[hole] + 1
+                hole += 1
+            if start <= last:
+                firsts.append(start)
+                lasts.append(last)
+        return _built(firsts, lasts)
+
+
+def _built(firsts: list[int], lasts: list[int]) -> SequenceRanges:
+    """A set from lists that are already sorted and disjoint."""
+    ranges = SequenceRanges()
+    ranges._firsts, ranges._lasts = firsts, lasts
+    return ranges
+
+
+def merged(ranges: Iterable[Sequence[int]]) -> SequenceRanges:
+    """The union of ranges in any order, overlapping or not."""
+    firsts: list[int] = []
+    lasts: list[int] = []
+    for first, last in sorted((first, last) for first, last in ranges):
+        if lasts and first <= lasts[-1] + 1:
+            lasts[-1] = max(lasts[-1], last)
+        else:
+            firsts.append(first)
+            lasts.append(last)
+    return _built(firsts, lasts)
+
+
+# On the wire a list of ranges is flat: for each one the distance of its first number from the last number
+# of the range before (from 0 at the start), then how many more numbers follow. Avro's zigzag varints make
+# that two bytes per range in the usual case, where absolute numbers take eight.
+def to_deltas(ranges: Iterable[Sequence[int]]) -> list[int]:
+    """The flat wire form of ranges, in the order given."""
+    flat: list[int] = []
+    previous = 0
+    for first, last in ranges:
+        flat += (first - previous, last - first)
+        previous = last
+    return flat
+
+
+def from_deltas(flat: Sequence[int]) -> list[Range]:
+    """The ranges of the wire form; ValueError when it is not one."""
+    if len(flat) % 2:
+        raise ValueError("a list of ranges has an odd number of values")
+    ranges: list[Range] = []
+    previous = 0
+    for index in range(0, len(flat), 2):
+        first = previous + flat[index]
+        previous = first + flat[index + 1]
+        if previous < first:
+            raise ValueError(f"a range starts at {first} and ends at {previous}")
+        ranges.append((first, previous))
+    return ranges
+
+
+def in_words(ranges: Iterable[Sequence[int]], most: int = 5) -> str:
+    """Ranges for people: `4, 7-9 and 12 more ranges`."""
+    listed = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges]
+    rest = len(listed) - most
+    more = f" and {rest} more range{'s' * (rest > 1)}" if rest > 0 else ""
+    return ", ".join(listed[:most]) + more

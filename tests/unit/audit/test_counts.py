@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.audit.counts import WINDOW_MS, SequenceCounts, SequenceTally, window_start
+
+rows = st.lists(
+    st.tuples(st.sampled_from([3, 7, 2**62]), st.integers(0, 4 * WINDOW_MS), st.integers(0, 25)), max_size=60
+)
+PRODUCERS = {3: ("web-1", "shop"), 7: ("web-2", "shop"), 2**62: ("web-2", "search")}
+
+
+def multiset(counts: SequenceCounts) -> Counter[tuple[int, int, int]]:
+    found: Counter[tuple[int, int, int]] = Counter()
+    for key, tally in counts.tallies.items():
+        assert (key.server, key.service) == PRODUCERS[key.instance]
+        for first, last in tally.ranges():
+            found.update((key.instance, key.window, n) for n in range(first, last + 1))
+    return found
+
+
+def one_by_one(events: list[tuple[int, int, int]]) -> SequenceCounts:
+    counts = SequenceCounts()
+    for instance, time, sequence in events:
+        counts.add(*PRODUCERS[instance], instance, window_start(time), sequence)
+    return counts
+
+
+@given(rows)
+def test_every_message_is_counted_as_often_as_it_is_there(events: list[tuple[int, int, int]]) -> None:
+    counts = one_by_one(events)
+    assert multiset(counts) == Counter((i, window_start(t), s) for i, t, s in events)
+    assert counts.total == len(events)
+
+
+@given(rows)
+def test_arrays_are_counted_like_single_messages(events: list[tuple[int, int, int]]) -> None:
+    columns = np.array(events, dtype=np.int64).reshape(-1, 3).T
+    counts = SequenceCounts()
+    counts.add_arrays(*columns, lambda row: PRODUCERS[events[row][0]])
+    assert counts == one_by_one(events)
+
+
+@given(rows, rows)
+def test_merged_counts_are_the_counts_of_both(
+    a: list[tuple[int, int, int]], b: list[tuple[int, int, int]]
+) -> None:
+    counts = one_by_one(a)
+    counts.merge(one_by_one(b))
+    assert counts == one_by_one(a + b)
+
+
+@given(rows)
+def test_both_written_forms_rebuild_the_counts_repeats_included(events: list[tuple[int, int, int]]) -> None:
+    counts = one_by_one(events)
+    assert SequenceCounts.from_json(json.loads(json.dumps(counts.to_json()))) == counts
+    assert SequenceCounts.from_avro(counts.to_avro()) == counts
+
+
+def test_a_number_seen_three_times_is_present_once_and_repeated() -> None:
+    tally = SequenceTally([(0, 9), (4, 5), (5, 5)])
+    assert tally.total == 13
+    assert tally.present.pairs() == [[0, 9]]
+    assert tally.repeated.pairs() == [[4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("time", "start"), [(0, 0), (WINDOW_MS - 1, 0), (WINDOW_MS, WINDOW_MS), (-1, -WINDOW_MS)]
+)
+def test_windows_are_aligned_to_the_epoch_and_half_open(time: int, start: int) -> None:
+    assert window_start(time) == start
+
+
+def test_numbers_from_arrays_can_be_written_as_json() -> None:
+    counts = SequenceCounts()
+    counts.add_arrays(
+        np.array([7, 7]), np.array([5, WINDOW_MS]), np.array([0, 1]), lambda _: ("web-2", "shop")
+    )
+    assert json.loads(json.dumps(counts.to_json())) == [
+        {"server": "web-2", "service": "shop", "instance": 7, "window": 0, "ranges": [[0, 0]]},
+        {"server": "web-2", "service": "shop", "instance": 7, "window": WINDOW_MS, "ranges": [[1, 1]]},
+    ]
