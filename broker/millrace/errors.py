@@ -118,6 +118,18 @@ class PolicyViolation(BrokerError):
     code = ErrorCode.POLICY_VIOLATION
 
 
+class InvalidPartitions(BrokerError):
+    """A topic cannot have that many partitions."""
+
+    code = ErrorCode.INVALID_PARTITIONS
+
+
+class NoLiveBroker(BrokerError):
+    """No broker is alive to lead a partition."""
+
+    code = ErrorCode.LEADER_NOT_AVAILABLE
+
+
 class OutOfOrderSequence(BrokerError):
     """An idempotent producer's batch does not follow its last one."""
 

@@ -1,0 +1,399 @@
+"""What the brokers of one cluster know together: who is alive, which topics there are, who leads what.
+
+Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
+a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
+
+    /<cluster>/id                persistent  random id of the cluster, 32 hex digits
+    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration}
+    /<cluster>/topics/<topic>    persistent  see cluster_state.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from millrace.cluster_state import (
+    BrokerAddress,
+    TopicState,
+    check_topic_name,
+    decode_topic,
+    encode_topic,
+    new_topic,
+    with_mirror,
+)
+from millrace.errors import BrokerError, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.storage.position import Origin
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+OPERATION_SECONDS = 15.0
+"""How long one reading or writing may take, reconnecting included, before it fails."""
+
+
+class Cluster:
+    """One cluster's registries. `brokers` and `topics` are snapshots, readable from any thread."""
+
+    brokers: Mapping[int, BrokerAddress]
+    topics: Mapping[str, TopicState]
+
+    def __init__(self, client: KazooClient, zookeeper: str, cluster: str, session_timeout_ms: int) -> None:
+        self.name = cluster
+        self.brokers, self.topics, self.cluster_id = {}, {}, ""
+        self._client, self._zookeeper, self._session_timeout_ms = client, zookeeper, session_timeout_ms
+        self._ids, self._topics = f"/{cluster}/brokers/ids", f"/{cluster}/topics"
+        self._registration: tuple[int, bytes] | None = None
+        self._records: Mapping[int, Mapping[str, Any]] = {}
+        self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
+        self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._watcher = threading.Thread(target=self._watch, name=f"cluster {cluster}", daemon=True)
+
+    @classmethod
+    def connect(cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000) -> Cluster:
+        """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there."""
+        quiet = logging.getLogger("millrace.cluster.kazoo")
+        quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
+        client = KazooClient(
+            hosts=zookeeper, timeout=session_timeout_ms / 1000, logger=quiet,
+            # A back-off longer than the session would lose the session after every short outage.
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5),
+        )  # fmt: skip
+        self = cls(client, zookeeper, cluster, session_timeout_ms)
+        try:
+            client.start(timeout=CONNECT_SECONDS)
+        except (KazooTimeoutError, OSError):
+            client.close()
+            raise MillraceError(
+                f"no ZooKeeper answers at {zookeeper}: start one (millrace zookeeper) or give its address"
+            ) from None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _open(self) -> None:
+        for path in (self._ids, self._topics):
+            self._call(self._client.ensure_path_async, path)
+        id_path = f"/{self.name}/id"
+        with contextlib.suppress(NodeExistsError):
+            self._call(self._client.create_async, id_path, uuid.uuid4().hex.encode())
+        self.cluster_id = self._call(self._client.get_async, id_path)[0].decode()
+        self._client.add_listener(self._on_state)
+        self._dirty.put(None)
+        self._refresh()
+        self._watcher.start()
+
+    def close(self) -> None:
+        """Leave: the broker's registration ends with the session. Twice is harmless."""
+        self._closed.set()
+        self._wake.set()
+        if self._watcher.is_alive() and self._watcher is not threading.current_thread():
+            self._watcher.join(OPERATION_SECONDS)
+        self._client.stop()
+        self._client.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, in a thread of this object, after each change of a snapshot."""
+        self._callbacks.append(callback)
+
+    # Brokers
+
+    def register_broker(self, broker_id: int, host: str, port: int) -> None:
+        """List this broker as alive at an address it listens on already; stays so after lost sessions.
+
+        MillraceError when a live broker holds the id. What a dead one left is taken over: at once when it
+        ran on this machine, else when its session has expired.
+        """
+        record = {"host": host, "port": port, "machine": socket.gethostname(), "boot": uuid.uuid4().hex}
+        registration = (broker_id, json.dumps(record).encode())
+        deadline = time.monotonic() + 2 + 2 * self._session_timeout_ms / 1000
+        while (holder := self._register(registration)) is not None:
+            other = (holder["host"], holder["port"])
+            if time.monotonic() > deadline or (other != (host, port) and _listens(*other)):
+                raise MillraceError(
+                    f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
+                    f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
+                )
+            self._closed.wait(0.1)
+        self._registration = registration
+        self._dirty.put(self._ids)
+        self._refresh()
+        self._wake.set()
+
+    def _register(self, registration: tuple[int, bytes]) -> Mapping[str, Any] | None:
+        """Create the ephemeral node; None, or what the broker that holds the id has written."""
+        broker_id, data = registration
+        path, ours = f"{self._ids}/{broker_id}", json.loads(data)
+        try:
+            self._call(self._client.create_async, path, data, ephemeral=True)
+            return None
+        except NodeExistsError:
+            pass
+        try:
+            found, stat = self._call(self._client.get_async, path)
+        except NoNodeError:
+            return self._register(registration)
+        holder: Mapping[str, Any] = json.loads(found)
+        if holder["boot"] == ours["boot"] and stat.ephemeralOwner == self._client.client_id[0]:
+            return None
+        if not _is_dead(holder, ours):
+            return holder
+        if any(isinstance(result, Exception) for result in self._call(self._replace, path, stat, data)):
+            return self._register(registration)  # it has expired, or been replaced, in the meantime
+        return None
+
+    def _replace(self, path: str, stat: Any, data: bytes) -> Any:
+        change = self._client.transaction()
+        change.delete(path, stat.version)
+        change.create(path, data, ephemeral=True)
+        return change.commit_async()
+
+    # Topics
+
+    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicState:
+        """A new topic, its partitions spread over the live brokers.
+
+        Raises InvalidTopic, InvalidPartitions, TopicAlreadyExists or NoLiveBroker. A topic of mirrored
+        partitions starts with none: `allocate_mirror` adds them.
+        """
+        check_topic_name(name)
+        topic = new_topic(name, partitions, settings, sorted(self.brokers), self.topics)
+        try:
+            self._call(self._client.create_async, f"{self._topics}/{name}", encode_topic(topic))
+        except NodeExistsError:
+            # A create that is repeated after a lost connection may meet its own first try.
+            if self._read_topic(name)[0].topic_id != topic.topic_id:
+                raise TopicAlreadyExists(f"topic {name} exists already") from None
+        self._reread(name)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        """Forget a topic; UnknownTopicOrPartition when there is none. Its brokers delete its logs."""
+        try:
+            self._call(self._client.delete_async, f"{self._topics}/{name}")
+        except NoNodeError:
+            raise UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}") from None
+        self._reread(name)
+
+    def allocate_mirror(self, topic: str, origin: Origin, *, recreated: bool = False) -> int:
+        """The target partition of an origin partition: the one it has, or a new one; never reused.
+
+        A missing topic is created. OriginRecreated when the origin's partition was allocated before under
+        another topic id, unless `recreated` says that this is known; PolicyViolation when the topic has
+        partitions that are not mirrored.
+        """
+        check_topic_name(topic)
+        while True:
+            try:
+                state, version = self._read_topic(topic)
+            except UnknownTopicOrPartition:
+                with contextlib.suppress(TopicAlreadyExists):
+                    self.create_topic(topic, 0, {})
+                continue
+            target = state.target_of(origin)
+            if target is not None:
+                return target
+            changed = with_mirror(state, origin, sorted(self.brokers), self.topics, recreated=recreated)
+            if self._write_topic(changed, version):
+                return max(changed.partitions)
+
+    def _read_topic(self, name: str) -> tuple[TopicState, int]:
+        try:
+            data, stat = self._call(self._client.get_async, f"{self._topics}/{name}")
+        except NoNodeError:
+            raise UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}") from None
+        return decode_topic(name, data), stat.version
+
+    def _write_topic(self, topic: TopicState, version: int) -> bool:
+        """Compare-and-set: False when somebody else changed the topic since `version` was read."""
+        path = f"{self._topics}/{topic.name}"
+        try:
+            self._call(self._client.set_async, path, encode_topic(topic), version)
+        except (BadVersionError, NoNodeError):
+            return False
+        self._reread(topic.name)
+        return True
+
+    # Snapshots
+
+    def _reread(self, topic: str) -> None:
+        """Own changes are in the snapshot before the call that made them returns."""
+        self._dirty.put(self._topics)
+        self._dirty.put(f"{self._topics}/{topic}")
+        self._refresh()
+        self._wake.set()
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._dirty.put(None)  # watches may have been lost with a session
+            self._wake.set()
+        elif not self._closed.is_set():
+            log.warning("cluster %s: ZooKeeper at %s is %s", self.name, self._zookeeper, state.lower())
+
+    def _on_event(self, event: Any) -> None:
+        if event.path is not None:
+            self._dirty.put(event.path)
+            self._wake.set()
+
+    def _watch(self) -> None:
+        told = (self.brokers, self.topics)
+        while not self._closed.is_set():
+            self._wake.wait(None if self._dirty.empty() else 1.0)
+            self._wake.clear()
+            if self._closed.is_set():
+                return
+            try:
+                self._refresh()
+                self._stay_registered()
+            except Exception as error:  # the registries must stay watched whatever one reading meets
+                log.warning("cluster %s: cannot read its registries: %s", self.name, error)
+                continue
+            if (self.brokers, self.topics) != told:
+                told = (self.brokers, self.topics)
+                for callback in self._callbacks:
+                    try:
+                        callback()
+                    except Exception:
+                        log.exception("cluster %s: a listener failed", self.name)
+
+    def _stay_registered(self) -> None:
+        if self._registration is None:
+            return
+        broker_id, data = self._registration
+        if self._records.get(broker_id) == json.loads(data):
+            return
+        holder = self._register(self._registration)
+        if holder is not None:
+            log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
+        self._dirty.put(self._ids)
+        self._wake.set()
+
+    def _refresh(self) -> None:
+        """Read again what has changed, and watch it."""
+        with self._refreshing:
+            dirty: set[str | None] = set()
+            while not self._dirty.empty():
+                dirty.add(self._dirty.get())
+            if not dirty:
+                return
+            try:
+                if dirty & {None, self._ids}:
+                    self._read_brokers()
+                self._read_topics(dirty)
+            except BaseException:
+                self._dirty.put(None)
+                raise
+
+    def _read_brokers(self) -> None:
+        names = self._call(self._client.get_children_async, self._ids, self._on_event)
+        found = self._read_all([f"{self._ids}/{name}" for name in names], watch=False)
+        self._records = {int(path.rsplit("/", 1)[1]): json.loads(data) for path, data in found.items()}
+        self.brokers = {
+            broker_id: BrokerAddress(record["host"], record["port"])
+            for broker_id, record in sorted(self._records.items())
+        }
+
+    def _read_topics(self, dirty: set[str | None]) -> None:
+        names = set(self.topics)
+        if dirty & {None, self._topics}:
+            names = set(self._call(self._client.get_children_async, self._topics, self._on_event))
+        everything = None in dirty
+        stale = {
+            name
+            for name in names
+            if everything or name not in self.topics or f"{self._topics}/{name}" in dirty
+        }
+        topics = {name: topic for name, topic in self.topics.items() if name in names - stale}
+        for path, data in self._read_all([f"{self._topics}/{name}" for name in stale], watch=True).items():
+            name = path.rsplit("/", 1)[1]
+            try:
+                topics[name] = decode_topic(name, data)
+            except MillraceError as error:
+                log.error("cluster %s: %s", self.name, error)
+        self.topics = dict(sorted(topics.items()))
+
+    def _read_all(self, paths: list[str], *, watch: bool) -> dict[str, bytes]:
+        """Data of each node that is there, asked for all at once."""
+        watcher = self._on_event if watch else None
+        asked = {path: self._client.get_async(path, watcher) for path in paths}
+
+        def ask(path: str) -> Any:
+            # The first try is under way already; after a lost connection it is made anew.
+            return asked.pop(path, None) or self._client.get_async(path, watcher)
+
+        found = {}
+        for path in paths:
+            with contextlib.suppress(NoNodeError):
+                found[path] = self._call(ask, path)[0]
+        return found
+
+    def _call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The result of kazoo's asynchronous operation, tried anew over lost connections for a while."""
+        deadline = time.monotonic() + OPERATION_SECONDS
+        while True:
+            try:
+                return operation(*arguments, **options).get(max(0.1, deadline - time.monotonic()))
+            except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
+                if not self._closed.is_set() and time.monotonic() < deadline:
+                    self._closed.wait(0.1)
+                    continue
+            except KazooTimeoutError:
+                pass
+            raise BrokerError(f"ZooKeeper at {self._zookeeper} does not answer") from None
+
+
+def _is_dead(holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+    """True when whoever registered this can no longer run, though its session has not expired yet."""
+    if holder["boot"] == ours["boot"]:
+        return True  # our own, of a session that we have lost
+    if holder["machine"] != ours["machine"]:
+        return False
+    # We listen on our own address, so nobody else does; and a live broker's port is never refused.
+    return (holder["host"], holder["port"]) == (ours["host"], ours["port"]) or (
+        _listens(holder["host"], holder["port"]) is False
+    )
+
+
+def _listens(host: str, port: int) -> bool | None:
+    """Whether a server accepts connections there; None when nothing can be told."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True

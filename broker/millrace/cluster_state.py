@@ -1,0 +1,195 @@
+"""What ZooKeeper holds of a topic, as values and as bytes, and how partitions find their leaders.
+
+Pure: values in, values out. Reading, writing and watching is cluster.py's.
+
+    /<cluster>/topics/<topic> :=
+    {"version": 1, "topic_id": "<32 hex digits>", "settings": {"<key>": "<text>", ...},
+     "partitions": {"<number>": {"leader": 1, "replicas": [1], "isr": [1], "leader_epoch": 0,
+                                 "origin": null | {"cluster": "dc1", "topic": "PageView",
+                                                   "topic_id": "<32 hex digits>", "partition": 0}}, ...}}
+
+Partition numbers start at 0 and are never given again, so a mirrored partition keeps its number for ever.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from millrace.errors import (
+    InvalidPartitions,
+    InvalidTopic,
+    MillraceError,
+    NoLiveBroker,
+    PolicyViolation,
+)
+from millrace.storage.position import Origin
+
+FORMAT_VERSION = 1
+
+
+class OriginRecreated(PolicyViolation):
+    """An origin's topic was deleted and created anew: its offsets mean other records now."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """Where clients reach a broker."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Who leads and stores one partition; `origin` is set when it is the mirror of another."""
+
+    leader: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader_epoch: int
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """One topic. `settings` are Kafka's topic settings, as text."""
+
+    name: str
+    topic_id: UUID
+    settings: Mapping[str, str]
+    partitions: Mapping[int, PartitionState]
+
+    def target_of(self, origin: Origin) -> int | None:
+        """The partition that mirrors `origin` (the topic id counts too), or None."""
+        for number, partition in self.partitions.items():
+            if partition.origin == origin:
+                return number
+        return None
+
+    def former_origin(self, origin: Origin) -> Origin | None:
+        """The same partition of the same cluster, mirrored under another topic id; the latest one."""
+        place = (origin.cluster, origin.topic, origin.partition)
+        for _, partition in sorted(self.partitions.items(), reverse=True):
+            found = partition.origin
+            if found is None or found == origin:
+                continue
+            if (found.cluster, found.topic, found.partition) == place:
+                return found
+        return None
+
+
+def check_topic_name(name: str) -> None:
+    """InvalidTopic unless Kafka, too, would take the name."""
+    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise InvalidTopic(
+            f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
+        )
+
+
+def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
+    return Counter(partition.leader for topic in topics for partition in topic.partitions.values())
+
+
+def _led_by(broker: int, origin: Origin | None = None) -> PartitionState:
+    return PartitionState(broker, (broker,), (broker,), 0, origin)
+
+
+def new_topic(
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    brokers: Sequence[int],
+    topics: Mapping[str, TopicState],
+) -> TopicState:
+    """A topic whose partitions go round the brokers, beginning with the one that leads the fewest."""
+    if partitions < 0:
+        raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
+    if partitions and not brokers:
+        raise NoLiveBroker(f"no broker is alive to hold topic {name}: start one")
+    load = _leaders(topics.values())
+    order = sorted(brokers, key=lambda broker: (load[broker], broker))
+    states = {number: _led_by(order[number % len(order)]) for number in range(partitions)}
+    return TopicState(name, uuid.uuid4(), dict(settings), states)
+
+
+def with_mirror(
+    topic: TopicState,
+    origin: Origin,
+    brokers: Sequence[int],
+    topics: Mapping[str, TopicState],
+    *,
+    recreated: bool = False,
+) -> TopicState:
+    """The topic with one more partition, for `origin`, led by the broker that leads the fewest of it."""
+    if any(partition.origin is None for partition in topic.partitions.values()):
+        raise PolicyViolation(
+            f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
+        )
+    if not recreated and topic.former_origin(origin) is not None:
+        raise OriginRecreated(
+            f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "
+            "to go on with the new one: millrace mirror reset"
+        )
+    if not brokers:
+        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    here, everywhere = _leaders([topic]), _leaders(topics.values())
+    leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
+    number = max(topic.partitions, default=-1) + 1
+    return dataclasses.replace(topic, partitions={**topic.partitions, number: _led_by(leader, origin)})
+
+
+def encode_topic(topic: TopicState) -> bytes:
+    """The JSON drawn above."""
+    partitions = {
+        str(number): {
+            "leader": state.leader, "replicas": state.replicas, "isr": state.isr,
+            "leader_epoch": state.leader_epoch, "origin": state.origin and _origin_json(state.origin),
+        }
+        for number, state in sorted(topic.partitions.items())
+    }  # fmt: skip
+    value = {
+        "version": FORMAT_VERSION, "topic_id": topic.topic_id.hex, "settings": dict(topic.settings),
+        "partitions": partitions,
+    }  # fmt: skip
+    return json.dumps(value).encode()
+
+
+def _origin_json(origin: Origin) -> dict[str, object]:
+    return {
+        "cluster": origin.cluster, "topic": origin.topic, "topic_id": origin.topic_id.hex,
+        "partition": origin.partition,
+    }  # fmt: skip
+
+
+def decode_topic(name: str, data: bytes) -> TopicState:
+    """The topic in the JSON drawn above; MillraceError when it is none."""
+    try:
+        value = json.loads(data)
+        if value["version"] != FORMAT_VERSION:
+            raise ValueError(f"version {value['version']}, this broker knows {FORMAT_VERSION}")
+        partitions = {
+            int(number): PartitionState(
+                state["leader"], tuple(state["replicas"]), tuple(state["isr"]), state["leader_epoch"],
+                _origin(state["origin"]),
+            )
+            for number, state in value["partitions"].items()
+        }  # fmt: skip
+        return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise MillraceError(f"ZooKeeper's entry for topic {name} is unreadable: {error}") from error
+
+
+def _origin(value: Mapping[str, object] | None) -> Origin | None:
+    if value is None:
+        return None
+    return Origin(
+        cluster=str(value["cluster"]), topic=str(value["topic"]), topic_id=UUID(str(value["topic_id"])),
+        partition=int(str(value["partition"])),
+    )  # fmt: skip
