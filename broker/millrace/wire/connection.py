@@ -1,0 +1,108 @@
+"""One blocking connection to a broker: a request goes out, its response comes back.
+
+The client side's only socket. Knows frames, headers and time limits; does not know what the messages mean,
+does not retry.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+from typing import NoReturn
+
+from millrace.errors import MillraceError
+from millrace.wire.codec import is_flexible
+from millrace.wire.messages import ApiKey
+
+_HEADER = struct.Struct(">ihhi")
+_MAX_RESPONSE_BYTES = 1 << 30
+
+
+class ConnectionFailed(MillraceError):
+    """A broker cannot be reached, went away or did not answer in time."""
+
+
+class Connection:
+    """A connection to HOST:PORT; one request at a time, or several sent before the first is received."""
+
+    def __init__(self, host: str, port: int, *, client_id: str, timeout_s: float) -> None:
+        self.address = f"{host}:{port}"
+        self._client_id = client_id.encode()
+        self._correlation_id = 0
+        self._expected: list[tuple[int, bool]] = []
+        self._failed = False
+        try:
+            self._socket = socket.create_connection((host, port), timeout=timeout_s)
+        except OSError as error:
+            raise ConnectionFailed(f"cannot reach the broker at {self.address}: {error}") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @property
+    def idle(self) -> bool:
+        """True when the connection is whole and no response is outstanding: safe to use for a new request."""
+        return not self._failed and not self._expected
+
+    def request(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> memoryview:
+        """Send one request and wait for its response's body; ConnectionFailed when none comes."""
+        self.send(api_key, version, body, timeout_s=timeout_s)
+        return self.receive(timeout_s=timeout_s)
+
+    def send(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> None:
+        """Send one request; its response is fetched by the matching `receive`, in order."""
+        flexible = is_flexible(api_key, version)
+        self._correlation_id += 1
+        client = struct.pack(">h", len(self._client_id)) + self._client_id + (b"\0" if flexible else b"")
+        size = _HEADER.size - 4 + len(client) + len(body)
+        header = _HEADER.pack(size, api_key, version, self._correlation_id)
+        # ApiVersions is answered with the old header at every version, so that any client can read it.
+        self._expected.append((self._correlation_id, flexible and api_key != ApiKey.API_VERSIONS))
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(header + client + body)
+        except OSError as error:
+            self._fail(error)
+
+    def receive(self, *, timeout_s: float) -> memoryview:
+        """The body of the next response; ConnectionFailed when it does not come in time."""
+        correlation_id, flexible = self._expected.pop(0)
+        try:
+            self._socket.settimeout(timeout_s)
+            size = int.from_bytes(self._receive_exactly(4), "big", signed=True)
+            if not 4 <= size <= _MAX_RESPONSE_BYTES:
+                raise ConnectionError(f"a response of {size} bytes: is this a Kafka port?")
+            response = self._receive_exactly(size)
+        except OSError as error:
+            self._fail(error)
+        answered = int.from_bytes(response[:4], "big", signed=True)
+        if answered != correlation_id:
+            self._fail(ConnectionError(f"answer to request {answered}, expected {correlation_id}"))
+        # A flexible response header ends in tagged fields; no broker sends any, so it is one zero byte.
+        return response[5 if flexible else 4 :]
+
+    def _receive_exactly(self, size: int) -> memoryview:
+        buffer = memoryview(bytearray(size))
+        received = 0
+        while received < size:
+            count = self._socket.recv_into(buffer[received:])
+            if count == 0:
+                raise ConnectionError("the broker closed the connection")
+            received += count
+        return buffer
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self.close()
+        raise ConnectionFailed(f"no answer from the broker at {self.address}: {error}") from error
+
+    def close(self) -> None:
+        """Close the socket; further requests fail."""
+        self._failed = True
+        self._socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
