@@ -17,7 +17,7 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -37,7 +37,7 @@ class ManifestError(MillraceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Offsets [start, end) without a batch, and why: `expired`, `compacted` or `recreated`."""
+    """Offsets [start, end) that no batch covers; `reason` is `expired` or `absent` (compacted, or lost)."""
 
     start: int
     end: int
@@ -69,8 +69,10 @@ class PartitionRange:
     written: int = 0
     rejected: int = 0
     filtered: int = 0
-    batches: int = 0
+    data_batches: int = 0
     control_batches: int = 0
+    bytes: int = 0
+    """Of the batches as they are in the log, compressed."""
     gaps: Sequence[Gap] = ()
     min_time_ms: int | None = None
     """Smallest event time of the rows written, from the audit header."""
@@ -87,6 +89,8 @@ class DataFile:
 
     path: str
     rows: int
+    records: int
+    """Records the rows stand for: as many, but in `_rejected`, where one row may be a whole batch."""
     bytes: int
     sha256: str
 
@@ -124,6 +128,9 @@ class LoadManifest:
     created: str
     """UTC, ISO 8601."""
     sink: str
+    """`direct` or `spark`: who wrote the Parquet files."""
+    table_schema_id: int
+    """Registry id of the schema whose fields are the columns, pinned when the load began."""
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
     sequences: Sequence[SequenceRanges]
@@ -196,7 +203,7 @@ class HourManifest:
     loads: Sequence[LoadPart]
     rows: int
     files: Sequence[DataFile]
-    schema_ids: Sequence[int]
+    table_schema_id: int
     verdict: Verdict
     previous: str | None
     """`sha256` of the revision before this one, None for the first."""
@@ -288,17 +295,17 @@ def check_law(manifest: LoadManifest) -> list[str]:
             )
         if part.end < part.start:
             problems.append(f"{where}: the end lies before the start")
-        if part.end > part.start and not (part.batches or part.control_batches or part.gaps):
+        if part.end > part.start and not (part.data_batches or part.control_batches or part.gaps):
             problems.append(f"{where}: neither a batch nor a gap accounts for these offsets")
         for gap in part.gaps:
             if not part.start <= gap.start < gap.end <= part.end:
                 problems.append(f"{where}: the gap [{gap.start}, {gap.end}) lies outside")
-    rejected = sum(file.rows for file in manifest.files if file.hour is None)
-    in_files = sum(file.rows for file in manifest.files) - rejected
+    rejected = sum(file.records for file in manifest.files if file.hour is None)
+    in_files = sum(file.rows for file in manifest.files if file.hour is not None)
     if in_files != manifest.rows:
         problems.append(f"the files have {in_files} rows, the partitions state {manifest.rows}")
     if rejected != manifest.rejected:
-        problems.append(f"{REJECTED} has {rejected} rows, the partitions state {manifest.rejected}")
+        problems.append(f"{REJECTED} stands for {rejected} records, the partitions state {manifest.rejected}")
     return problems
 
 
@@ -324,14 +331,3 @@ def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[s
             low, high = min(start, end), max(start, end)
             problems.append(f"partition {partition}, offsets [{low}, {high}) are {kind}")
     return problems
-
-
-def merged(runs: Iterable[Sequence[int]]) -> list[list[int]]:
-    """[first, last] pairs sorted and joined where they touch."""
-    joined: list[list[int]] = []
-    for first, last in sorted((run[0], run[1]) for run in runs):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1][1] = max(joined[-1][1], last)
-        else:
-            joined.append([first, last])
-    return joined

@@ -19,19 +19,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from millrace.errors import MillraceError
 from millrace.manifest import (
-    MANIFEST,
     FORMAT,
+    MANIFEST,
+    HourManifest,
     LoadManifest,
     Manifest,
     check_hash,
     decode,
     encode,
 )
-
 from millrace_spark.filesystem import Filesystem
+
+M = TypeVar("M", LoadManifest, HourManifest)
 
 LEDGER = "_ledger"
 STAGING = "_staging"
@@ -75,7 +78,7 @@ def read_load(fs: Filesystem, topic: str, number: int) -> LoadManifest:
     return read_manifest(fs, LoadManifest, f"{topic}/{load_folder(number)}")
 
 
-def read_manifest[T](fs: Filesystem, cls: type[T], folder: str) -> T:
+def read_manifest(fs: Filesystem, cls: type[M], folder: str) -> M:
     """The manifest in a folder; MillraceError when it is not there or cannot be read as one."""
     path = f"{folder}/{MANIFEST}"
     try:
@@ -83,3 +86,85 @@ def read_manifest[T](fs: Filesystem, cls: type[T], folder: str) -> T:
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing: restore the folder from a copy, or move it away") from None
     return decode(cls, content, path)
+
+
+def _ledger_path(table: str, folder: str) -> str:
+    return f"{table}/{LEDGER}/{folder.replace('/', ',')}.json"
+
+
+def record(fs: Filesystem, table: str, folder: str, manifest: Manifest) -> None:
+    """Write the ledger's entry of a published folder, unless it is there; MillraceError if that differs."""
+    entry = LedgerEntry(folder=folder, sha256=manifest.sha256, run_id=manifest.run_id)
+    if fs.create(_ledger_path(table, folder), encode(entry)):
+        return
+    there = recorded(fs, table, folder)
+    if there is not None and there.sha256 != manifest.sha256:
+        raise MillraceError(
+            f"{table}/{folder} is not the one that was published: the ledger has sha256"
+            f" {there.sha256[:12]}…, its manifest {manifest.sha256[:12]}…; restore it from a copy"
+        )
+
+
+def recorded(fs: Filesystem, table: str, folder: str) -> LedgerEntry | None:
+    """The ledger's entry of a folder, None when there is none."""
+    path = _ledger_path(table, folder)
+    try:
+        content = fs.read(path)
+    except FileNotFoundError:
+        return None
+    return decode(LedgerEntry, content, path)
+
+
+def recorded_folders(fs: Filesystem, table: str) -> list[str]:
+    """Every folder the ledger knows, sorted."""
+    names = fs.names(f"{table}/{LEDGER}")
+    return [name[: -len(".json")].replace(",", "/") for name in names if not name.startswith(".")]
+
+
+def newest_load(fs: Filesystem, topic: str) -> LoadManifest | None:
+    """The newest load's manifest, None before the first load; MillraceError when history has a hole.
+
+    To read on from a history with a hole would load the same offsets twice, or skip some for ever.
+    """
+    numbers = load_numbers(fs, topic)
+    known = {load_folder(number) for number in numbers}
+    expected = {load_folder(number) for number in range(1, max(numbers, default=0) + 1)}
+    for missing in sorted((expected | set(recorded_folders(fs, topic))) - known):
+        raise MillraceError(
+            f"{topic}/{missing} was published and is gone: restore it from a copy; to load its offsets again"
+            f" on purpose, delete {_ledger_path(topic, missing)} and every later load with its entry"
+        )
+    if not numbers:
+        return None
+    newest = read_load(fs, topic, numbers[-1])
+    if problem := check_hash(newest):
+        raise MillraceError(f"{topic}/{load_folder(newest.load)}: {problem}; restore it from a copy")
+    return newest
+
+
+def publish(
+    fs: Filesystem, table: str, staging: str, folder: str, manifest: Manifest, progress: Progress
+) -> bool:
+    """Make a staged folder the published one with one exclusive rename; False when another was first.
+
+    The loser's staging is deleted: its rows were published by the winner, under that number.
+    """
+    fs.create(f"{staging}/{MANIFEST}", encode(manifest))
+    progress("described")
+    fs.sync(staging)
+    progress("synced")
+    if not fs.move(staging, f"{table}/{folder}"):
+        fs.delete(staging)
+        return False
+    progress("published")
+    record(fs, table, folder, manifest)
+    progress("recorded")
+    return True
+
+
+def sweep_staging(fs: Filesystem, table: str) -> None:
+    """Delete what runs that were killed more than a day ago left behind."""
+    for name in fs.names(f"{table}/{STAGING}"):
+        folder = f"{table}/{STAGING}/{name}"
+        if fs.age_s(folder) > STALE_STAGING_S:
+            fs.delete(folder)
