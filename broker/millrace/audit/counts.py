@@ -167,19 +167,30 @@ class SequenceCounts:
     __hash__ = None  # type: ignore[assignment]  # mutable
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Sorted [{server, service, instance, window, ranges: [[first, last], ...]}]; overlaps are repeats."""
+        """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
+
+        `duplicates` names every number that is there again, once for each time too many.
+        """
         return [
-            {**key._asdict(), "ranges": [list(pair) for pair in tally.ranges()]}
+            {
+                **key._asdict(),
+                "ranges": tally.present.pairs(),
+                "duplicates": [pair for layer in tally.layers[1:] for pair in layer.pairs()],
+            }
             for key, tally in sorted(self.tallies.items())
         ]
 
     @classmethod
     def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
         """What `to_json` wrote."""
-        return cls._from(entries, lambda ranges: ranges)
+        counts = cls()
+        for entry in entries:
+            for first, last in (*entry["ranges"], *entry["duplicates"]):
+                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
+        return counts
 
     def to_avro(self) -> list[dict[str, Any]]:
-        """The `counts` of an AuditCount record; its ranges are in the flat form of `ranges.to_deltas`."""
+        """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
         return [
             {**key._asdict(), "ranges": to_deltas(tally.ranges())}
             for key, tally in sorted(self.tallies.items())
@@ -188,16 +199,8 @@ class SequenceCounts:
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
         """What `to_avro` wrote; ValueError when a list of ranges is broken."""
-        return cls._from(entries, from_deltas)
-
-    @classmethod
-    def _from(
-        cls, entries: Iterable[Mapping[str, Any]], ranges_of: Callable[[Any], Iterable[Sequence[int]]]
-    ) -> SequenceCounts:
         counts = cls()
         for entry in entries:
-            key = CountKey(entry["server"], entry["service"], entry["instance"], entry["window"])
-            tally = counts.tallies.setdefault(key, SequenceTally())
-            for first, last in ranges_of(entry["ranges"]):
-                tally.add(first, last)
+            for first, last in from_deltas(entry["ranges"]):
+                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
         return counts

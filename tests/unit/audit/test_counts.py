@@ -43,7 +43,8 @@ def test_every_message_is_counted_as_often_as_it_is_there(events: list[tuple[int
 def test_arrays_are_counted_like_single_messages(events: list[tuple[int, int, int]]) -> None:
     columns = np.array(events, dtype=np.int64).reshape(-1, 3).T
     counts = SequenceCounts()
-    counts.add_arrays(*columns, lambda row: PRODUCERS[events[row][0]])
+    instances, times, sequences = columns
+    counts.add_arrays(instances, times, sequences, lambda row: PRODUCERS[events[row][0]])
     assert counts == one_by_one(events)
 
 
@@ -83,6 +84,20 @@ def test_numbers_from_arrays_can_be_written_as_json() -> None:
         np.array([7, 7]), np.array([5, WINDOW_MS]), np.array([0, 1]), lambda _: ("web-2", "shop")
     )
     assert json.loads(json.dumps(counts.to_json())) == [
-        {"server": "web-2", "service": "shop", "instance": 7, "window": 0, "ranges": [[0, 0]]},
-        {"server": "web-2", "service": "shop", "instance": 7, "window": WINDOW_MS, "ranges": [[1, 1]]},
+        {
+            "server": "web-2",
+            "service": "shop",
+            "instance": 7,
+            "window": 0,
+            "ranges": [[0, 0]],
+            "duplicates": [],
+        },
+        {
+            "server": "web-2",
+            "service": "shop",
+            "instance": 7,
+            "window": WINDOW_MS,
+            "ranges": [[1, 1]],
+            "duplicates": [],
+        },
     ]
