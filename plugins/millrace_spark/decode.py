@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace_spark.ranges import Cut, FetchedBatches, RangeStats
+from millrace_spark.ranges import Cut, RangeStats
+from millrace_spark.reading import FetchedBatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,26 @@
-"""Offset ranges of a partition: cut into tasks by bytes, read whole batch by whole batch, accounted for.
+"""Offset ranges of a partition: cut into tasks by bytes, and accounted for when they are joined again.
 
 A task reads the batches whose base offset lies in its cut, so every batch belongs to exactly one task
-however the range was cut. Records outside the range are left to `framing`, which sees single offsets.
-Does not know schemas, columns or Spark; does not look up "latest": a range is frozen before it is read.
+however the range was cut. Knows no sockets, schemas or Spark; does not look up "latest": a range is frozen
+before it is read.
 
+    stats = RangeStats.of(cut)
     with ClusterClient(bootstrap) as client:
-        stats = RangeStats.of(cut)
-        for fetched in read_cut(client, cut, stats):           # raw batches, CRC checked
-            ...
-    joined = join_stats(range, [stats of every cut])           # adds the gaps between and after the cuts
-
-`decode.Decoder.decode(cut, read_cut(...), stats)` turns the raw batches into Arrow.
+        for decoded in decoder.decode(cut, read_cut(client, cut, stats), stats):
+            ...                                                # decoded.rows, decoded.rejected
+    whole = join_stats(range_, [stats of every cut])           # finds the gaps between and after the cuts
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
-from millrace.errors import ErrorCode, MillraceError
-from millrace.records import BatchHeader, Cursor, split_batches
-
-FETCH_BYTES = 8 << 20
-"""Asked of the broker at a time; a larger batch is still sent whole, so this bounds memory, not batches."""
+from millrace.errors import MillraceError
+from millrace.records import Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
         span = each.end - each.start
         count = -(-span // cut_bytes)
         edges = [each.start + span * index // count for index in range(count)] + [each.end]
-        cuts += [Cut(each, first, last) for first, last in zip(edges, edges[1:], strict=False)]
+        cuts += [Cut(each, first, last) for first, last in itertools.pairwise(edges)]
     return cuts
 
 
@@ -97,9 +92,10 @@ class RangeStats:
     last: int
     data_batches: int = 0
     control_batches: int = 0
+    """Markers, and the batches of aborted transactions: nothing that counts as data."""
     bytes: int = 0
     records: int = 0
-    """Data records whose offset lies in the range; counted by `framing`, not by `read_cut`."""
+    """Data records whose offset lies in the range; counted by `decode`, not by `read_cut`."""
     rejected: int = 0
     """Of `records`, those that could not be decoded; counted by `decode`."""
     gaps: list[Gap] = field(default_factory=list)
@@ -207,68 +203,3 @@ def _merged(gaps: Sequence[Gap]) -> list[Gap]:
         else:
             merged.append(gap)
     return merged
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedBatches:
-    """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
-
-    batches: Sequence[tuple[BatchHeader, memoryview]]
-
-
-class FetchedPartition(Protocol):
-    """One partition of a fetch answer, as `wire.client` gives it."""
-
-    @property
-    def error(self) -> ErrorCode:
-        """NONE, or why there are no records."""
-
-    @property
-    def high_watermark(self) -> int:
-        """The last visible record's offset + 1."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """The first offset still there."""
-
-    @property
-    def records(self) -> memoryview:
-        """Batches, the last one possibly cut off."""
-
-
-class TopicMetadata(Protocol):
-    """A topic, as `wire.client` gives it."""
-
-    @property
-    def topic_id(self) -> UUID:
-        """The topic's own id; a topic created anew has another."""
-
-
-class Client(Protocol):
-    """What reading needs of `wire.client.ClusterClient`."""
-
-    def topic(self, name: str, /) -> TopicMetadata:
-        """The topic's metadata."""
-
-    def fetch(
-        self, topic: str, offsets: Mapping[int, int], /, *, max_bytes: int, max_wait_ms: int
-    ) -> Mapping[int, FetchedPartition]:
-        """One round of fetches."""
-
-
-def read_cut(
-    client: Client,
-    cut: Cut,
-    stats: RangeStats,
-    *,
-    fetch_bytes: int = FETCH_BYTES,
-    timeout_s: float = 60.0,
-    clock: Callable[[], float] = time.monotonic,
-) -> Iterator[FetchedBatches]:
-    """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
-
-    The same cut always gives the same batches, or the iteration raises: CorruptMessage for a damaged
-    batch, MillraceError when the log ends before the cut does or nothing arrives for `timeout_s`. Offsets
-    that have expired since the range was frozen are no error but a gap in `stats`.
-    """
-    raise NotImplementedError
