@@ -3,7 +3,7 @@
 Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
 a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
 
-    /<cluster>/id                persistent  random id of the cluster, 32 hex digits
+    /<cluster>/id                persistent  "millrace-" and 32 hex digits, drawn once
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration}
     /<cluster>/topics/<topic>    persistent  see cluster_state.py
 """
@@ -46,6 +46,7 @@ from millrace.cluster_state import (
 )
 from millrace.errors import BrokerError, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.storage.position import Origin
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +101,9 @@ class Cluster:
     def _open(self) -> None:
         for path in (self._ids, self._topics):
             self._call(self._client.ensure_path_async, path)
-        id_path = f"/{self.name}/id"
+        id_path, cluster_id = f"/{self.name}/id", BYTE_OFFSETS_PREFIX + uuid.uuid4().hex
         with contextlib.suppress(NodeExistsError):
-            self._call(self._client.create_async, id_path, uuid.uuid4().hex.encode())
+            self._call(self._client.create_async, id_path, cluster_id.encode())
         self.cluster_id = self._call(self._client.get_async, id_path)[0].decode()
         self._client.add_listener(self._on_state)
         self._dirty.put(None)

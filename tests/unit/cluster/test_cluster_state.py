@@ -1,0 +1,84 @@
+"""Topics as ZooKeeper holds them: what is written reads back, partitions are spread, none is reused."""
+
+from collections import Counter
+from uuid import UUID, uuid4
+
+import pytest
+
+from millrace.cluster_state import (
+    OriginRecreated,
+    TopicState,
+    check_topic_name,
+    decode_topic,
+    encode_topic,
+    new_topic,
+    with_mirror,
+)
+from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
+from millrace.storage.position import Origin
+
+ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
+EMPTY = TopicState("PageView", UUID(int=1), {}, {})
+
+
+def leaders(topic: TopicState) -> list[int]:
+    return [partition.leader for partition in topic.partitions.values()]
+
+
+def test_a_topic_reads_back_as_it_was_written() -> None:
+    plain = new_topic("plain", 5, {"retention.ms": "1000"}, [1, 2], {})
+    mirrored = with_mirror(EMPTY, ORIGIN, [1, 2], {})
+    for topic in (plain, mirrored, EMPTY):
+        assert decode_topic(topic.name, encode_topic(topic)) == topic
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"version": 2}', b'{"version": 1, "topic_id": "x"}', b"\xff\xfe"]
+)
+def test_an_entry_nobody_can_read_is_an_error_that_names_the_topic(data: bytes) -> None:
+    with pytest.raises(MillraceError, match="topic clicks is unreadable"):
+        decode_topic("clicks", data)
+
+
+def test_partitions_go_round_the_brokers_beginning_with_the_least_loaded() -> None:
+    first = new_topic("first", 3, {}, [1, 2], {})
+    assert leaders(first) == [1, 2, 1]
+    second = new_topic("second", 3, {}, [1, 2], {"first": first})
+    assert leaders(second) == [2, 1, 2]
+
+
+def test_a_topic_needs_a_live_broker_and_no_negative_number_of_partitions() -> None:
+    with pytest.raises(NoLiveBroker):
+        new_topic("t", 1, {}, [], {})
+    with pytest.raises(InvalidPartitions):
+        new_topic("t", -1, {}, [1], {})
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ü", "x" * 250, "a\n"])
+def test_a_name_that_kafka_refuses_is_refused(name: str) -> None:
+    with pytest.raises(InvalidTopic):
+        check_topic_name(name)
+
+
+def test_every_origin_partition_gets_a_number_of_its_own_spread_over_the_brokers() -> None:
+    topic = EMPTY
+    origins = [Origin(dc, "PageView", UUID(int=7), p) for dc in ("dc1", "dc2") for p in range(3)]
+    for origin in origins:
+        topic = with_mirror(topic, origin, [1, 2], {})
+    assert [topic.target_of(origin) for origin in origins] == list(range(6))
+    assert Counter(leaders(topic)) == {1: 3, 2: 3}
+
+
+def test_an_origin_that_was_created_anew_gets_a_new_partition_only_when_that_is_known() -> None:
+    topic = with_mirror(EMPTY, ORIGIN, [1], {})
+    anew = Origin("dc1", "PageView", uuid4(), 0)
+    with pytest.raises(OriginRecreated, match="mirror reset"):
+        with_mirror(topic, anew, [1], {})
+    topic = with_mirror(topic, anew, [1], {}, recreated=True)
+    assert (topic.target_of(ORIGIN), topic.target_of(anew)) == (0, 1)
+    assert topic.former_origin(anew) == ORIGIN
+
+
+def test_a_topic_with_partitions_of_its_own_is_not_mirrored_into() -> None:
+    with pytest.raises(PolicyViolation, match="partitions of its own"):
+        with_mirror(new_topic("PageView", 1, {}, [1], {}), ORIGIN, [1], {})

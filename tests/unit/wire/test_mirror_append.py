@@ -1,0 +1,82 @@
+"""The private API's messages: what goes in comes out, and no cut or garbage passes."""
+
+from uuid import UUID
+
+import pytest
+
+from millrace.errors import ErrorCode, InvalidRequest
+from millrace.records import Cursor, Message, build_batch
+from millrace.storage.position import MirrorPosition, Origin
+from millrace.wire.mirror_append import (
+    MirrorAppend,
+    MirrorAppended,
+    MirrorMode,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    error_response,
+)
+
+ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
+BATCH = build_batch([Message(1, None, b"value")], base_offset=900)
+REQUESTS = [
+    MirrorAppend(mode=MirrorMode.DESCRIBE, origin=ORIGIN),
+    MirrorAppend(
+        mode=MirrorMode.APPEND, origin=ORIGIN, expected=900, start=5, cursor=Cursor(901, 980), dropped=2,
+        records=BATCH,
+    ),
+    MirrorAppend(mode=MirrorMode.RESET, origin=ORIGIN, expected=0, cursor=Cursor(1 << 40)),
+]  # fmt: skip
+RESPONSES = [
+    MirrorAppended(),
+    MirrorAppended(error=6, message="broker 2 leads it", partition=4, leader=2),
+    MirrorAppended(
+        partition=4, leader=2, state="running", high_watermark=77,
+        position=MirrorPosition(ORIGIN, 5, Cursor(901, 980), 10, 200, 3),
+    ),
+    MirrorAppended(position=MirrorPosition(ORIGIN, 5, Cursor(901), 10, 200, 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.mode.name)
+def test_a_request_reads_back_as_it_was_written(request_: MirrorAppend) -> None:
+    topic, found = decode_request(b"".join(encode_request("PageView", request_)))
+    assert (topic, found) == ("PageView", request_)
+
+
+@pytest.mark.parametrize("response", RESPONSES)
+def test_a_response_reads_back_as_it_was_written(response: MirrorAppended) -> None:
+    assert decode_response(encode_response(response)) == response
+
+
+def test_no_cut_request_or_response_is_taken_for_a_whole_one() -> None:
+    body = b"".join(encode_request("PageView", REQUESTS[1]))
+    for cut in range(len(body)):
+        with pytest.raises(InvalidRequest):
+            decode_request(body[:cut])
+    answer = encode_response(RESPONSES[2])
+    for cut in range(len(answer)):
+        with pytest.raises(InvalidRequest):
+            decode_response(answer[:cut])
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\x09" + bytes(60), b"\x00\x7f\xff", b"\x01\x00\x01\xff" + bytes(50)]
+)
+def test_garbage_is_an_invalid_request(garbage: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_request(garbage)
+
+
+def test_bytes_after_the_end_are_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        decode_request(b"".join(encode_request("t", REQUESTS[0])) + b"\0")
+    with pytest.raises(InvalidRequest):
+        decode_response(encode_response(RESPONSES[0]) + b"\0")
+
+
+def test_an_error_says_its_code_and_its_message() -> None:
+    found = decode_response(error_response(ErrorCode.POLICY_VIOLATION, "not mirrored: ü" * 3000))
+    assert found.error == ErrorCode.POLICY_VIOLATION
+    assert found.message.startswith("not mirrored: ü")
