@@ -102,8 +102,8 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SequenceRanges:
-    """Sequences [first, last] of one producer instance in one 10-minute window of event time."""
+class ProducerSequences:
+    """Sequence numbers of one producer instance in one ten-minute window of event time."""
 
     server: str
     service: str
@@ -111,9 +111,7 @@ class SequenceRanges:
     window: int
     """Start of the window, ms since the epoch."""
     ranges: Sequence[Sequence[int]]
-    """Merged [first, last] pairs, ascending."""
-    duplicates: Sequence[Sequence[int]] = ()
-    """[first, last] pairs of sequences that are there again, once for each time too many."""
+    """[first, last] pairs; where they overlap a number is there more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +131,7 @@ class LoadManifest:
     """Registry id of the schema whose fields are the columns, pinned when the load began."""
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
-    sequences: Sequence[SequenceRanges]
+    sequences: Sequence[ProducerSequences]
     previous: str | None
     """`sha256` of the load before this one, None for the first."""
     format: int = FORMAT

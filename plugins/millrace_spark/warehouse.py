@@ -17,7 +17,7 @@ Knows folders and manifests. Does not know brokers, Spark or Parquet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,12 +52,24 @@ def no_progress(step: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRange:
+    """Offsets [start, end) of a partition that a load holds."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """That a folder was published, and with which manifest."""
+    """That a folder was published, and what would be missing without it."""
 
     folder: str
     sha256: str
     run_id: str
+    rows: int
+    offsets: Sequence[LedgerRange] = ()
+    """Of a load: what it read. An hour has none, it can be made again from its loads."""
     format: int = FORMAT
 
 
@@ -94,7 +106,18 @@ def _ledger_path(table: str, folder: str) -> str:
 
 def record(fs: Filesystem, table: str, folder: str, manifest: Manifest) -> None:
     """Write the ledger's entry of a published folder, unless it is there; MillraceError if that differs."""
-    entry = LedgerEntry(folder=folder, sha256=manifest.sha256, run_id=manifest.run_id)
+    parts = manifest.partitions if isinstance(manifest, LoadManifest) else ()
+    entry = LedgerEntry(
+        folder=folder,
+        sha256=manifest.sha256,
+        run_id=manifest.run_id,
+        rows=manifest.rows,
+        offsets=[
+            LedgerRange(partition=part.partition, start=part.start, end=part.end)
+            for part in parts
+            if part.end > part.start
+        ],
+    )
     if fs.create(_ledger_path(table, folder), encode(entry)):
         return
     there = recorded(fs, table, folder)

@@ -1,0 +1,137 @@
+"""Rows into Parquet files, one per hour of event time (UTC), each with its SHA-256.
+
+Takes rows in any order: a task holds the rows of each hour until they make a row group, and a bounded
+number in all. Knows Arrow and Parquet on a local (or shared) file system; no topics, no brokers, no Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.audit.counts import SequenceCounts
+from millrace.manifest import DataFile
+
+ROW_GROUP_ROWS = 200_000
+HELD_ROWS = 1_000_000
+"""Rows a task holds in memory before it writes those of the fullest hour."""
+OPEN_FILES = 200
+"""Parquet files a task keeps open; with more hours than that, some hours get a second file."""
+HOUR_MS = 3_600_000
+# A clock may be broken by any amount, and no row is lost for it: what lies outside the calendar is filed
+# under its first or last hour.
+FIRST_HOUR = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) // 3600
+LAST_HOUR = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3600
+
+Times = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def hour_of(time_ms: int) -> str:
+    """`2015-05-17T10`: the hour a time falls into, UTC."""
+    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H")
+
+
+def hour_folder(hour: str) -> str:
+    """`date=2015-05-17/hour=10` for `2015-05-17T10`."""
+    date, _, clock = hour.partition("T")
+    return f"date={date}/hour={clock}"
+
+
+def event_times(rows: pa.RecordBatch) -> Times:
+    """Event time of every row in ms: the audit header's, or the message's own where there is no header."""
+    if "header" in rows.schema.names:
+        times = rows.column("header").field("time")
+    else:
+        times = rows.column("_timestamp")
+    if pa.types.is_timestamp(times.type):
+        times = times.cast(pa.timestamp("ms", times.type.tz), safe=False)
+    ms: Times = np.asarray(times.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
+    return ms
+
+
+def count_rows(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
+    """Count every row's sequence number under its producer; rows without an audit header count nowhere."""
+    if "header" not in rows.schema.names:
+        return
+    header = rows.column("header")
+    servers, services = header.field("server"), header.field("service")
+
+    def producer_of(row: int) -> tuple[str, str]:
+        return servers[row].as_py(), services[row].as_py()
+
+    counts.add_arrays(
+        header.field("instance").to_numpy(zero_copy_only=False),
+        event_times(rows),
+        header.field("sequence").to_numpy(zero_copy_only=False),
+        producer_of,
+    )
+
+
+def data_file(folder: Path, path: str, rows: int, records: int | None = None) -> DataFile:
+    """What a manifest says of a finished Parquet file, read back from the file itself."""
+    with open(folder / path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    size = (folder / path).stat().st_size
+    return DataFile(
+        path=path, rows=rows, records=rows if records is None else records, bytes=size, sha256=digest
+    )
+
+
+class HourFiles:
+    """One task's open Parquet files, one per hour it has seen."""
+
+    def __init__(self, folder: Path, name: str, schema: pa.Schema) -> None:
+        self._folder = folder
+        self._name = name
+        self._schema = schema
+        self._held: dict[str, list[pa.RecordBatch]] = defaultdict(list)
+        self._held_rows: dict[str, int] = defaultdict(int)
+        self._open: dict[str, tuple[str, pq.ParquetWriter]] = {}
+        self._rows: dict[str, int] = defaultdict(int)
+        self._closed: list[DataFile] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Put every row into the file of its hour."""
+        hours = np.clip(event_times(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
+        for hour in np.unique(hours).tolist():
+            mask = hours == hour
+            self._hold(hour_of(hour * HOUR_MS), rows if mask.all() else rows.filter(pa.array(mask)))
+
+    def _hold(self, hour: str, rows: pa.RecordBatch) -> None:
+        self._held[hour].append(rows)
+        self._held_rows[hour] += rows.num_rows
+        if self._held_rows[hour] >= ROW_GROUP_ROWS:
+            self._write(hour)
+        while sum(self._held_rows.values()) > HELD_ROWS:
+            self._write(max(self._held_rows, key=self._held_rows.__getitem__))
+
+    def _write(self, hour: str) -> None:
+        if hour not in self._open:
+            if len(self._open) >= OPEN_FILES:
+                self._close(next(iter(self._open)))
+            path = f"{hour_folder(hour)}/{self._name}-{len(self._open) + len(self._closed):04d}.parquet"
+            (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
+            self._open[hour] = path, pq.ParquetWriter(self._folder / path, self._schema, compression="zstd")
+        table = pa.Table.from_batches(self._held.pop(hour), self._schema)
+        self._open[hour][1].write_table(table, row_group_size=ROW_GROUP_ROWS)
+        self._rows[hour] += self._held_rows.pop(hour)
+
+    def _close(self, hour: str) -> None:
+        path, writer = self._open.pop(hour)
+        writer.close()
+        self._closed.append(data_file(self._folder, path, self._rows.pop(hour)))
+
+    def close(self) -> list[DataFile]:
+        """Write what is held, close every file and say what each one is."""
+        for hour in list(self._held):
+            self._write(hour)
+        for hour in list(self._open):
+            self._close(hour)
+        return sorted(self._closed, key=lambda file: file.path)
