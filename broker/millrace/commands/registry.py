@@ -1,0 +1,118 @@
+"""`millrace registry` runs the schema registry; `millrace schemas` brings a folder of schemas into one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from millrace.errors import MillraceError
+from millrace.registry import directory as folder
+from millrace.registry.client import SchemaRegistryClient
+
+_SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+_REGISTRY = click.option(
+    "--registry", "url", metavar="URL", required=True, help="The registry, http://HOST:PORT."
+)
+
+
+@click.command(
+    epilog="Example: millrace registry --listen 127.0.0.1:8081 --database-url sqlite:////var/lib/registry.db"
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8081",
+    show_default=True,
+    help="Address to serve on; port 0 takes a free one.",
+)
+@click.option("--database-url", metavar="URL", default="sqlite:///registry.db", show_default=True,
+              help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.")  # fmt: skip
+def registry(listen: str, database_url: str) -> None:
+    """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
+    from millrace.registry.app import create_app  # late: FastAPI takes half a second to import
+    from millrace.registry.server import serve
+    from millrace.registry.store import Store
+
+    store = Store.open(database_url)
+    try:
+        serve(create_app(store), listen, "registry")
+    finally:
+        store.close()
+
+
+@click.group(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
+def schemas() -> None:
+    """Check a folder of .avsc files, see what registering them would do, and do it."""
+
+
+@schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
+@_SCHEMAS
+@click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would take them.")
+@_JSON
+def check(directory: Path, url: str | None, as_json: bool) -> None:
+    """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it."""
+    if url is not None:
+        with SchemaRegistryClient(url) as client:
+            problems = {c.file: list(c.reasons) for c in folder.plan(directory, client)}
+    else:
+        problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
+    if as_json:
+        click.echo(json.dumps([{"file": file, "problems": found} for file, found in problems.items()]))
+    else:
+        for file, found in problems.items():
+            click.echo(f"{file}: {'; '.join(found) or 'ok'}")
+    bad = sum(bool(found) for found in problems.values())
+    if bad:
+        raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
+
+
+@schemas.command(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json")
+@_SCHEMAS
+@_REGISTRY
+@_JSON
+def plan(directory: Path, url: str, as_json: bool) -> None:
+    """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
+    with SchemaRegistryClient(url) as client:
+        changes = folder.plan(directory, client)
+    _show(changes, as_json)
+    bad = sum(not change.possible for change in changes)
+    if bad:
+        raise MillraceError(f"{bad} of {len(changes)} schemas would be refused, so apply would register none")
+
+
+@schemas.command(epilog="Example: millrace schemas apply schemas --registry http://127.0.0.1:8081")
+@_SCHEMAS
+@_REGISTRY
+@_JSON
+def apply(directory: Path, url: str, as_json: bool) -> None:
+    """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
+    with SchemaRegistryClient(url) as client:
+        changes = folder.apply(directory, client)
+    _show(changes, as_json)
+
+
+def _show(changes: Sequence[folder.Change], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"subject": c.subject, "file": c.file, "state": c.state, "version": c.version, "id": c.schema_id,
+             "reasons": list(c.reasons)}
+            for c in changes
+        ]  # fmt: skip
+        click.echo(json.dumps(rows))
+        return
+    table = Table("subject", "change", "version", "id", "reason", box=None, pad_edge=False)
+    colours = {folder.State.NEW: "green", folder.State.NEW_VERSION: "green", folder.State.UNCHANGED: "dim"}
+    for c in changes:
+        table.add_row(
+            c.subject, f"[{colours.get(c.state, 'red')}]{c.state}[/]", str(c.version or "-"),
+            str(c.schema_id or "-"), "\n".join(c.reasons),
+        )  # fmt: skip
+    console = Console()
+    # Not on a terminal there is no width to fit: a reason must not be cut or wrapped in a CI log.
+    console.print(table, width=None if console.is_terminal else 1000, no_wrap=not console.is_terminal)

@@ -1,0 +1,185 @@
+"""A client of any registry that speaks Confluent's REST interface, ours or another.
+
+Schemas by id are immutable, so they are fetched once and kept. Every wait is bounded: a registry that cannot
+be reached ends in one MillraceError. Safe between threads; pickles as its address, so that it can travel to
+a Spark worker.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+from millrace.errors import ConfigError, MillraceError
+
+_TIMEOUT_S = 5.0
+_WAITS_S = (0.1, 0.3, 1.0, 2.0)
+"""Before each further try."""
+_MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
+
+
+class RegistryUnavailable(MillraceError):
+    """The registry does not answer, or not like a registry; trying later may help."""
+
+
+class UnknownSchema(MillraceError):
+    """The registry has no such schema, subject or version; trying later does not help."""
+
+
+class SchemaRefused(MillraceError):
+    """The registry does not take the schema: it is invalid or breaks the compatibility level."""
+
+
+class RegisteredVersion(NamedTuple):
+    """A schema as a version of a subject: (schema_id, version, schema)."""
+
+    schema_id: int
+    version: int
+    schema: Any
+
+
+class SchemaRegistryClient:
+    """Looks schemas up, registers and checks them."""
+
+    def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"registry {url!r} is no URL: write http://HOST:PORT")
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._schemas: dict[int, Any] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        self._http = httpx.Client(
+            base_url=self.url,
+            timeout=timeout_s,
+            # Reading the certificates takes longer than everything else here.
+            verify=self.url.startswith("https"),
+            headers={"Accept": f"{_MEDIA_TYPE}, application/json", "Content-Type": _MEDIA_TYPE},
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.url, self._timeout_s)
+
+    def __enter__(self) -> SchemaRegistryClient:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def schema(self, schema_id: int) -> Any:
+        """The schema of an id as parsed JSON (a dict for a record), standing alone; do not change it.
+
+        Raises UnknownSchema when the registry has no such id, RegistryUnavailable when it does not answer.
+        """
+        with self._lock:
+            if schema_id in self._schemas:
+                return self._schemas[schema_id]
+        answer = self._ask("GET", f"/schemas/ids/{schema_id}?format=resolved")
+        schema = _parsed(answer)
+        with self._lock:
+            return self._schemas.setdefault(schema_id, schema)
+
+    def register(self, subject: str, schema: Any) -> int:
+        """Register a schema (parsed JSON) under a subject; its id, the known one if it is there already.
+
+        Raises SchemaRefused when the registry does not take it.
+        """
+        text = json.dumps(schema)
+        with self._lock:
+            if (subject, text) in self._ids:
+                return self._ids[subject, text]
+        answer = self._ask("POST", f"/subjects/{_quoted(subject)}/versions", {"schema": text})
+        with self._lock:
+            return self._ids.setdefault((subject, text), int(answer["id"]))
+
+    def latest(self, subject: str) -> RegisteredVersion:
+        """The newest version of a subject, asked for anew each time; UnknownSchema when it has none."""
+        answer = self._ask("GET", f"/subjects/{_quoted(subject)}/versions/latest?format=resolved")
+        return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
+
+    def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
+        """The version under which the subject holds the schema; None when it does not."""
+        try:
+            answer = self._ask("POST", f"/subjects/{_quoted(subject)}", {"schema": json.dumps(schema)})
+        except UnknownSchema:
+            return None
+        return RegisteredVersion(answer["id"], answer["version"], schema)
+
+    def versions(self, subject: str) -> list[int]:
+        """The subject's versions; empty when there is no such subject."""
+        try:
+            answer = self._ask("GET", f"/subjects/{_quoted(subject)}/versions")
+        except UnknownSchema:
+            return []
+        return [int(version) for version in answer]
+
+    def incompatibilities(self, subject: str, schema: Any) -> list[str]:
+        """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
+        path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
+        answer = self._ask("POST", path, {"schema": json.dumps(schema)})
+        if answer["is_compatible"]:
+            return []
+        return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        content = None if body is None else json.dumps(body)
+        response = self._send(method, path, content)
+        try:
+            answer = response.json()
+        except ValueError:
+            raise RegistryUnavailable(f"{self.url} does not answer like a schema registry") from None
+        if response.is_success:
+            return answer
+        error = answer if isinstance(answer, dict) else {}
+        message = f"registry {self.url}: {error.get('message', f'HTTP {response.status_code}')}"
+        if response.status_code == 404:
+            raise UnknownSchema(message)
+        if response.status_code in (409, 422):
+            raise SchemaRefused(message)
+        raise RegistryUnavailable(message)
+
+    def _send(self, method: str, path: str, content: str | None) -> httpx.Response:
+        """One answer below 500, after as many tries as it takes or are left.
+
+        Everything asked here may be asked twice: registering the same schema again gives the same id.
+        """
+        reason = ""
+        for wait_s in (*_WAITS_S, None):
+            try:
+                response = self._http.request(method, path, content=content)
+                if response.status_code < 500 and response.status_code != 429:
+                    return response
+                reason = f"HTTP {response.status_code}"
+            except httpx.TransportError as error:
+                reason = str(error) or type(error).__name__
+            if wait_s is not None:
+                time.sleep(wait_s)
+        raise RegistryUnavailable(
+            f"schema registry {self.url} does not answer ({reason}): start it with `millrace registry`,"
+            " or give the right address"
+        )
+
+
+def _rebuild(url: str, timeout_s: float) -> SchemaRegistryClient:
+    return SchemaRegistryClient(url, timeout_s=timeout_s)
+
+
+def _quoted(subject: str) -> str:
+    return quote(subject, safe="")
+
+
+def _parsed(answer: Any) -> Any:
+    try:
+        return json.loads(answer["schema"])
+    except (KeyError, TypeError, ValueError):
+        raise RegistryUnavailable("the registry's answer holds no schema") from None
