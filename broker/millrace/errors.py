@@ -88,6 +88,12 @@ class UnknownTopicOrPartition(BrokerError):
     code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+class LeaderNotAvailable(BrokerError):
+    """The partition is about to be served here: ask again in a moment."""
+
+    code = ErrorCode.LEADER_NOT_AVAILABLE
+
+
 class NotLeader(BrokerError):
     """The partition lives on another broker."""
 
@@ -134,6 +140,12 @@ class OutOfOrderSequence(BrokerError):
     """An idempotent producer's batch does not follow its last one."""
 
     code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+class InvalidProducerEpoch(BrokerError):
+    """An idempotent producer's batch carries an older epoch than its last one."""
+
+    code = ErrorCode.INVALID_PRODUCER_EPOCH
 
 
 class StorageError(BrokerError):

@@ -1,0 +1,1 @@
+"""Bytes and offsets on disk: segments, partition logs, the log directory."""

@@ -1,0 +1,135 @@
+"""The directory of all logs of one broker: locked, one sub-directory per partition.
+
+    <log_dir>/lock                                    held by the broker that uses the directory
+    <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
+    <log_dir>/....foreign-<time>                      the log of a topic that no longer exists; never served
+    <log_dir>/....deleted                             being removed
+
+A partition is opened, and so recovered, when it is first asked for: only the cluster knows which directories
+are still in use, and one that cannot be recovered must not keep the others from being served.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from uuid import UUID
+
+from millrace.config import LogConfig
+from millrace.errors import MillraceError
+from millrace.storage.partition_log import PartitionLog
+
+log = logging.getLogger(__name__)
+
+LOCK_NAME = "lock"
+_PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<topic_id>[0-9a-f]{32})")
+
+
+def partition_name(topic: str, partition: int, topic_id: UUID) -> str:
+    """The name of a partition's directory."""
+    return f"{topic}-{partition}-{topic_id.hex}"
+
+
+def parse_partition_name(name: str) -> tuple[str, int, UUID] | None:
+    """(topic, partition, topic id) of a directory's name; None when it is no partition's."""
+    match = _PARTITION_NAME.fullmatch(name)
+    return (match["topic"], int(match["partition"]), UUID(match["topic_id"])) if match else None
+
+
+def lock_directory(path: Path) -> int:
+    """Lock a log directory; the descriptor holds the lock. MillraceError when another process has it."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise MillraceError(f"cannot use the log directory {path}: {error.strerror}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise MillraceError(
+            f"log directory {path} is in use by another broker (process {holder}): "
+            "stop it or choose another log_dir"
+        ) from None
+    os.truncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+class LogDirectory:
+    """Every partition log of one broker."""
+
+    def __init__(self, path: Path, config: LogConfig, clock: Callable[[], float], lock_fd: int) -> None:
+        self.path = path
+        self.config = config
+        self._clock = clock
+        self._lock_fd = lock_fd
+        self._logs: dict[tuple[str, int], tuple[UUID, PartitionLog]] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: Path, config: LogConfig, clock: Callable[[], float]) -> LogDirectory:
+        """The log directory, created if need be; MillraceError when another broker holds its lock."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MillraceError(f"cannot create the log directory {path}: {error.strerror}") from error
+        directory = cls(path, config, clock, lock_directory(path))
+        for doomed in path.glob("*.deleted"):
+            shutil.rmtree(doomed)
+        return directory
+
+    @property
+    def logs(self) -> Mapping[tuple[str, int], PartitionLog]:
+        """The open logs by (topic, partition)."""
+        return {key: opened for key, (_, opened) in list(self._logs.items())}
+
+    def partition(
+        self, topic: str, partition: int, topic_id: UUID, config: LogConfig | None = None
+    ) -> PartitionLog:
+        """The partition's log, opened or created; another topic's log of the same name is set aside.
+
+        Recovery takes as long as reading what was written in the seconds before a crash. Raises
+        MillraceError when the log lost bytes that were on the disk.
+        """
+        with self._lock:
+            known_id, opened = self._logs.get((topic, partition), (None, None))
+            if opened is not None and known_id == topic_id:
+                return opened
+            if opened is not None:
+                opened.close()
+                del self._logs[topic, partition]
+            self._set_aside_foreign(topic, partition, topic_id)
+            directory = self.path / partition_name(topic, partition, topic_id)
+            opened = PartitionLog.open(directory, config or self.config, self._clock)
+            self._logs[topic, partition] = (topic_id, opened)
+            return opened
+
+    def _set_aside_foreign(self, topic: str, partition: int, topic_id: UUID) -> None:
+        for path in self.path.iterdir():
+            parsed = parse_partition_name(path.name)
+            if parsed is not None and parsed[:2] == (topic, partition) and parsed[2] != topic_id:
+                aside = path.with_name(f"{path.name}.foreign-{int(self._clock() * 1000)}")
+                log.warning("%s belongs to another topic of that name; set aside as %s", path, aside.name)
+                path.rename(aside)
+
+    def delete(self, topic: str, partition: int) -> None:
+        """Delete an open partition and its files; nothing happens when it is not open. For a thread."""
+        with self._lock:
+            _, opened = self._logs.pop((topic, partition), (None, None))
+        if opened is not None:
+            opened.delete()
+
+    def close(self) -> None:
+        """Close every log cleanly and give up the lock."""
+        with self._lock:
+            for _, opened in self._logs.values():
+                opened.close()
+            self._logs.clear()
+            os.close(self._lock_fd)

@@ -1,0 +1,126 @@
+"""From an offset to the batch that holds it, without an index.
+
+Reads segments, changes none. An offset is a byte position, and a batch's base offset is its own position,
+so the batch that holds an offset is found by searching backwards for bytes that state where they are.
+
+What is trusted: a boundary that was reached from a known boundary, header by header. What is found by
+searching is trusted only with a right CRC and when nothing found overlaps it; a payload that contains a
+forged batch for its own position causes an overlap, and then the chain is walked from a known boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.errors import CorruptMessage
+from millrace.storage.chain import Chain, ChainBroken, HeaderReader, find_batches, walk
+from millrace.storage.segment import Segment
+
+REMEMBERED_BOUNDARIES = 1024
+WALKED_BATCHES = 16
+"""Headers looked at in a slice to remember where the next read begins; more is not worth the time."""
+SHORT_WALK_BYTES = 64 << 10
+"""This near a segment's base the chain is walked from there: at once exact, and the first positions of a
+log share their leading zero bytes with too much of what payloads contain."""
+
+
+class Boundaries:
+    """Recently seen batch boundaries by the offset a sequential reader asks for next."""
+
+    def __init__(self) -> None:
+        self._positions: dict[int, int] = {}
+
+    def get(self, offset: int) -> int | None:
+        """Where the batch after the one that ends at `offset` begins, or None."""
+        return self._positions.get(offset)
+
+    def note(self, next_offset: int, position: int) -> None:
+        """Remember that whoever asks for `next_offset` continues at `position`."""
+        if len(self._positions) >= REMEMBERED_BOUNDARIES:
+            del self._positions[next(iter(self._positions))]
+        self._positions[next_offset] = position
+
+    def note_slice(self, segment: Segment, start: int, end: int) -> None:
+        """Remember the boundaries of a slice about to be served, if they are few."""
+        chain, reader = Chain(start), HeaderReader(segment.reader().fileno(), segment.base)
+        for _ in range(WALKED_BATCHES):
+            header = reader.header(chain.position) if chain.position < end else None
+            if header is None or not chain.accepts(header, end):
+                return
+            if header.size * WALKED_BATCHES < end - chain.position:
+                return
+            chain.advance(header)
+            if chain.filler_base is None:
+                self.note(header.next_offset, chain.position)
+
+    def nearest(self, floor: int, position: int) -> int:
+        """The highest known boundary in [floor, position]; `floor` itself is one."""
+        return max((known for known in self._positions.values() if floor <= known <= position), default=floor)
+
+
+def locate(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -> int:
+    """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
+
+    `limit` is a boundary: the end of the segment or of its flushed part. Raises CorruptMessage when the
+    place cannot be told because batches there are damaged.
+    """
+    known = boundaries.get(offset)
+    if known is not None and segment.base <= known <= limit:
+        return known
+    if offset - segment.base <= segment.facts.largest_unit + SHORT_WALK_BYTES:
+        try:
+            return _walk_to(segment, segment.base, offset, limit)
+        except ChainBroken:
+            pass  # a damaged batch before the offset: what comes after it can still be found by searching
+    return _search(segment, offset, limit, boundaries)
+
+
+def _walk_to(segment: Segment, start: int, offset: int, limit: int) -> int:
+    for position, header in walk(segment.reader().fileno(), segment.base, start, limit):
+        is_filler = header.base_offset != position
+        if header.next_offset > offset and not is_filler:
+            return position
+    return limit
+
+
+def _search(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -> int:
+    fd, base = segment.reader().fileno(), segment.base
+    low = max(base, offset - segment.facts.largest_unit)
+    found = find_batches(fd, base, low, offset, limit)
+    if not found:
+        raise CorruptMessage(f"no intact batch at or before offset {offset} in {segment.path}")
+    ends = [position + header.size for position, header in found]
+    if any(end > position for end, (position, _) in zip(ends, found[1:], strict=False)):
+        try:
+            return _walk_to(segment, boundaries.nearest(base, low), offset, limit)
+        except ChainBroken as error:
+            raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+    position, header = found[-1]
+    if header.next_offset > offset:
+        return position
+    chain = Chain(position)
+    chain.advance(header)
+    if chain.filler_base is not None:
+        filler = HeaderReader(fd, base).header(chain.position)
+        if filler is None or not chain.accepts(filler, limit):
+            raise CorruptMessage(f"a damaged filler at position {chain.position} in {segment.path}")
+        chain.advance(filler)
+    return chain.position
+
+
+def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int) -> tuple[int, int] | None:
+    """(base offset, largest timestamp) of the first data batch before `limit` that reaches `timestamp`.
+
+    Reads the headers of one segment, seldom of several. Raises CorruptMessage at a damaged header.
+    """
+    for segment in segments:
+        if segment.facts.max_timestamp < timestamp:
+            continue
+        fd, end = segment.reader().fileno(), min(segment.end, limit)
+        try:
+            for _, header in walk(fd, segment.base, segment.base, end):
+                if header.max_timestamp >= timestamp and not header.is_control:
+                    return header.base_offset, header.max_timestamp
+        except ChainBroken as error:
+            raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+    return None

@@ -1,0 +1,74 @@
+"""What a mirrored append must satisfy before a byte of it is written.
+
+An append is accepted only if it continues the recorded position (compare-and-append), so a retry, a zombie
+or a speculative task can neither lose nor duplicate. Knows no files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from millrace.compression import Buffer
+from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
+from millrace.records import MAGIC, BatchHeader, batch_crc
+from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.storage.state import LogState
+
+
+def check_position(state: LogState, origin: Origin, expected: int | None, position: MirrorPosition) -> None:
+    """Refuse an append that is not for this partition's origin or does not start where the last one ended.
+
+    Raises PositionMismatch for the second, PolicyViolation for the first.
+    """
+    recorded = state.mirror
+    if position.origin != origin:
+        raise InvalidRequest(f"the position is of {position.origin}, the append of {origin}")
+    if recorded is None and state.end > 0:
+        raise PolicyViolation("the partition holds messages that were produced to it; it cannot be a mirror")
+    if recorded is not None and recorded.origin != origin:
+        raise PolicyViolation(f"the partition mirrors {recorded.origin}, not {origin}")
+    if expected != (None if recorded is None else recorded.cursor.next_offset):
+        raise PositionMismatch(expected, recorded)
+
+
+def check_progress(
+    recorded: MirrorPosition | None, position: MirrorPosition, headers: Sequence[BatchHeader]
+) -> None:
+    """Refuse an append whose position and batches disagree or step back; gaps are the mirror's business."""
+    start = position.start if recorded is None else recorded.cursor.next_offset
+    if recorded is not None:
+        if position.start != recorded.start:
+            raise InvalidRequest(f"the mirror began at {recorded.start}; only a reset may change that")
+        totals = (position.batches, position.records, position.dropped)
+        if any(
+            new < old
+            for new, old in zip(totals, (recorded.batches, recorded.records, recorded.dropped), strict=True)
+        ):
+            raise InvalidRequest("the running totals of a mirrored partition never go back")
+        if not headers and position.cursor.next_offset == start:
+            raise InvalidRequest("a mirrored append without batches must at least move the position")
+    next_offset = start
+    for index, header in enumerate(headers):
+        # The first batch may begin before the position: an origin answers with the whole batch.
+        if header.next_offset <= next_offset or (index > 0 and header.base_offset < next_offset):
+            raise InvalidRequest(f"origin batch {header.base_offset} does not follow offset {next_offset}")
+        next_offset = header.next_offset
+    if position.cursor.next_offset < next_offset:
+        raise InvalidRequest(
+            f"the batches reach origin offset {next_offset}, the position only {position.cursor.next_offset}"
+        )
+
+
+def parse_mirrored(batches: Sequence[Buffer]) -> list[BatchHeader]:
+    """The headers of whole, intact data batches; CorruptMessage or InvalidRecord for anything else."""
+    headers = []
+    for batch in batches:
+        header = BatchHeader.parse(batch)
+        if header is None or header.size != len(batch) or header.magic != MAGIC:
+            raise CorruptMessage("a mirrored batch is not as long as it states, or not of format 2")
+        if batch_crc(batch) != header.crc:
+            raise CorruptMessage(f"the origin's batch {header.base_offset} fails its CRC")
+        if header.is_control or not 0 < header.records_count <= header.last_offset_delta + 1:
+            raise InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")
+        headers.append(header)
+    return headers

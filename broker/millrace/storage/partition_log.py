@@ -1,0 +1,472 @@
+"""One partition's log: a list of segments, the last of them open for appends.
+
+Knows bytes and offsets. Does not know topics, replicas, sockets or Kafka's API numbers.
+
+Two snapshots say what there is: as appended and as flushed. Readers see the flushed one. Appends and changes
+of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
+
+    the loop        append, append_mirrored, read, publish    (one thread; never waits for the disk)
+    a flush thread  flush                                     (waits for the disk)
+    any thread      apply_retention, offset_for_timestamp, close, delete, and every property
+
+    flushed = log.flush()     # in a thread: everything appended before the call is on the disk
+    log.publish(flushed)      # in the loop: consumers see it from here on
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from millrace.compression import Buffer
+from millrace.config import LogConfig
+from millrace.errors import (
+    BrokerError,
+    CorruptMessage,
+    InvalidRequest,
+    MillraceError,
+    OffsetOutOfRange,
+    PolicyViolation,
+    StorageError,
+)
+from millrace.records import BatchHeader, Cursor
+from millrace.storage import lookup
+from millrace.storage.chain import Chain, HeaderReader, read_batch
+from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.file_slice import FileSlice, ReadFile
+from millrace.storage.mirrored import check_position, check_progress, parse_mirrored
+from millrace.storage.position import MirrorPosition, Origin
+from millrace.storage.producer_state import ProducerStates
+from millrace.storage.recovery import recover
+from millrace.storage.retention import expired_count, is_expired
+from millrace.storage.segment import CutFailed, Segment, Sync, sync_directory
+from millrace.storage.staging import Appended, Staging, mirrored_size, size_with_filler
+from millrace.storage.state import LogState
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """What one flush brought to the disk; `publish` shows it to consumers."""
+
+    state: LogState
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The segments in order, and the offset after the last record that retention deleted."""
+
+    segments: tuple[Segment, ...]
+    start_offset: int
+
+    def index_of(self, position: int) -> int:
+        return bisect_right(self.segments, position, key=lambda segment: segment.base) - 1
+
+
+class PartitionLog:
+    """Append, read and keep one partition; opened with `open`, which recovers it."""
+
+    def __init__(
+        self, directory: Path, config: LogConfig, clock: Callable[[], float], sync: Sync = os.fdatasync
+    ) -> None:
+        """Recover and open; use `open`, which turns what can go wrong into one line."""
+        self.directory = directory
+        self.config = config
+        self._clock = clock
+        self._sync = sync
+        self._producers = ProducerStates(clock)
+        recovered = recover(directory, self._producers, clock(), sync)
+        self._files = _Files(recovered.segments, recovered.start_offset)
+        self._appended = self._visible = recovered.state
+        self._recovered_end = recovered.state.end
+        self._synced_end = recovered.state.end
+        self._oldest_unflushed_at: float | None = None
+        self._refusal: str | None = None
+        self._flush_failed: str | None = None
+        self._closed = False
+        self._reported: set[str] = set()
+        self._directory_changed = False
+        self._boundaries = lookup.Boundaries()
+        self._warm: deque[ReadFile] = deque(maxlen=3)
+        """Keeps the files read last open; the others close with the slices that use them."""
+        self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        """Held while descriptors are in use by a flush, so that nobody closes them under it."""
+        self._checkpoint_at = clock()
+        if not recovered.clean:
+            self._write_checkpoint(recovered.state)
+
+    @classmethod
+    def open(
+        cls, directory: Path, config: LogConfig, clock: Callable[[], float], sync: Sync = os.fdatasync
+    ) -> PartitionLog:
+        """The partition in `directory`, created or recovered; everything it then shows is on the disk.
+
+        Raises MillraceError when the directory cannot be used or lost bytes that were on the disk.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return cls(directory, config, clock, sync)
+        except OSError as error:
+            raise MillraceError(f"cannot open the log in {directory}: {error}") from error
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first segment's base, or the high watermark when no data is left."""
+        return min(self._files.segments[0].base, self._visible.high_watermark)
+
+    @property
+    def high_watermark(self) -> int:
+        """Offset after the last flushed data record; never goes back, not even across restarts."""
+        return self._visible.high_watermark
+
+    @property
+    def visible_end(self) -> int:
+        """Byte position up to which everything is flushed and published."""
+        return self._visible.end
+
+    @property
+    def end(self) -> int:
+        """Byte position of the next append."""
+        return self._appended.end
+
+    @property
+    def mirror_position(self) -> MirrorPosition | None:
+        """How far this partition mirrors its origin, as appended; None for an ordinary partition."""
+        return self._appended.mirror
+
+    @property
+    def visible_mirror_position(self) -> MirrorPosition | None:
+        """How far this partition mirrors its origin, as flushed."""
+        return self._visible.mirror
+
+    @property
+    def unflushed_messages(self) -> int:
+        """Data records appended and not yet published."""
+        return self._appended.messages - self._visible.messages
+
+    @property
+    def oldest_unflushed_at(self) -> float | None:
+        """Clock time since when something waits for a flush, at the latest; None when nothing does."""
+        return self._oldest_unflushed_at
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments."""
+        return self._appended.end - self._files.segments[0].base
+
+    @property
+    def refusal(self) -> str | None:
+        """Why this log takes no more writes until it is opened again; None while it does."""
+        return self._refusal
+
+    def append(
+        self, batches: Sequence[Buffer], headers: Sequence[BatchHeader]
+    ) -> list[Appended | BrokerError]:
+        """Append validated batches in order, one result each; one write per segment they go to.
+
+        Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
+        producer is answered with its first base offset. Raises nothing: an error stands in the place of its
+        batch, StorageError in the place of every batch that could not be written.
+        """
+        with self._lock:
+            refused = self._refused_append()
+            if refused is not None:
+                return [refused] * len(batches)
+            results: list[Appended | BrokerError] = []
+            written = 0
+            staging = self._stage()
+            try:
+                for batch, header in zip(batches, headers, strict=True):
+                    if self._must_roll(staging.size + size_with_filler(header)):
+                        self._write(staging)
+                        written = len(results)
+                        self._roll()
+                        staging = self._stage()
+                    results.append(staging.add(batch, header))
+                self._write(staging)
+            except StorageError as error:
+                results[written:] = [error] * (len(batches) - written)
+            return results
+
+    def append_mirrored(
+        self,
+        origin: Origin,
+        expected: int | None,
+        batches: Sequence[Buffer],
+        position: MirrorPosition,
+        *,
+        reset: bool = False,
+    ) -> int:
+        """Append origin batches and the position behind them as one write, if they continue the recorded one.
+
+        `expected` is the recorded next origin offset, None when nothing is recorded. Without batches only
+        the position moves (everything in between was left out); with `reset` it may move anywhere. Returns
+        the log's end. Raises PositionMismatch (with what is recorded), PolicyViolation, InvalidRequest,
+        CorruptMessage or StorageError; then nothing was written.
+        """
+        headers = parse_mirrored(batches)
+        with self._lock:
+            if self._refusal is not None:
+                raise StorageError(self._refusal)
+            check_position(self._appended, origin, expected, position)
+            recorded = self._appended.mirror
+            if not reset:
+                check_progress(recorded, position, headers)
+            elif batches:
+                raise InvalidRequest("a reset moves the position and appends no batches")
+            first = recorded or replace(
+                position, cursor=Cursor(position.start), batches=0, records=0, dropped=0
+            )
+            if self._must_roll(mirrored_size(headers, [position])):
+                self._roll()
+            staging = self._stage()
+            timestamp = int(self._clock() * 1000)
+            if self._active.size == 0:
+                # Every segment of a mirrored partition says at its start what it is and how far it was:
+                # retention may then delete all others, and a torn first append is not taken for data.
+                staging.place_position(first, timestamp)
+            for batch, header in zip(batches, headers, strict=True):
+                staging.place(batch, header)
+            staging.place_position(position, timestamp)
+            self._write(staging)
+            return self._appended.end
+
+    def _refused_append(self) -> BrokerError | None:
+        if self._refusal is not None:
+            return StorageError(self._refusal)
+        if self._appended.mirror is not None:
+            return PolicyViolation("a mirrored partition takes messages from its origin only")
+        return None
+
+    @property
+    def _active(self) -> Segment:
+        return self._files.segments[-1]
+
+    def _stage(self) -> Staging:
+        return Staging(self._appended, self._producers, self.config.max_message_bytes)
+
+    def _must_roll(self, size: int) -> bool:
+        return self._active.size > 0 and self._active.size + size > self.config.segment_bytes
+
+    def _write(self, staging: Staging) -> None:
+        """Write what was staged and make it count; StorageError when not a byte of it stayed."""
+        if not staging.buffers:
+            return
+        active, now = self._active, self._clock()
+        try:
+            active.append(staging.buffers, staging.size, now)
+        except OSError as error:
+            if isinstance(error, CutFailed):
+                self._refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
+            log.error("cannot append to %s: %s", active.path, error)
+            raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
+        staging.note_facts(active.facts)
+        self._producers.commit(staging.producers)
+        self._appended = staging.state()
+        if self._oldest_unflushed_at is None:
+            self._oldest_unflushed_at = now
+
+    def _roll(self) -> None:
+        try:
+            segment = Segment.create(self.directory, self._appended.end, self._clock())
+        except OSError as error:
+            raise StorageError(f"cannot create a segment in {self.directory}: {error.strerror}") from error
+        self._directory_changed = True
+        self._files = replace(self._files, segments=(*self._files.segments, segment))
+
+    def flush(self) -> Flushed:
+        """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
+
+        Raises StorageError when the disk refuses: the log then takes no more writes until it is opened
+        again, because after a failed fdatasync nobody can tell what is on the disk.
+        """
+        with self._flush_lock:
+            if self._flush_failed is not None:
+                raise StorageError(self._flush_failed)
+            started_at = self._clock()
+            state = self._appended  # before the list: the list then covers all of the state
+            segments = self._files.segments
+            try:
+                for segment in segments:
+                    if segment.end > self._synced_end and segment.base < state.end:
+                        segment.sync(self._sync)
+                if self._directory_changed:
+                    self._directory_changed = False
+                    sync_directory(self.directory)
+            except OSError as error:
+                self._refuse(f"{self.directory} takes no writes until the broker restarts: flush: {error}")
+                raise StorageError(self._flush_failed) from error
+            self._synced_end = state.end
+            for segment in segments[:-1]:
+                if segment.end <= state.end:
+                    segment.close()
+            if started_at - self._checkpoint_at >= CHECKPOINT_INTERVAL_S:
+                self._write_checkpoint(state)
+            return Flushed(state, started_at)
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = self._flush_failed = reason
+        log.error("%s", reason)
+
+    def publish(self, flushed: Flushed) -> bool:
+        """Show consumers what a flush brought to the disk; True when there are new messages to read."""
+        with self._lock:
+            before, state = self._visible, flushed.state
+            if state.end <= before.end:
+                return False
+            self._visible = state
+            self._oldest_unflushed_at = flushed.started_at if self._appended.end > state.end else None
+            if state.high_watermark <= state.data_end:
+                self._boundaries.note(state.high_watermark, state.data_end)
+            return state.high_watermark > before.high_watermark
+
+    def read(self, offset: int, max_bytes: int) -> FileSlice | None:
+        """Whole batches from the one that holds `offset`, or the next one; None when none is visible yet.
+
+        At least one batch whatever `max_bytes`; the last may be cut off. Never reaches into another segment
+        nor past the last visible data batch. The first batch's header is checked, and its CRC too when it
+        was on the disk before this log was opened; the rest is sent unseen, as clients check CRCs
+        themselves. Raises OffsetOutOfRange, or CorruptMessage when the batch to start with is damaged.
+        """
+        visible, files = self._visible, self._files
+        if offset >= visible.high_watermark:
+            if offset > max(visible.end, visible.high_watermark):
+                raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
+            return None
+        if offset < files.start_offset:
+            raise OffsetOutOfRange(f"offset {offset} is before the start, {files.segments[0].base}")
+        index = max(0, files.index_of(offset))
+        segment = files.segments[index]
+        limit = min(segment.end, visible.end)
+        position = segment.base
+        try:
+            if offset > position:
+                position = lookup.locate(segment, offset, limit, self._boundaries)
+            if position == segment.end and index + 1 < len(files.segments):
+                segment = files.segments[index + 1]
+            reader = segment.reader()
+            limit = min(segment.end, visible.data_end)
+            first_bytes = self._check_first(segment, position, limit)
+        except CorruptMessage as error:
+            if str(error) not in self._reported:
+                self._reported.add(str(error))
+                log.error("%s; `millrace log verify %s` names every damaged batch", error, self.directory)
+            raise
+        if reader not in self._warm:
+            self._warm.append(reader)
+        length = max(first_bytes, min(max_bytes, limit - position))
+        self._boundaries.note_slice(segment, position, position + length)
+        return FileSlice(reader, position - segment.base, length)
+
+    def _check_first(self, segment: Segment, position: int, limit: int) -> int:
+        """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
+        fd = segment.reader().fileno()
+        header = HeaderReader(fd, segment.base).header(position)
+        if header is None or not Chain(position).accepts(header, limit):
+            raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
+        if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
+            raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
+        return header.size
+
+    def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
+        """(base offset, largest timestamp) of the first visible batch that reaches `timestamp`, or None.
+
+        Reads the headers of a whole segment at worst: for a thread.
+        """
+        visible = self._visible
+        return lookup.first_with_timestamp(self._files.segments, timestamp, visible.end)
+
+    def apply_retention(self) -> list[int]:
+        """Delete the segments that retention no longer keeps; return their bases. For a thread."""
+        now = self._clock()
+        self._producers.expire()
+        with self._lock:
+            active = self._active
+            if (
+                active.facts.next_offset >= 0
+                and self._refusal is None
+                and is_expired(active, self.config, now)
+            ):
+                self._roll_for_retention(now)
+            files = self._files
+            count = expired_count(files.segments, self.config, now, self._visible.end)
+            if count == 0:
+                return []
+            victims, kept = files.segments[:count], files.segments[count:]
+            start_offset = max((victim.facts.next_offset for victim in victims), default=-1)
+            self._files = _Files(kept, start_offset if start_offset >= 0 else files.start_offset)
+        with self._flush_lock:
+            # The checkpoint first: a file below its start is a leftover, one above it would be missed.
+            self._write_checkpoint(self._visible)
+            for victim in victims:
+                victim.close()
+                victim.path.unlink(missing_ok=True)
+        return [victim.base for victim in victims]
+
+    def _roll_for_retention(self, now: float) -> None:
+        try:
+            self._roll()
+            if self._appended.mirror is not None:
+                staging = self._stage()
+                staging.place_position(self._appended.mirror, int(now * 1000))
+                self._write(staging)
+        except StorageError as error:
+            log.error("retention cannot begin a new segment: %s", error)
+
+    def _write_checkpoint(self, state: LogState) -> None:
+        files = self._files
+        checkpoint = Checkpoint(
+            flushed=state.end,
+            high_watermark=state.high_watermark,
+            data_end=state.data_end,
+            start=files.segments[0].base,
+            start_offset=files.start_offset,
+            segments=tuple(segment.facts for segment in files.segments if segment.base < state.end),
+            producers=tuple(self._producers.to_json(state.end)),
+            mirror=state.mirror,
+        )
+        try:
+            checkpoint.write(self.directory)
+        except OSError as error:
+            log.error("cannot write the checkpoint in %s: %s", self.directory, error)
+            return
+        self._checkpoint_at = self._clock()
+
+    def close(self) -> None:
+        """Flush, write the checkpoint and close; a log that could not flush keeps its last checkpoint."""
+        if self._closed:
+            return
+        try:
+            self.publish(self.flush())
+        except StorageError as error:
+            log.error("closing without a flush: %s", error)
+        with self._flush_lock, self._lock:
+            self._write_checkpoint(self._visible)
+            self._shut(f"{self.directory} is closed")
+
+    def delete(self) -> None:
+        """Close and remove every file; slices already handed out can still be sent. For a thread."""
+        with self._flush_lock, self._lock:
+            self._shut(f"{self.directory} was deleted")
+        doomed = self.directory.with_name(f"{self.directory.name}.deleted")
+        self.directory.rename(doomed)
+        shutil.rmtree(doomed)
+
+    def _shut(self, reason: str) -> None:
+        self._closed = True
+        self._refusal = self._flush_failed = reason
+        self._warm.clear()
+        for segment in self._files.segments:
+            segment.close()

@@ -1,0 +1,142 @@
+"""What a partition remembers of idempotent producers: enough to answer a retry instead of storing it twice.
+
+Knows producer ids, epochs and sequences. Does not know files; the checkpoint stores what `to_json` gives,
+and recovery feeds the headers above the checkpoint back in.
+
+The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
+duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
+not known (new, or silent for a day) may start anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+from millrace.records import BatchHeader
+
+REMEMBERED_BATCHES = 5
+"""Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
+EXPIRY_S = 24 * 3600.0
+MAX_SEQUENCE = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SentBatch:
+    """One remembered batch; `end` is the log position that must be flushed before it is safe."""
+
+    base_sequence: int
+    base_offset: int
+    count: int
+    end: int
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence after this batch; it wraps to 0 after 2^31 - 1."""
+        return (self.base_sequence + self.count) & MAX_SEQUENCE
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """One producer: its newest epoch and that epoch's last batches, oldest first."""
+
+    epoch: int
+    batches: tuple[SentBatch, ...]
+    seen_at: float
+
+
+Staged: TypeAlias = dict[int, ProducerState]
+"""Changes of one append, kept apart until its bytes are written."""
+
+
+class ProducerStates:
+    """Every idempotent producer of one partition."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._states: Staged = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def find_duplicate(self, header: BatchHeader, staged: Staged) -> SentBatch | None:
+        """The batch that `header` repeats, or None for one that must be appended.
+
+        Raises InvalidProducerEpoch, OutOfOrderSequence or InvalidRecord for one that must be refused.
+        """
+        sequence = header.base_sequence
+        if sequence < 0 or header.producer_epoch < 0:
+            raise InvalidRecord(f"producer {header.producer_id} sent a batch without epoch or sequence")
+        state = staged.get(header.producer_id) or self._states.get(header.producer_id)
+        if state is None or state.seen_at + EXPIRY_S < self._clock():
+            return None
+        if header.producer_epoch < state.epoch:
+            raise InvalidProducerEpoch(
+                f"producer {header.producer_id} has epoch {state.epoch}, the batch {header.producer_epoch}"
+            )
+        if header.producer_epoch > state.epoch:
+            if sequence != 0:
+                raise OutOfOrderSequence(f"producer {header.producer_id} starts an epoch at {sequence}")
+            return None
+        for sent in state.batches:
+            if sent.base_sequence == sequence and sent.count == header.records_count:
+                return sent
+        if state.batches and sequence != state.batches[-1].next_sequence:
+            raise OutOfOrderSequence(
+                f"producer {header.producer_id} sent sequence {sequence}, "
+                f"next is {state.batches[-1].next_sequence}"
+            )
+        return None
+
+    def stage(self, header: BatchHeader, base_offset: int, end: int, staged: Staged) -> None:
+        """Note a batch about to be written; `commit` makes it count."""
+        state = staged.get(header.producer_id) or self._states.get(header.producer_id)
+        now = self._clock()
+        batch = SentBatch(header.base_sequence, base_offset, header.records_count, end)
+        known = state is not None and state.epoch == header.producer_epoch and state.seen_at + EXPIRY_S >= now
+        batches = state.batches if known and state is not None else ()
+        staged[header.producer_id] = ProducerState(
+            header.producer_epoch, (*batches, batch)[-REMEMBERED_BATCHES:], now
+        )
+
+    def commit(self, staged: Staged) -> None:
+        """Make the staged changes of a written append count."""
+        self._states.update(staged)
+
+    def replay(self, header: BatchHeader, end: int) -> None:
+        """Note a batch found in the log by recovery."""
+        if header.producer_id >= 0 and not header.is_control:
+            staged: Staged = {}
+            self.stage(header, header.base_offset, end, staged)
+            self.commit(staged)
+
+    def expire(self) -> None:
+        """Forget producers that were silent for a day."""
+        horizon = self._clock() - EXPIRY_S
+        for producer_id in [key for key, state in list(self._states.items()) if state.seen_at < horizon]:
+            del self._states[producer_id]
+
+    def to_json(self, flushed: int) -> list[Any]:
+        """Every producer as plain lists, without the batches that end above `flushed`.
+
+        A batch above it may not survive a power cut; remembering it would answer its retry as a duplicate
+        and lose it. If it does survive, recovery finds its header.
+        """
+        states = []
+        for producer_id, state in list(self._states.items()):
+            batches = [
+                [sent.base_sequence, sent.base_offset, sent.count, sent.end]
+                for sent in state.batches
+                if sent.end <= flushed
+            ]
+            if batches:
+                states.append([producer_id, state.epoch, state.seen_at, batches])
+        return states
+
+    def load_json(self, states: Iterable[Any]) -> None:
+        """Take over what `to_json` gave."""
+        for producer_id, epoch, seen_at, batches in states:
+            sent = tuple(SentBatch(*batch) for batch in batches)
+            self._states[producer_id] = ProducerState(epoch, sent, seen_at)

@@ -1,0 +1,243 @@
+"""Recovery is one rule: above the checkpoint keep the longest valid prefix, below it never cut.
+
+Reads a partition's directory, cuts what a crash left behind, and gives back what the log continues with.
+Refuses, with one line that says what is missing, a log that lost bytes which were on disk.
+
+Valid is a batch that stands where its chain says, with a right CRC. A batch that lacks its filler gets it. A
+mirrored partition is cut back to its last position batch, so that data and position stay in step. Without a
+checkpoint nobody knows what was flushed, so only what follows the last valid batch anywhere is cut.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from millrace.errors import MillraceError
+from millrace.records import BatchHeader, filler_after
+from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch
+from millrace.storage.checkpoint import Checkpoint, CheckpointUnreadable
+from millrace.storage.position import MirrorPosition
+from millrace.storage.producer_state import ProducerStates
+from millrace.storage.segment import SUFFIX, Segment, SegmentFacts, Sync, segment_path, sync_directory
+from millrace.storage.state import LogState, holds_offsets
+
+log = logging.getLogger(__name__)
+
+COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A log ready to go on: everything in it is on disk."""
+
+    segments: tuple[Segment, ...]
+    state: LogState
+    start_offset: int
+    clean: bool
+    """True when the checkpoint already says all of this."""
+
+
+def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
+    """Bring a partition's directory to a state a log can continue from; `producers` is filled in.
+
+    Raises MillraceError when bytes below the checkpoint are missing.
+    """
+    checkpoint = _read_checkpoint(directory)
+    segments = open_segments(directory, checkpoint)
+    if not segments:
+        segments = [Segment.create(directory, 0, now)]
+        sync_directory(directory)
+    if checkpoint is None:
+        first = segments[0].base
+        state, start_offset = LogState(first, first, first, 0, None), first
+    else:
+        producers.load_json(checkpoint.producers)
+        state = LogState(
+            checkpoint.flushed, checkpoint.high_watermark, checkpoint.data_end, 0, checkpoint.mirror
+        )
+        start_offset = checkpoint.start_offset
+        if segments[-1].end == checkpoint.flushed:
+            return Recovered(tuple(segments), state, start_offset, clean=True)
+    scan = _Scan(state, producers, skip_damage=checkpoint is None)
+    scan.run(segments)
+    unfilled = scan.unfilled
+    if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
+        # The filler belongs into its batch's file, so no file may begin where it must stand.
+        segments = [segment for segment in segments if segment.base < scan.kept.end or _discard(segment)]
+        kept = _cut(segments, scan.kept)
+        scan.complete_filler(kept[-1], unfilled, now)
+    else:
+        kept = _cut(segments, scan.kept)
+    _make_durable(directory, kept, None if checkpoint is None else checkpoint.flushed, sync)
+    return Recovered(tuple(kept), scan.kept, start_offset, clean=False)
+
+
+def _read_checkpoint(directory: Path) -> Checkpoint | None:
+    try:
+        checkpoint = Checkpoint.read(directory)
+    except CheckpointUnreadable as error:
+        if not any(directory.glob(f"*{SUFFIX}")):
+            raise MillraceError(f"{error} and no segment is left: restore {directory} from a copy") from None
+        log.warning("%s; reading the whole log instead", error)
+        return None
+    if checkpoint is None and any(path.stat().st_size for path in directory.glob(f"*{SUFFIX}")):
+        log.warning("no checkpoint in %s; reading the whole log instead", directory)
+    return checkpoint
+
+
+def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segment]:
+    """The segments in order; MillraceError when one that was on disk is missing or too short.
+
+    Deletes what an interrupted retention left below the checkpoint's start.
+    """
+    facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
+    flushed = None if checkpoint is None else checkpoint.flushed
+    segments = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        base = int(path.stem)
+        if checkpoint is not None and base < checkpoint.start:
+            log.info("deleting %s: retention had given it up", path)
+            path.unlink()
+        elif flushed is None or base >= flushed:
+            segments.append(Segment.open(path, SegmentFacts(base)))
+        else:
+            segments.append(Segment.open(path, facts.get(base)))
+    for before, after in pairwise(segments):
+        if before.end < after.base and (flushed is None or after.base <= flushed):
+            _refuse(directory, before.end, after.base)
+    if checkpoint is not None and flushed:
+        if not segments or segments[0].base > checkpoint.start:
+            _refuse(directory, checkpoint.start, segments[0].base if segments else flushed)
+        if segments[-1].end < flushed:
+            _refuse(directory, segments[-1].end, flushed)
+    return segments
+
+
+def _refuse(directory: Path, start: int, end: int) -> None:
+    raise MillraceError(
+        f"{directory} lost the bytes from position {start} to {end}, in {segment_path(directory, start).name} "
+        "or the file before it: restore it from a copy, or delete the topic"
+    )
+
+
+class _Scan:
+    """Follows the chain through the segments and remembers the last place where the log may end."""
+
+    def __init__(self, state: LogState, producers: ProducerStates, *, skip_damage: bool) -> None:
+        self.state = state
+        self.kept = state
+        self.unfilled: BatchHeader | None = None
+        """The last data batch, while the filler it needs is missing."""
+        self._producers = producers
+        self._skip_damage = skip_damage
+
+    def run(self, segments: list[Segment]) -> None:
+        """Read everything from the state's end on, up to the first break of the chain."""
+        for index, segment in enumerate(segments):
+            limit = segments[index + 1].base if index + 1 < len(segments) else segment.end
+            if limit < self.state.end or (limit == self.state.end and index + 1 < len(segments)):
+                continue
+            if segment.base > self.state.end:
+                return
+            if not self._read(segment, min(limit, segment.end)):
+                if not self._skip_damage or segment is segments[-1]:
+                    return
+                self._skip_to(segment, limit)
+
+    def _skip_to(self, segment: Segment, position: int) -> None:
+        log.warning("%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position)
+        self.state = replace(self.state, end=position)
+
+    def _read(self, segment: Segment, limit: int) -> bool:
+        """Read one segment; True when its chain reaches `limit` with nothing missing."""
+        fd = segment.reader().fileno()
+        chain, headers = Chain(self.state.end), HeaderReader(fd, segment.base)
+        unit_start = chain.position
+        while chain.position < limit:
+            position = chain.position
+            header = headers.header(position)
+            fits = header is not None and chain.accepts(header, limit)
+            batch = read_batch(fd, segment.base, position, header) if header is not None and fits else None
+            if header is None or batch is None:
+                resumed = next_batch(fd, segment.base, position + 1, limit) if self._skip_damage else None
+                if resumed is None:
+                    return False
+                self._skip_to(segment, resumed)
+                chain = Chain(resumed)
+                continue
+            if header.base_offset == position:
+                unit_start = position
+            chain.advance(header)
+            self._note(segment, header, position, chain.position - unit_start)
+            self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
+            self.unfilled = header if chain.filler_base is not None else None
+            # The end of a mirrored partition is always a position batch, the first thing it holds is one.
+            if self.state.mirror is None or self.state.mirror is not self.kept.mirror:
+                self.kept = self.state
+        return chain.filler_base is None
+
+    def _note(self, segment: Segment, header: BatchHeader, position: int, unit_bytes: int) -> None:
+        facts = segment.facts
+        facts.largest_unit = max(facts.largest_unit, unit_bytes)
+        if holds_offsets(header, position):
+            facts.max_timestamp = max(facts.max_timestamp, header.max_timestamp)
+            facts.next_offset = header.next_offset
+        if self.state.mirror is None:
+            self._producers.replay(header, position + header.size)
+
+    def complete_filler(self, segment: Segment, header: BatchHeader, now: float) -> None:
+        """Write the filler that a crash kept from following its batch."""
+        filler = filler_after(header, timestamp=header.max_timestamp)
+        assert filler is not None
+        segment.append([filler], len(filler), now)
+        segment.facts.largest_unit = max(segment.facts.largest_unit, header.size + len(filler))
+        self.kept = replace(self.kept, end=self.kept.end + len(filler))
+
+
+def _discard(segment: Segment) -> bool:
+    log.warning("%s lies behind the last valid batch, deleting it", segment.path)
+    segment.path.unlink()
+    return False
+
+
+def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
+    """Cut every file to what belongs to the log, delete those behind its end; return those kept."""
+    kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
+    ends = [segment.base for segment in kept[1:]] + [state.end]
+    for segment, end in zip(kept, ends, strict=True):
+        if segment.end > end:
+            log.warning("%s: cutting %d bytes behind the last valid batch", segment.path, segment.end - end)
+            status = segment.path.stat()
+            os.truncate(segment.path, end - segment.base)
+            os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention counts from it
+            segment.size = end - segment.base
+    last = kept[-1]
+    last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
+    return kept
+
+
+def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:
+    """Bring what recovery kept to the disk, so that it may be shown.
+
+    After a failed fdatasync the kernel may hold pages that it takes for clean and the disk never got.
+    Writing the same bytes again is what makes the next fdatasync tell the truth.
+    """
+    for segment in segments:
+        if flushed is not None and segment.end <= flushed and segment is not segments[-1]:
+            continue
+        status = segment.path.stat()
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if flushed is not None:
+                position = max(0, flushed - segment.base)
+                while chunk := os.pread(fd, COPY_BYTES, position):
+                    position += os.pwrite(fd, chunk, position)
+            sync(fd)
+        finally:
+            os.close(fd)
+        os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    sync_directory(directory)

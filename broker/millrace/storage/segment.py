@@ -1,0 +1,158 @@
+"""One file of a partition's log: appended at its end, read anywhere.
+
+Knows its file, its base position and three facts about its content. Does not know batches, offsets in use,
+or when to roll: that is the partition log. Appends and reads use descriptors of their own, because one
+shared file position would let a reader move the place where the writer writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from millrace.compression import Buffer
+from millrace.storage.file_slice import ReadFile
+
+IOV_MAX = os.sysconf("SC_IOV_MAX")
+SUFFIX = ".log"
+
+Sync: TypeAlias = Callable[[int], None]
+"""os.fdatasync, or what a test puts in its place."""
+
+
+def segment_path(directory: Path, base: int) -> Path:
+    """The file of the segment that begins at position `base`."""
+    return directory / f"{base:020d}{SUFFIX}"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make created, renamed and deleted names in a directory survive a power cut."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class CutFailed(OSError):
+    """A failed write left bytes behind that could not be cut off again."""
+
+
+@dataclass(slots=True)
+class SegmentFacts:
+    """What must be known of a segment without reading it; the checkpoint keeps it."""
+
+    base: int
+    max_timestamp: int = -1
+    """Largest timestamp of any record, ms; -1 when there is none. May be too large, never too small."""
+    largest_unit: int = 0
+    """Bytes of the largest batch with its filler: how far back a look-up must search."""
+    next_offset: int = -1
+    """Offset after the last record; -1 when the segment holds no data."""
+
+
+class Segment:
+    """A file named after the log position of its first byte."""
+
+    def __init__(
+        self, directory: Path, base: int, size: int, facts: SegmentFacts, last_append: float
+    ) -> None:
+        self.path = segment_path(directory, base)
+        self.base = base
+        self.size = size
+        self.facts = facts
+        self.last_append = last_append
+        """When bytes were last added, in seconds since the epoch: retention counts from here."""
+        self._append_fd: int | None = None
+        self._reader: weakref.ref[ReadFile] | None = None
+
+    @classmethod
+    def create(cls, directory: Path, base: int, now: float) -> Segment:
+        """A new, empty segment, open for appends; the caller syncs the directory."""
+        segment = cls(directory, base, 0, SegmentFacts(base), now)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        segment._append_fd = os.open(segment.path, flags, 0o644)
+        return segment
+
+    @classmethod
+    def open(cls, path: Path, facts: SegmentFacts | None = None) -> Segment:
+        """An existing segment; without remembered facts it is taken for the most expensive kind."""
+        status = path.stat()
+        base = int(path.stem)
+        if facts is None:
+            facts = SegmentFacts(base, (1 << 63) - 1, status.st_size, -1)
+        return cls(path.parent, base, status.st_size, facts, status.st_mtime)
+
+    @property
+    def end(self) -> int:
+        """Log position behind the last byte."""
+        return self.base + self.size
+
+    @property
+    def is_open_for_append(self) -> bool:
+        """True while the append descriptor is held, so while a sync may be due."""
+        return self._append_fd is not None
+
+    def append_fd(self) -> int:
+        """The descriptor appends go through."""
+        if self._append_fd is None:
+            self._append_fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return self._append_fd
+
+    def append(self, buffers: Sequence[Buffer], total: int, now: float) -> None:
+        """Write all `total` bytes or none: after a failure the file is cut back and OSError raised.
+
+        CutFailed instead means that the file now ends in bytes that do not belong to the log.
+        """
+        fd = self.append_fd()
+        try:
+            self._write_all(fd, buffers, total)
+        except OSError as error:
+            try:
+                os.ftruncate(fd, self.size)
+            except OSError as cut_error:
+                raise CutFailed(cut_error.errno, f"{error}; cutting it off failed: {cut_error}") from error
+            raise
+        self.size += total
+        self.last_append = now
+
+    @staticmethod
+    def _write_all(fd: int, buffers: Sequence[Buffer], total: int) -> None:
+        pending: list[Buffer] = list(buffers)
+        while pending:
+            written = os.writev(fd, pending[:IOV_MAX])
+            total -= written
+            if total == 0:
+                return
+            if written == 0:
+                raise OSError(errno.EIO, "the file system took no bytes")
+            done = 0
+            while done < len(pending) and written >= len(pending[done]):
+                written -= len(pending[done])
+                done += 1
+            del pending[:done]
+            if written:
+                pending[0] = memoryview(pending[0])[written:]
+
+    def sync(self, sync: Sync) -> None:
+        """Bring every byte written so far to the disk."""
+        sync(self.append_fd())
+
+    def reader(self) -> ReadFile:
+        """The read side of the file: the one still in use, or newly opened."""
+        reader = self._reader() if self._reader is not None else None
+        if reader is None:
+            reader = ReadFile(self.path, "rb")
+            self._reader = weakref.ref(reader)
+        return reader
+
+    def close(self) -> None:
+        """Close the append side; slices handed out keep the read side alive."""
+        if self._append_fd is not None:
+            os.close(self._append_fd)
+            self._append_fd = None

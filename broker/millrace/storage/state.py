@@ -1,0 +1,41 @@
+"""What a log amounts to at one moment: an immutable snapshot, replaced whole, read without a lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from millrace.records import BatchHeader
+from millrace.storage.position import MirrorPosition
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """A log up to one append; a partition log holds one as appended and one as flushed."""
+
+    end: int
+    """Byte position of the next append."""
+    high_watermark: int
+    """Offset after the last data record."""
+    data_end: int
+    """Byte position behind the last data batch; what follows are control batches."""
+    messages: int
+    """Data records since the log was opened."""
+    mirror: MirrorPosition | None
+
+    def after(self, header: BatchHeader, mirror: MirrorPosition | None = None) -> LogState:
+        """The state behind a batch that stands at `end`; `mirror` is the position it records, if any."""
+        end = self.end + header.size
+        mirror = mirror or self.mirror
+        if holds_offsets(header, self.end):
+            messages = self.messages + (0 if header.is_control else header.records_count)
+            return LogState(end, header.next_offset, end, messages, mirror)
+        return replace(self, end=end, mirror=mirror)
+
+
+def holds_offsets(header: BatchHeader, position: int) -> bool:
+    """True for a data batch and for the control batch that a repair put in the place of one.
+
+    A repaired batch stands at its base and spans its bytes as offsets, so that readers step to its end; a
+    filler does not stand at its base, and a position batch spans nothing.
+    """
+    return header.base_offset == position and (not header.is_control or header.last_offset_delta > 0)
