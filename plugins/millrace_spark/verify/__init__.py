@@ -1,0 +1,78 @@
+"""Proof that a warehouse is what was published: every folder there, every byte, every row, every sequence.
+
+Reads with pyarrow alone: no Spark, and no broker unless one is named, which is asked for its offsets only.
+Compares manifests with their own hashes, with one another and with the ledger; files with their manifests;
+rows with both. A problem is one line that names topic, partition and offsets, or the file. A note is
+something that the next run puts right by itself.
+"""
+
+from __future__ import annotations
+
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.manifest import PartitionRange
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from millrace_spark.filesystem import Filesystem
+from millrace_spark.verify.hours import verify_hours
+from millrace_spark.verify.loads import verify_loads
+from millrace_spark.verify.report import OnFolder, TableReport
+from millrace_spark.warehouse import HOURLY, load_numbers, read_load
+
+__all__ = ["TableReport", "verify"]
+
+
+def verify(
+    fs: Filesystem, topic: str | None, client: ClusterClient | None, on_folder: OnFolder
+) -> list[TableReport]:
+    """Check every table of a warehouse, or those of one topic; MillraceError when there is none."""
+    names = [name for name in fs.names("") if not name.startswith((".", "_"))]
+    topics = sorted({name.removesuffix(HOURLY) for name in names})
+    if topic is not None:
+        topics = [name for name in topics if name == topic]
+    if not topics:
+        raise MillraceError(f"nothing of {topic or 'any topic'} in {fs.root}: check the path and the topic")
+    reports = []
+    for each in topics:
+        loads = verify_loads(fs, each, on_folder)
+        if client is not None:
+            _check_log(fs, each, client, loads)
+        reports.append(loads)
+        if f"{each}{HOURLY}" in names:
+            reports.append(verify_hours(fs, each, on_folder))
+    return reports
+
+
+def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableReport) -> None:
+    """Compare the published end with the log itself: the same topic, not shorter, nothing lost in between."""
+    numbers = load_numbers(fs, topic)
+    try:
+        newest = read_load(fs, topic, numbers[-1]) if numbers else None
+    except MillraceError:
+        return  # named where the loads are checked
+    if newest is None:
+        return
+    try:
+        topic_id = client.topic(topic).topic_id.hex
+    except UnknownTopicOrPartition:
+        report.problems.append(f"{topic} does not exist on {client.bootstrap}: its log is gone")
+        return
+    if topic_id != newest.topic_id:
+        report.problems.append(f"{topic} on {client.bootstrap} is another topic: it was created anew")
+        return
+    first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
+    for part in newest.partitions:
+        name = f"{topic}-{part.partition}"
+        if part.partition not in last or last[part.partition] < part.end:
+            end = last.get(part.partition, 0)
+            report.problems.append(
+                f"{name} ends at offset {end}, loaded was up to {part.end}: messages are lost"
+            )
+        elif _lost(part, first[part.partition]):
+            report.problems.append(
+                f"{name} offsets [{part.end}, {first[part.partition]}) expired before a load"
+            )
+        elif last[part.partition] > part.end:
+            report.notes.append(f"{name} offsets [{part.end}, {last[part.partition]}) are not loaded yet")
+
+
+def _lost(part: PartitionRange, first: int) -> bool:
+    return first > part.end and first != part.end_base
