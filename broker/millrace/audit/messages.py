@@ -19,6 +19,7 @@ import fastavro
 from millrace.audit.counts import SequenceCounts
 from millrace.audit.ranges import SequenceRanges, from_deltas, merged, to_deltas
 from millrace.errors import MillraceError
+from millrace.registry.client import UnknownSchema
 
 AUDIT_TOPIC = "audit"
 """In every cluster that is produced to; in the aggregate cluster a mirror of it, a partition for each."""
@@ -294,7 +295,10 @@ class AuditCodec:
             return None
 
     def _writer(self, schema_id: int) -> tuple[str, Any] | None:
-        schema = self._registry.schema(schema_id)
+        try:
+            schema = self._registry.schema(schema_id)
+        except UnknownSchema:
+            return None
         name = schema.get("name", "").rpartition(".")[2] if isinstance(schema, dict) else ""
         return (name, fastavro.parse_schema(schema)) if name in _KINDS else None
 

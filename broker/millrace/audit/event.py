@@ -1,0 +1,149 @@
+"""An audited message: the bytes of one event, its header in front.
+
+    0x00, schema id (4 bytes, big endian), Avro body
+    body := AuditHeader {time: long, server: string, service: string, instance: long, sequence: long}, fields
+
+The header is the first field of every event schema, so a reader finds it without knowing the rest. Knows one
+message at a time; neither topics nor brokers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import fastavro
+from fastavro.validation import ValidationError
+
+from millrace.errors import MillraceError
+
+PREFIX_BYTES = 5
+HEADER_FIELD = "header"
+_HEADER_FIELDS = {
+    "time": "long", "server": "string", "service": "string", "instance": "long", "sequence": "long",
+}  # fmt: skip
+_INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
+_DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
+_PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
+
+
+class EventHeader(NamedTuple):
+    """Who sent a message, and as which; `time` is the event's, in ms."""
+
+    time: int
+    server: str
+    service: str
+    instance: int
+    sequence: int
+
+
+class NotAudited(Exception):
+    """A message that does not begin with an audit header."""
+
+
+def has_header(schema: Any) -> bool:
+    """True if a schema's first field is an AuditHeader, so that `HeaderReader` may read its messages."""
+    if not isinstance(schema, Mapping) or not schema.get("fields"):
+        return False
+    field = schema["fields"][0]
+    header = field["type"]
+    if field["name"] != HEADER_FIELD or not isinstance(header, Mapping):
+        return False
+    kinds = {f["name"]: f["type"] for f in header.get("fields", ())}
+    plain = {name: kind["type"] if isinstance(kind, Mapping) else kind for name, kind in kinds.items()}
+    return list(plain.items())[: len(_HEADER_FIELDS)] == list(_HEADER_FIELDS.items())
+
+
+def _read_long(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise NotAudited("a number of more than 10 bytes")
+    value = (result >> 1) ^ -(result & 1)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise NotAudited("a number of more than 64 bits")
+    return value, position
+
+
+def _read_string(data: bytes | memoryview, position: int) -> tuple[str, int]:
+    size, position = _read_long(data, position)
+    end = position + size
+    if size < 0 or end > len(data):
+        raise NotAudited("a name that is longer than its message")
+    return bytes(data[position:end]).decode(), end
+
+
+def read_header(message: bytes) -> EventHeader:
+    """The header of one message; NotAudited when it has none. Does not look at the schema id."""
+    try:
+        time, position = _read_long(message, PREFIX_BYTES)
+        server, position = _read_string(message, position)
+        service, position = _read_string(message, position)
+        instance, position = _read_long(message, position)
+        sequence, _ = _read_long(message, position)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise NotAudited("it ends inside its header") from error
+    if message[0] != 0 or sequence < 0:
+        raise NotAudited("it is no Avro message behind a schema id")
+    return EventHeader(time, server, service, instance, sequence)
+
+
+class EventSchema:
+    """Encodes events of one schema under its registry id."""
+
+    def __init__(self, schema: Mapping[str, Any], schema_id: int) -> None:
+        self.name = str(schema.get("name", "?"))
+        if not has_header(schema):
+            raise MillraceError(
+                f"schema {self.name} cannot be audited: its first field must be `header`, an AuditHeader"
+                f" {{{', '.join(_HEADER_FIELDS)}}} as in schemas/PageView.avsc"
+            )
+        self._schema: Any = fastavro.parse_schema(dict(schema))
+        self._prefix = b"\0" + schema_id.to_bytes(4, "big")
+        fields = schema["fields"][1:]
+        self._numbers = [
+            (f["name"], _INT_BOUNDS[f["type"]])
+            for f in fields
+            if isinstance(f["type"], str) and f["type"] in _INT_BOUNDS
+        ]
+        self._is_flat = all(_is_plain(f["type"]) for f in fields)
+
+    def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
+        """The message of an event; MillraceError names the field when the event does not fit the schema."""
+        record = {**event, HEADER_FIELD: header}
+        out = BytesIO()
+        out.write(self._prefix)
+        try:
+            # fastavro cuts a float down to an integer and writes an int of any size: look before it does.
+            if not self._is_flat or not self._numbers_fit(event):
+                fastavro.validate(record, self._schema, raise_errors=True)
+            fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
+        except (*_DOES_NOT_FIT, ValidationError) as error:
+            raise MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}") from error
+        return out.getvalue()
+
+    def _numbers_fit(self, event: Mapping[str, Any]) -> bool:
+        for name, bound in self._numbers:
+            value = event.get(name)
+            if value is not None and not (type(value) is int and -bound <= value < bound):
+                return False
+        return True
+
+
+def _is_plain(kind: Any) -> bool:
+    """True for a primitive type or a union of them; a union's branches are checked when it is written."""
+    branches = kind if isinstance(kind, list) else [kind]
+    return all(isinstance(branch, str) and branch in _PLAIN for branch in branches)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):  # one entry for each branch of a union that takes no such value
+        return "; ".join(str(entry) for entry in error.errors)
+    return " ".join(str(error).split())

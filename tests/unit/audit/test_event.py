@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.audit.event import EventSchema, NotAudited, has_header, read_header
+from millrace.audit.messages import schema_file
+from millrace.errors import MillraceError
+
+LONG = st.integers(-(1 << 63), (1 << 63) - 1)
+HEADER = {"time": 1_431_856_800_000, "server": "web-1", "service": "shop", "instance": 2**62, "sequence": 7}
+EVENT: dict[str, Any] = {
+    "memberId": None,
+    "clientAddress": "10.0.0.1",
+    "method": "GET",
+    "url": "/",
+    "protocol": "HTTP/1.1",
+    "referrer": None,
+    "userAgent": "curl",
+    "status": 200,
+    "bytes": None,
+}
+PAGE_VIEW = EventSchema(schema_file("PageView"), 300)
+
+
+def test_an_event_is_a_zero_byte_the_schema_id_and_the_avro_body() -> None:
+    message = PAGE_VIEW.encode(HEADER, EVENT)
+    assert message[:5] == b"\0\0\0\1\x2c"
+    schema = fastavro.parse_schema(dict(schema_file("PageView")))
+    record = fastavro.schemaless_reader(BytesIO(message[5:]), schema, None)
+    assert isinstance(record, dict)
+    assert {key: value for key, value in record.items() if key != "header"} == EVENT
+
+
+@given(LONG, st.text(max_size=80), st.text(max_size=80), LONG, st.integers(0, (1 << 63) - 1))
+def test_the_hand_decoder_reads_what_fastavro_writes(
+    time: int, server: str, service: str, instance: int, sequence: int
+) -> None:
+    header = {"time": time, "server": server, "service": service, "instance": instance, "sequence": sequence}
+    assert read_header(PAGE_VIEW.encode(header, EVENT))._asdict() == header
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_raise_nothing_but_not_audited(data: bytes) -> None:
+    try:
+        header = read_header(data)
+    except NotAudited:
+        return
+    assert header.sequence >= 0
+
+
+HEADER_END = 5 + 6 + 6 + 5 + 10 + 1
+
+
+@pytest.mark.parametrize("cut", range(HEADER_END))
+def test_a_message_cut_inside_its_header_is_refused(cut: int) -> None:
+    message = PAGE_VIEW.encode(HEADER, EVENT)
+    assert read_header(message[:HEADER_END]).sequence == 7
+    with pytest.raises(NotAudited):
+        read_header(message[:cut])
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"status": "two hundred"}, "status"),
+        ({"status": 1 << 31}, "status"),
+        ({"status": 200.5}, "status"),
+        ({"status": True}, "status"),
+        ({"status": None}, "status"),
+        ({"memberId": "x"}, "memberId"),
+        ({"memberId": 1 << 63}, "memberId"),
+        ({"url": None}, "url"),
+        ({"url": b"/"}, "url"),
+        ({"url": "\ud800"}, "surrogates"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_an_event_that_does_not_fit_is_refused_in_one_line_naming_the_field(
+    change: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(MillraceError, match=rf"schema PageView.*{field}") as caught:
+        PAGE_VIEW.encode(HEADER, {**EVENT, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["url", "method", "status"])
+def test_a_field_without_default_must_be_given(field: str) -> None:
+    event = {key: value for key, value in EVENT.items() if key != field}
+    with pytest.raises(MillraceError, match=field):
+        PAGE_VIEW.encode(HEADER, event)
+
+
+def test_numbers_inside_lists_are_checked_too() -> None:
+    nested = {
+        "type": "record",
+        "name": "Basket",
+        "fields": [
+            schema_file("PageView")["fields"][0],
+            {"name": "prices", "type": {"type": "array", "items": "int"}},
+        ],
+    }
+    schema = EventSchema(nested, 1)
+    assert read_header(schema.encode(HEADER, {"prices": [1, 2]})).sequence == 7
+    with pytest.raises(MillraceError, match="prices"):
+        schema.encode(HEADER, {"prices": [1, 2.5]})
+
+
+def test_a_schema_without_the_header_in_front_is_refused() -> None:
+    schema = {"type": "record", "name": "Plain", "fields": [{"name": "url", "type": "string"}]}
+    assert not has_header(schema)
+    with pytest.raises(MillraceError, match="Plain cannot be audited"):
+        EventSchema(schema, 1)
+
+
+@pytest.mark.parametrize("name", ["PageView", "SearchQuery"])
+def test_the_schemas_that_ship_have_the_header(name: str) -> None:
+    assert has_header(schema_file(name))
+    assert not has_header(schema_file("AuditReport"))

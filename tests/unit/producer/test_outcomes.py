@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millrace.audit.counts import WINDOW_MS, window_start
+from millrace.audit.messages import FOR_EVER, ReportedWindow
+from millrace.audit.outcomes import Outcomes
+
+HOUR = 6 * WINDOW_MS
+events = st.lists(st.tuples(st.sampled_from(["PageView", "SearchQuery"]), st.integers(0, 4 * WINDOW_MS)))
+
+
+def send(outcomes: Outcomes, topic: str, time_ms: int) -> int:
+    state = outcomes.topic(topic)
+    outcomes.sent(state, time_ms)
+    return state.next_sequence - 1
+
+
+def told(portions: list[list[ReportedWindow]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
+    found: dict[tuple[str, int], tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    for window in (window for portion in portions for window in portion):
+        for part, ranges in zip(
+            found[window.topic, window.window], (window.acknowledged, window.failed), strict=True
+        ):
+            numbers = {n for first, last in ranges for n in range(first, last + 1)}
+            assert not part & numbers, "nothing is told twice"
+            part |= numbers
+    return dict(found)
+
+
+@given(events, st.integers(0, 5), st.randoms(use_true_random=False))
+def test_every_event_is_told_once_as_acknowledged_or_failed(
+    sent: list[tuple[str, int]], cuts: int, chance: random.Random
+) -> None:
+    outcomes = Outcomes()
+    expected: dict[tuple[str, int], tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
+    portions = []
+    cut_at = {chance.randrange(len(sent) + 1) for _ in range(cuts)}
+    for index, (topic, time_ms) in enumerate(sent):
+        sequence = send(outcomes, topic, time_ms)
+        failed = chance.random() < 0.2
+        expected[topic, window_start(time_ms)][failed].add(sequence)
+        if failed:
+            outcomes.fail(topic, time_ms, sequence)
+        if index in cut_at:
+            outcomes.cut(index)
+            outcomes.resolve(index)
+            portions += outcomes.take_news(chance.randrange(1, 5))
+    outcomes.cut(len(sent))
+    outcomes.resolve(len(sent))
+    portions += outcomes.take_news(3)
+    assert told(portions) == expected
+    assert outcomes.take_news(3) == []
+    assert outcomes.open_from == FOR_EVER
+
+
+def test_only_what_was_cut_off_in_time_has_an_outcome() -> None:
+    outcomes = Outcomes()
+    send(outcomes, "PageView", 0)
+    outcomes.cut(1.0)
+    send(outcomes, "PageView", WINDOW_MS)
+    outcomes.cut(2.0)
+    outcomes.resolve(1.5)
+    assert told(outcomes.take_news(10)) == {("PageView", 0): ({0}, set())}
+    assert outcomes.open_from == WINDOW_MS
+    outcomes.resolve(2.0)
+    assert told(outcomes.take_news(10)) == {("PageView", WINDOW_MS): ({1}, set())}
+
+
+def test_the_earliest_window_with_a_pending_event_stays_open() -> None:
+    outcomes = Outcomes()
+    assert outcomes.open_from == FOR_EVER
+    send(outcomes, "PageView", HOUR + 5)
+    send(outcomes, "SearchQuery", 2 * HOUR)
+    assert outcomes.open_from == HOUR, "before it is cut off as well"
+    outcomes.cut(1.0)
+    assert outcomes.open_from == HOUR
+
+
+def test_a_failure_that_comes_after_the_acknowledgement_was_told_is_told_as_well() -> None:
+    outcomes = Outcomes()
+    sequence = send(outcomes, "PageView", 7)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    assert told(outcomes.take_news(10)) == {("PageView", 0): ({0}, set())}
+    outcomes.fail("PageView", 7, sequence)
+    assert told(outcomes.take_news(10)) == {("PageView", 0): (set(), {0})}
+
+
+def test_a_long_stream_in_order_costs_one_range_per_window() -> None:
+    outcomes = Outcomes()
+    for index in range(60_000):
+        send(outcomes, "PageView", index * 20)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    (portion,) = outcomes.take_news(1000)
+    assert [window.acknowledged.pairs() for window in portion] == [[[0, 29_999]], [[30_000, 59_999]]]
+    assert outcomes.topic("PageView").acknowledged.pairs() == [[0, 59_999]]
+
+
+def test_news_in_portions_stay_small_and_lose_nothing() -> None:
+    outcomes = Outcomes()
+    for index in range(1000):
+        send(outcomes, "PageView", (index % 3) * WINDOW_MS)
+    outcomes.cut(1.0)
+    outcomes.resolve(1.0)
+    portions = outcomes.take_news(50)
+    assert max(sum(w.acknowledged.range_count for w in portion) for portion in portions) <= 50
+    assert sum(len(numbers) for numbers, _ in told(portions).values()) == 1000
