@@ -1,0 +1,79 @@
+"""Every hour: bring both topics into the warehouse, wait for the proof, publish the hour.
+
+`SearchQuery` is mirrored here, by batch; `PageView` is mirrored by the brokers all the time. The data
+interval names the hour to wait for and to publish. It selects no offsets: a load takes whatever is new, and
+what it was too early for, the next run's load brings. So runs overlap: while one waits for a slow
+datacenter, the next ones go on loading.
+
+Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
+connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
+long an hour may take to become complete.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, task
+
+from millrace_airflow.hooks.millrace import MillraceHook
+from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
+from millrace_airflow.operators.schemas import RegisterSchemasOperator
+from millrace_airflow.sensors.completeness import CompletenessSensor
+
+TOPICS = ["PageView", "SearchQuery"]
+MIRRORED_BY_BATCH = "SearchQuery"
+SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
+WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
+
+START = "{{ params.start or data_interval_start }}"
+END = "{{ params.end or data_interval_end }}"
+# Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
+SETTLED = "{{ params.end or data_interval_end + macros.timedelta(minutes=5) }}"
+
+
+@task
+def origins() -> list[str]:
+    """The datacenters to mirror from."""
+    return sorted(MillraceHook().get_conn().origins)
+
+
+with DAG(
+    dag_id="warehouse_load",
+    # "@hourly" would be a moment without a length in Airflow 3; the hour itself is needed here.
+    schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"),
+    start_date=datetime(2025, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=24,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    params={
+        "start": Param(None, type=["null", "string"], description="First hour to publish, ISO 8601."),
+        "end": Param(None, type=["null", "string"], description="End of the last hour to publish."),
+    },
+    tags=["millrace"],
+    doc_md=__doc__,
+):
+    settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
+    schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
+    # One at a time: a second one would find nothing to do or, at worst, do the same work for nothing.
+    mirror = MirrorTopicOperator.partial(
+        task_id="mirror_search_query", topic=MIRRORED_BY_BATCH, max_active_tis_per_dag=2
+    ).expand(origin=origins())
+    load = LoadTopicOperator(task_id="load", topics=TOPICS, max_active_tis_per_dag=1)
+    settled >> schemas >> mirror >> load
+
+    for topic in TOPICS:
+        wait = CompletenessSensor(
+            task_id=f"wait_{topic}",
+            topic=topic,
+            start=START,
+            end=END,
+            timeout=WAIT,
+            accept_unknown_after=WAIT / 2,
+            deferrable=True,
+        )
+        publish = PublishHourOperator(task_id=f"publish_{topic}", topic=topic, start=START, end=END)
+        load >> wait >> publish

@@ -1,0 +1,74 @@
+"""The millrace commands an Airflow task runs, as words of a command line.
+
+The command line is the seam between Airflow and Spark: this package never imports what the commands do.
+Plain functions of plain values; nothing is run here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from millrace.errors import ConfigError
+from millrace_airflow.settings import MillraceSettings
+
+
+def load_command(settings: MillraceSettings, topics: Sequence[str], run_id: str) -> list[str]:
+    """`millrace load`: the topics' new records into the warehouse, once, whoever asks and however often."""
+    options = ["--warehouse", settings.warehouse, "--bootstrap", settings.bootstrap]
+    options += ["--registry", settings.registry, "--run-id", run_id]
+    return _millrace(settings, "load", *topics, *options)
+
+
+def hourly_command(settings: MillraceSettings, topic: str, start: datetime, end: datetime) -> list[str]:
+    """`millrace hourly`: the next revision of every hour in [start, end) that has news."""
+    options = ["--from", _iso(start), "--to", _iso(end)]
+    options += ["--warehouse", settings.warehouse, "--auditor", settings.auditor]
+    return _millrace(settings, "hourly", topic, *options)
+
+
+def mirror_command(settings: MillraceSettings, topic: str, origin: str) -> list[str]:
+    """`millrace mirror-batch`: the origin's new batches of a topic into the aggregate cluster."""
+    options = ["--origin", origin, "--origin-bootstrap", settings.origin(origin)]
+    return _millrace(settings, "mirror-batch", topic, *options, "--bootstrap", settings.bootstrap)
+
+
+def _millrace(settings: MillraceSettings, *words: str) -> list[str]:
+    # The interpreter of the worker, not whatever `millrace` is first on its path.
+    return [sys.executable, "-m", "millrace.cli", *words, "--json"]
+
+
+def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:
+    """The name under which a load keeps its plan: the same for every try of a task, and after a clear.
+
+    Legible for people, unique by its hash, and safe as a file name on any file system.
+    """
+    key = "\0".join([dag_id, run_id, task_id, str(map_index)])
+    legible = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{dag_id}-{task_id}-{run_id}").strip("-")[:100]
+    return f"{legible}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def interval(start: str, end: str) -> tuple[datetime, datetime]:
+    """The interval [start, end) in UTC. ConfigError when a text is no time or nothing lies between them."""
+    first, last = _instant(start, "start"), _instant(end, "end")
+    if first >= last:
+        raise ConfigError(
+            f"start {_iso(first)} is not before end {_iso(last)}: give an interval of at least one hour"
+            " (a schedule like @hourly has no data interval in Airflow 3; use CronDataIntervalTimetable)"
+        )
+    return first, last
+
+
+def _instant(text: str, what: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{what} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
+    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+
+
+def _iso(instant: datetime) -> str:
+    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")

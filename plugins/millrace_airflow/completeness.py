@@ -1,0 +1,103 @@
+"""What to do about the audit's verdict on some hours, and how to say why.
+
+Plain functions, for the sensor and its trigger alike; none of them waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from millrace.audit.client import Completeness, Finding, Window, completeness
+from millrace.errors import MillraceError
+
+DUPLICATE = "duplicate"
+SHOWN = 5
+"""Findings and reasons spelled out in a message; the rest are counted."""
+
+
+class Step(StrEnum):
+    """What follows from a verdict."""
+
+    GO_ON = "go on"
+    WAIT = "wait"
+    GIVE_UP = "give up"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The next step and one line that says why."""
+
+    step: Step
+    reason: str
+
+
+def ask(
+    auditor: str,
+    topic: str,
+    start: datetime,
+    end: datetime,
+    until: datetime,
+    unknown_until: datetime | None,
+) -> Judgement:
+    """Ask the auditor once, and judge; an auditor that does not answer is waited for like any other."""
+    now = datetime.now(UTC)
+    try:
+        found = completeness(auditor, topic, start, end)
+    except MillraceError as error:
+        return Judgement(Step.GIVE_UP if now >= until else Step.WAIT, str(error))
+    return judge(found, now=now, until=until, unknown_until=unknown_until)
+
+
+def judge(
+    found: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
+) -> Judgement:
+    """The step at `now`, if the wait ends at `until` and an unknown verdict will do from `unknown_until` on.
+
+    Missing messages can still arrive and an unknown producer can still report: both are waited for. A
+    duplicate can not go away again, in a log or in a load: it ends the wait at once.
+    """
+    reason = describe(found)
+    if found.verdict == "complete":
+        return Judgement(Step.GO_ON, reason)
+    if any(finding.kind == DUPLICATE for window in found.windows for finding in window.findings):
+        return Judgement(Step.GIVE_UP, reason)
+    if found.verdict == "unknown" and unknown_until is not None and now >= unknown_until:
+        return Judgement(Step.GO_ON, reason)
+    return Judgement(Step.GIVE_UP if now >= until else Step.WAIT, reason)
+
+
+def describe(found: Completeness) -> str:
+    """One line: the verdict and, when it is not `complete`, tier, server, instance, sequences and reasons."""
+    start, end = found.start.isoformat(), found.end.isoformat()
+    line = f"{found.topic} [{start}, {end}): {found.verdict}"
+    findings = [(window, finding) for window in found.windows for finding in window.findings]
+    findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
+    details = [_finding(window, finding) for window, finding in findings]
+    details += [*found.reasons, *_reasons(found.windows)]
+    if not details and found.verdict != "complete":
+        details = ["the audit gives no reason"]
+    if len(details) > SHOWN:
+        details = [*details[:SHOWN], f"and {len(details) - SHOWN} more"]
+    return f"{line}: {'; '.join(details)}" if details else line
+
+
+def _finding(window: Window, finding: Finding) -> str:
+    ranges = [f"{a}" if a == b else f"{a}-{b}" for a, b in finding.sequences]
+    more = f" and {len(ranges) - SHOWN} more ranges" if len(ranges) > SHOWN else ""
+    return (
+        f"{finding.count} {finding.kind} at tier {finding.tier}, window {window.start.isoformat()}:"
+        f" server {finding.server}, service {finding.service}, instance {finding.instance},"
+        f" sequences {', '.join(ranges[:SHOWN])}{more}"
+    )
+
+
+def _reasons(windows: Sequence[Window]) -> list[str]:
+    """The distinct reasons, each with the number of windows it holds for."""
+    counts: dict[str, int] = {}
+    for window in windows:
+        for reason in window.reasons:
+            counts[reason] = counts.get(reason, 0) + 1
+    return [reason if count == 1 else f"{reason} ({count} windows)" for reason, count in counts.items()]

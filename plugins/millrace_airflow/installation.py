@@ -1,0 +1,37 @@
+"""Checks once, before any work, that the installed packages can work together.
+
+Knows distributions by name only; imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+
+
+class InstallationError(RuntimeError):
+    """What is installed cannot work together; no MillraceError, as millrace may be what is missing."""
+
+
+def check_installation() -> None:
+    """Raise InstallationError, one line that says what to do, when jobs could not run here."""
+    if importlib.util.find_spec("millrace") is None:
+        raise InstallationError(
+            "the plugins folder alone is not enough: package millrace is missing; pip install millrace"
+        )
+    # Both write the folder site-packages/pyspark: which release's files are there is a matter of luck,
+    # and uninstalling either one leaves holes in the other.
+    spark, client = _version("pyspark"), _version("pyspark-client")
+    if spark and client:
+        raise InstallationError(
+            f"pyspark {spark} and pyspark-client {client} overwrite each other's files: pip uninstall"
+            " pyspark-client apache-airflow-providers-apache-spark, then pip install --force-reinstall"
+            f" pyspark=={spark}"
+        )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,159 @@
+"""A millrace command as a process of its own, which outlives whoever started it.
+
+Owns one folder per job and what is in it. Does not know what the command does: a job that is lost is
+simply started again, because every command may be repeated without harm.
+
+    command.json   what is run
+    lock           locked for as long as anything of the job runs; says "alive" without trusting a pid
+    group          process group of the job
+    log            the command's standard error, line by line
+    result         its standard output
+    status.json    {"exit_code": n}, written whole when the command has ended
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import MillraceError
+
+KILL_AFTER_S = 10.0
+"""What a stopped job gets to end by itself."""
+
+
+class JobFailed(MillraceError):
+    """The command ended with an error or disappeared; the text repeats its own last line."""
+
+
+class Job:
+    """One job, by its folder; any process that sees the folder can watch, stop and read it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @classmethod
+    def start(cls, command: Sequence[str], parent: Path, name: str) -> Job:
+        """Start `command` detached from this process, its folder a new one under `parent`."""
+        job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
+        job.directory.mkdir(parents=True)
+        job._path("command.json").write_text(json.dumps(list(command)))
+        with job._path("lock").open("wb") as lock:
+            # Taken here and inherited: there is no moment at which the job exists and looks dead.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            runner = [sys.executable, "-m", "millrace_airflow.job_runner", str(job.directory)]
+            with job._path("log").open("wb") as log:
+                started = subprocess.run(
+                    [*runner, str(lock.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=[lock.fileno()],
+                    check=False,
+                )
+        if started.returncode:
+            raise JobFailed(f"cannot start {_printable(command)}: {job._last_words()}")
+        return job
+
+    def ended(self) -> bool:
+        """True once nothing of the job runs, with or without an exit code."""
+        return self._exit_code() is not None or not self.alive()
+
+    def alive(self) -> bool:
+        """True while anything of the job runs. JobFailed when this machine cannot see its folder."""
+        try:
+            with self._path("lock").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:
+            raise JobFailed(
+                f"no job folder {self.directory} on this machine: workers and triggerers need one job_dir"
+            ) from None
+        return False
+
+    def follow(self, write: Callable[[str], None], poll_s: float = 0.1) -> None:
+        """Wait until the job has ended, passing each line of its log to `write`."""
+        with self._path("log").open("rb") as log:
+            pending = b""
+            while not self.ended():
+                *lines, pending = (pending + log.read()).split(b"\n")
+                for line in lines:
+                    write(line.decode(errors="replace"))
+                time.sleep(poll_s)
+            for line in (pending + log.read()).splitlines():
+                write(line.decode(errors="replace"))
+
+    def log_lines(self) -> Iterator[str]:
+        """The log so far, line by line."""
+        with self._path("log").open(errors="replace") as log:
+            for line in log:
+                yield line.rstrip("\n")
+
+    def result(self) -> Any:
+        """What the ended command printed as JSON. JobFailed with its last line when it failed."""
+        if not self.ended():
+            raise JobFailed(f"{self._command()} has not ended")
+        if (code := self._exit_code()) is None:
+            raise JobFailed(f"{self._command()} was killed before it ended: {self._last_words()}")
+        if code != 0:
+            raise JobFailed(f"{self._command()} failed with exit code {code}: {self._last_words()}")
+        text = self._path("result").read_text()
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
+
+    def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
+        """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self.alive():
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(int(self._path("group").read_text()), number)
+            deadline = time.monotonic() + timeout_s
+            while self.alive() and time.monotonic() < deadline:
+                time.sleep(0.05)
+
+    def remove(self) -> None:
+        """Delete the folder of an ended job."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _path(self, name: str) -> Path:
+        return self.directory / name
+
+    def _exit_code(self) -> int | None:
+        try:
+            return int(json.loads(self._path("status.json").read_text())["exit_code"])
+        except FileNotFoundError:
+            return None
+
+    def _command(self) -> str:
+        return _printable(json.loads(self._path("command.json").read_text()))
+
+    def _last_words(self) -> str:
+        last = ""
+        for line in self.log_lines():
+            last = line.strip() or last
+            if line.startswith("millrace: "):
+                # The command's own summary of what went wrong; Spark may still talk after it.
+                return line.removeprefix("millrace: ").strip()
+        return last or "it left no word; see the log of the machine it ran on"
+
+
+def _printable(command: Sequence[str]) -> str:
+    # `python -m millrace.cli load PageView ...` is, for people, `millrace load PageView`.
+    if list(command[1:3]) == ["-m", "millrace.cli"]:
+        return f"`millrace {' '.join(command[3:5])}`"
+    return f"`{Path(command[0]).name}`"

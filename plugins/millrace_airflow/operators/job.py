@@ -1,0 +1,105 @@
+"""What the operators that run a millrace command have in common: start it, wait for it, stop it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, conf
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
+from millrace_airflow.command_line import run_id_of_task
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+from millrace_airflow.installation import check_installation
+from millrace_airflow.job import Job
+from millrace_airflow.triggers.job import JobTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace_airflow.settings import MillraceSettings
+
+
+class MillraceJobOperator(BaseOperator):
+    """Runs one millrace command as a process of its own and returns what it printed as JSON.
+
+    Repeating a task is always safe: that every record counts once is decided in the warehouse and in the
+    brokers, never here. Deferred, the task gives its worker slot back and a trigger watches the process.
+    """
+
+    ui_color = "#d9e8f5"
+
+    def __init__(
+        self,
+        *,
+        conn_id: str = DEFAULT_CONN_ID,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        poll_s: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.conn_id = conn_id
+        self.deferrable = deferrable
+        self.poll_s = poll_s
+        self._job: Job | None = None
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """The words of the command line to run."""
+        raise NotImplementedError
+
+    def finish(self, result: Any, context: Context) -> Any:
+        """What the task returns, from what the command printed."""
+        return result
+
+    def execute(self, context: Context) -> Any:
+        """Start the command; wait for it here, or defer until it has ended."""
+        check_installation()
+        settings = MillraceHook(self.conn_id).get_conn()
+        job = self._start(settings, context)
+        if self.deferrable:
+            timeout = self.execution_timeout
+            deadline = time.time() + timeout.total_seconds() if timeout else None
+            self.defer(
+                trigger=JobTrigger(str(job.directory), self.poll_s, deadline),
+                method_name="execute_complete",
+            )
+        try:
+            job.follow(self.log.info)
+        except BaseException:
+            job.kill()
+            raise
+        return self._complete(job, context)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on after the trigger: repeat the job's log here, then its result or its error."""
+        job = Job(Path(event["directory"]))
+        job.alive()  # raises when this machine cannot see the folder
+        for line in job.log_lines():
+            self.log.info(line)
+        if event["timed_out"]:
+            job.remove()
+            raise AirflowTaskTimeout(f"stopped after execution_timeout={self.execution_timeout}")
+        return self._complete(job, context)
+
+    def on_kill(self) -> None:
+        """Stop the command and everything it started."""
+        if self._job is not None:
+            self._job.kill()
+
+    def _start(self, settings: MillraceSettings, context: Context) -> Job:
+        task = context["ti"]
+        map_index = task.map_index if task.map_index is not None else -1
+        run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
+        command = self.command(settings, run_id)
+        self._job = Job.start(command, settings.job_directory, run_id)
+        self.log.info("%s", " ".join(command))
+        self.log.info("log while it runs: %s", self._job.directory / "log")
+        return self._job
+
+    def _complete(self, job: Job, context: Context) -> Any:
+        try:
+            result = job.result()
+        finally:
+            job.remove()
+        return self.finish(result, context)

@@ -1,0 +1,88 @@
+"""The steps of a warehouse load that run on Spark: mirror by batch, load, publish the hours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset
+
+from millrace_airflow.command_line import hourly_command, interval, load_command, mirror_command
+from millrace_airflow.operators.job import MillraceJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace_airflow.settings import MillraceSettings
+
+
+def hourly_asset(topic: str) -> Asset:
+    """The asset that stands for a topic's hourly table, for the DAGs that read it."""
+    return Asset(name=f"{topic}.hourly", group="millrace")
+
+
+class MirrorTopicOperator(MillraceJobOperator):
+    """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once."""
+
+    template_fields = ("topic", "origin", "conn_id")
+
+    def __init__(self, *, topic: str, origin: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+        self.origin = origin
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """`millrace mirror-batch`; the position it has reached is kept by the brokers."""
+        return mirror_command(settings, self.topic, self.origin)
+
+
+class LoadTopicOperator(MillraceJobOperator):
+    """Loads what is new in one or more topics into the warehouse.
+
+    Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
+    finishes the load it began; the data interval plays no part.
+    """
+
+    template_fields = ("topics", "conn_id")
+
+    def __init__(self, *, topics: str | Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.topics = topics
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """`millrace load`, its plan kept under `run_id`."""
+        topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
+        return load_command(settings, topics, run_id)
+
+
+class PublishHourOperator(MillraceJobOperator):
+    """Publishes the hours in [start, end) of a topic's hourly table, and the asset `<topic>.hourly`.
+
+    The asset's event says in its `extra` which hours have which revision, rows and verdict. `topic` is not
+    a template: the asset must be known when the DAG is parsed.
+    """
+
+    template_fields = ("start", "end", "conn_id")
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        start: str = "{{ data_interval_start }}",
+        end: str = "{{ data_interval_end }}",
+        **kwargs: Any,
+    ) -> None:
+        self.asset = hourly_asset(topic)
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), self.asset]})
+        self.topic = topic
+        self.start = start
+        self.end = end
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """`millrace hourly`; what has no news since its last revision is left as it is."""
+        return hourly_command(settings, self.topic, *interval(self.start, self.end))
+
+    def finish(self, result: Any, context: Context) -> Any:
+        """Hand what was published on to the DAGs that wait for the asset."""
+        context["outlet_events"][self.asset].extra = {"topic": self.topic, **result}
+        return result

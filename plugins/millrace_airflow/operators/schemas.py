@@ -1,0 +1,40 @@
+"""RegisterSchemasOperator: the schemas in a folder, one subject per file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class RegisterSchemasOperator(BaseOperator):
+    """Registers every `*.avsc` file of a folder under its stem; returns {subject: schema id}.
+
+    A schema that is registered already keeps its id. One that readers of the old data could not live with
+    is refused by the registry, and the task fails with its reason.
+    """
+
+    template_fields = ("schemas_dir", "conn_id")
+    ui_color = "#f3ead3"
+
+    def __init__(self, *, schemas_dir: str, conn_id: str = DEFAULT_CONN_ID, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.schemas_dir = schemas_dir
+        self.conn_id = conn_id
+
+    def execute(self, context: Context) -> dict[str, int | None]:
+        """Register them all or, when one cannot be registered, none."""
+        from millrace.registry.client import SchemaRegistryClient
+        from millrace.registry.directory import apply
+
+        with SchemaRegistryClient(MillraceHook(self.conn_id).get_conn().registry) as client:
+            changes = apply(Path(self.schemas_dir), client)
+        for change in changes:
+            self.log.info("%s: %s, id %s", change.subject, change.state, change.schema_id)
+        return {change.subject: change.schema_id for change in changes}

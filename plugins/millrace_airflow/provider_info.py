@@ -1,0 +1,66 @@
+"""What this package offers to Airflow, for the entry point `apache_airflow_provider`.
+
+Data only; Airflow imports the classes named here when it needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_PACKAGE = "millrace_airflow"
+_INTEGRATION = "Millrace"
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Provider metadata in the shape of Airflow's provider_info.schema.json."""
+    return {
+        "package-name": "millrace",
+        "name": "Millrace",
+        "description": "Load event streams into the warehouse; publish an hour once it is proved complete.",
+        "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
+        "hooks": [_modules("hooks.millrace")],
+        "operators": [_modules("operators.load", "operators.schemas")],
+        "sensors": [_modules("sensors.completeness")],
+        "triggers": [_modules("triggers.completeness", "triggers.job")],
+        "connection-types": [_connection_type()],
+    }
+
+
+def _modules(*names: str) -> dict[str, Any]:
+    return {
+        "integration-name": _INTEGRATION,
+        "python-modules": [f"{_PACKAGE}.{name}" for name in names],
+    }
+
+
+def _connection_type() -> dict[str, Any]:
+    return {
+        "connection-type": "millrace",
+        "hook-class-name": f"{_PACKAGE}.hooks.millrace.MillraceHook",
+        "hook-name": "Millrace",
+        "ui-field-behaviour": {
+            "hidden-fields": ["login", "password", "schema", "extra"],
+            "relabeling": {"host": "Brokers"},
+            "placeholders": {
+                "host": "brokers of the aggregate cluster: HOST:PORT,HOST:PORT",
+                "registry": "http://127.0.0.1:8081",
+                "auditor": "http://127.0.0.1:8082",
+                "warehouse": "hdfs://namenode:8020/warehouse",
+                "origins": '{"dc1": "HOST:PORT"}',
+            },
+        },
+        "conn-fields": {
+            "registry": _field("Schema registry", "URL of the schema registry."),
+            "auditor": _field("Auditor", "URL of the auditor."),
+            "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
+            "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
+            "spark_master": _field("Spark master", "Empty leaves it to Spark's own settings."),
+            "job_dir": _field(
+                "Job folder", "Logs of running jobs; workers and triggerers need the same one."
+            ),
+        },
+    }
+
+
+def _field(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}

@@ -1,0 +1,140 @@
+"""Runs one DAG once through Airflow itself, without a scheduler: `python -m millrace_airflow.run_once DAG`.
+
+For demonstrations and tests. Airflow keeps its state in a database of its own under --airflow-home. One
+line per task goes to standard output, Airflow's logs to standard error; the exit code is 1 and the last
+line says which task failed and why when the run does not succeed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+from pluggy import HookimplMarker
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+hookimpl = HookimplMarker("airflow")
+
+
+@click.command()
+@click.argument("dag_id")
+@click.option("--dags-folder", type=click.Path(exists=True, file_okay=False), required=True)
+@click.option("--airflow-home", type=click.Path(file_okay=False), help="Default: a temporary folder.")
+@click.option("--start", help="First hour to publish, ISO 8601; default: the DAG's data interval.")
+@click.option("--end", help="End of the last hour to publish.")
+def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | None, end: str | None) -> None:
+    """Run DAG_ID once and wait for its end.
+
+    Example: python -m millrace_airflow.run_once warehouse_load --dags-folder dags
+    --start 2015-05-17T10:00:00Z --end 2015-05-20T22:00:00Z
+    """
+    report = _keep_standard_output_for_us()
+    folder = Path(dags_folder).resolve()
+    run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
+    with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
+        _configure(folder, Path(airflow_home or temporary).resolve())
+        failures = run_dag(dag_id, folder, run_conf, report)
+    if failures:
+        report.write(f"millrace: DAG {dag_id} failed: {'; '.join(failures)}\n")
+        report.flush()
+        sys.exit(1)
+
+
+def run_dag(dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str]) -> list[str]:
+    """Run the DAG in a migrated database; `task: reason` of each task that failed, [] on success."""
+    from airflow.sdk.listener import get_listener_manager
+    from airflow.utils.db import initdb
+    from airflow.utils.state import DagRunState
+
+    dag = _parse(dag_id, dags_folder)
+    if isinstance(dag, str):
+        return [dag]
+    initdb()
+    listener = _Reporter(report)
+    get_listener_manager().add_listener(listener)  # type: ignore[no-untyped-call]
+    run = dag.test(run_conf=run_conf)
+    if run.state == DagRunState.SUCCESS:
+        return []
+    return listener.failures or [f"the run ended {run.state} without a failed task"]
+
+
+def _parse(dag_id: str, dags_folder: Path) -> DAG | str:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(dags_folder))
+    if (dag := bag.dags.get(dag_id)) is not None:
+        return dag
+    if bag.import_errors:
+        path, error = next(iter(bag.import_errors.items()))
+        return f"{path} cannot be imported: {error.strip().splitlines()[-1]}"
+    return f"no DAG {dag_id} in {dags_folder}; there are: {', '.join(sorted(bag.dags)) or 'none'}"
+
+
+def _keep_standard_output_for_us() -> IO[str]:
+    """Standard output for our lines only: whatever else is printed goes to standard error."""
+    sys.stdout.flush()
+    report = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return report
+
+
+def _configure(dags_folder: Path, home: Path) -> None:
+    # Airflow reads these when it is first imported, so not before this line.
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ |= {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags_folder),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+    }
+
+
+class _Reporter:
+    """Prints one line for each task that ends; keeps the reasons of those that failed for good."""
+
+    def __init__(self, report: IO[str]) -> None:
+        self.failures: list[str] = []
+        self._report = report
+        self._began: dict[str, float] = {}
+
+    @hookimpl
+    def on_task_instance_running(self, task_instance: Any) -> None:
+        # A deferred task runs twice; its time counts from the first.
+        self._began.setdefault(_name(task_instance), time.monotonic())
+
+    @hookimpl
+    def on_task_instance_success(self, task_instance: Any) -> None:
+        self._ended(task_instance, "success")
+
+    @hookimpl
+    def on_task_instance_skipped(self, task_instance: Any) -> None:
+        self._ended(task_instance, "skipped")
+
+    @hookimpl
+    def on_task_instance_failed(self, task_instance: Any, error: BaseException | str | None) -> None:
+        reason = str(error).strip().partition("\n")[0] or "no reason given"
+        state = str(getattr(task_instance.state, "value", task_instance.state))
+        if state == "failed":  # and not up_for_retry
+            self.failures.append(f"{_name(task_instance)}: {reason}")
+        self._ended(task_instance, f"{state}: {reason}")
+
+    def _ended(self, task_instance: Any, how: str) -> None:
+        name = _name(task_instance)
+        seconds = time.monotonic() - self._began.get(name, time.monotonic())
+        self._report.write(f"{name}: {how} ({seconds:.1f} s)\n")
+
+
+def _name(task_instance: Any) -> str:
+    index = task_instance.map_index
+    return f"{task_instance.task_id}[{index}]" if index is not None and index >= 0 else task_instance.task_id
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The sensor that waits for the audit."""

@@ -1,0 +1,108 @@
+"""CompletenessSensor: holds a DAG back until the audit has proved its hours complete."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
+
+from millrace_airflow.command_line import interval
+from millrace_airflow.completeness import Judgement, Step, ask
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+from millrace_airflow.triggers.completeness import CompletenessTrigger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CompletenessSensor(BaseSensorOperator):
+    """Succeeds when every window of [start, end) is complete in every tier; returns the audit's line.
+
+    Incomplete and unknown are waited for until `timeout`; duplicates, which nothing can repair, fail at
+    once. A failure names tier, server, instance, sequences and reasons, and is not retried. With
+    `accept_unknown_after`, an hour that is still unknown after that time (its producers do not report) is
+    let through; an incomplete one never is.
+    """
+
+    template_fields = ("topic", "start", "end", "conn_id")
+    ui_color = "#e3f0dc"
+    _began: datetime | None = None
+    _waiting_for = ""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        start: str = "{{ data_interval_start }}",
+        end: str = "{{ data_interval_end }}",
+        conn_id: str = DEFAULT_CONN_ID,
+        accept_unknown_after: timedelta | None = None,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.topic = topic
+        self.start = start
+        self.end = end
+        self.conn_id = conn_id
+        self.accept_unknown_after = accept_unknown_after
+        self.deferrable = deferrable
+
+    def execute(self, context: Context) -> Any:
+        """Ask once; then, deferrable, leave the rest to a trigger, otherwise ask again and again."""
+        began = self._began = datetime.now(UTC)
+        if not self.deferrable:
+            return self._poke_until_timeout(context)
+        if (judgement := self._ask(began)).step is not Step.WAIT:
+            return self._conclude(judgement)
+        self.log.info("waiting: %s", judgement.reason)
+        start, end = interval(self.start, self.end)
+        until, unknown_until = self._deadlines(began)
+        return self.defer(
+            trigger=CompletenessTrigger(
+                conn_id=self.conn_id,
+                topic=self.topic,
+                start=start.isoformat(),
+                end=end.isoformat(),
+                until=until.isoformat(),
+                unknown_until=unknown_until.isoformat() if unknown_until else None,
+                poke_interval=self.poke_interval,
+            ),
+            method_name="execute_complete",
+        )
+
+    def _poke_until_timeout(self, context: Context) -> Any:
+        try:
+            return super().execute(context)
+        except AirflowSensorTimeout:
+            raise AirflowSensorTimeout(self._waiting_for) from None
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        """Ask the auditor once."""
+        judgement = self._ask(self._began or datetime.now(UTC))
+        if judgement.step is Step.WAIT:
+            self._waiting_for = judgement.reason
+            self.log.info("waiting: %s", judgement.reason)
+            return PokeReturnValue(is_done=False)
+        return PokeReturnValue(is_done=True, xcom_value=self._conclude(judgement))
+
+    def execute_complete(self, context: Context, event: dict[str, str]) -> str:
+        """Go on after the trigger with the step it found."""
+        return self._conclude(Judgement(Step(event["step"]), event["reason"]))
+
+    def _ask(self, began: datetime) -> Judgement:
+        auditor = MillraceHook(self.conn_id).get_conn().auditor
+        until, unknown_until = self._deadlines(began)
+        return ask(auditor, self.topic, *interval(self.start, self.end), until, unknown_until)
+
+    def _conclude(self, judgement: Judgement) -> str:
+        if judgement.step is Step.GIVE_UP:
+            raise AirflowFailException(judgement.reason)
+        self.log.info(judgement.reason)
+        return judgement.reason
+
+    def _deadlines(self, began: datetime) -> tuple[datetime, datetime | None]:
+        accept = self.accept_unknown_after
+        return began + timedelta(seconds=self.timeout), None if accept is None else began + accept

@@ -1,0 +1,76 @@
+"""Where everything is, as one value read from an Airflow connection.
+
+Knows the shape of connection type `millrace`; does not look connections up and reaches no service.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millrace.config import from_mapping, parse_addresses
+from millrace.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MillraceSettings:
+    """One aggregate cluster, its services, its warehouse, and the clusters it mirrors."""
+
+    bootstrap: str
+    """HOST:PORT[,HOST:PORT...] of the aggregate cluster's brokers: the connection's host."""
+    registry: str
+    """URL of the schema registry."""
+    auditor: str
+    """URL of the auditor."""
+    warehouse: str
+    """Path or URI of the folder that holds the tables."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Bootstrap addresses of the datacenters' clusters, by cluster name."""
+    spark_master: str = ""
+    """Spark master the jobs are submitted to; empty leaves it to Spark's own settings."""
+    job_dir: str = ""
+    """Folder for the logs and results of running jobs, the same one for workers and triggerers."""
+
+    def origin(self, name: str) -> str:
+        """Bootstrap address of an origin cluster; ConfigError lists the known ones."""
+        if name not in self.origins:
+            known = ", ".join(sorted(self.origins)) or "none"
+            raise ConfigError(f"the connection has no origin {name!r} (known: {known}): add it to `origins`")
+        return self.origins[name]
+
+    @property
+    def job_directory(self) -> Path:
+        """`job_dir`, or the folder millrace-jobs in Airflow's home."""
+        home = os.environ.get("AIRFLOW_HOME", "~/airflow")
+        return Path(self.job_dir or Path(home, "millrace-jobs")).expanduser()
+
+
+def settings_from_connection(
+    conn_id: str, host: str | None, port: int | None, extra: Mapping[str, Any]
+) -> MillraceSettings:
+    """The settings in a connection's fields; ConfigError names connection and field that is wrong."""
+    where = f"connection {conn_id}"
+    if not host:
+        raise ConfigError(f"{where} has no host: set it to HOST:PORT of the aggregate cluster's brokers")
+    # Airflow parts the port of a single address from its host; a list of addresses stays in the host.
+    values = {key: value for key, value in extra.items() if value not in (None, "")}
+    values["bootstrap"] = f"{host}:{port}" if port else host
+    if isinstance(origins := values.get("origins"), str):
+        values["origins"] = _mapping_in_json(origins, f"{where}: origins")
+    settings = from_mapping(MillraceSettings, values, where)
+    parse_addresses(settings.bootstrap, f"{where}: host")
+    for name, address in settings.origins.items():
+        parse_addresses(address, f"{where}: origin {name}")
+    return settings
+
+
+def _mapping_in_json(text: str, where: str) -> Any:
+    # A form field and a URI carry text only.
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(f'{where} is not JSON of the form {{"dc1": "HOST:PORT"}}: {text!r}') from None

@@ -1,0 +1,95 @@
+"""The command lines that tasks run, and the values they are made of."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from millrace.errors import ConfigError
+from millrace_airflow.command_line import (
+    hourly_command,
+    interval,
+    load_command,
+    mirror_command,
+    run_id_of_task,
+)
+from millrace_airflow.settings import MillraceSettings
+
+SETTINGS = MillraceSettings(
+    bootstrap="b:1", registry="http://r", auditor="http://a", warehouse="/w", origins={"dc1": "o:1"}
+)
+MILLRACE = [sys.executable, "-m", "millrace.cli"]
+
+
+def test_a_load_names_its_topics_and_the_run_its_plan_is_kept_under() -> None:
+    command = load_command(SETTINGS, ["PageView", "SearchQuery"], "run-1")
+    assert command[:6] == [*MILLRACE, "load", "PageView", "SearchQuery"]
+    options = dict(zip(command[6:-1:2], command[7:-1:2], strict=True))
+    assert options == {
+        "--warehouse": "/w",
+        "--bootstrap": "b:1",
+        "--registry": "http://r",
+        "--run-id": "run-1",
+    }
+    assert command[-1] == "--json"
+
+
+def test_the_hours_to_publish_are_given_in_utc() -> None:
+    command = hourly_command(SETTINGS, "PageView", *interval("2015-05-17T12:00:00+02:00", "2015-05-17T11:00"))
+    assert command[:5] == [*MILLRACE, "hourly", "PageView"]
+    assert command[5:9] == ["--from", "2015-05-17T10:00:00Z", "--to", "2015-05-17T11:00:00Z"]
+
+
+def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None:
+    command = mirror_command(SETTINGS, "SearchQuery", "dc1")
+    assert command[5:11] == ["--origin", "dc1", "--origin-bootstrap", "o:1", "--bootstrap", "b:1"]
+
+
+def test_an_unknown_origin_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no origin 'dc9' \(known: dc1\)"):
+        mirror_command(SETTINGS, "SearchQuery", "dc9")
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("2015-05-17T10:00:00Z", "2015-05-17T10:00:00Z"),
+        ("2015-05-17T11:00:00Z", "2015-05-17T10:00:00Z"),
+    ],
+)
+def test_an_interval_without_an_hour_in_it_is_refused(start: str, end: str) -> None:
+    with pytest.raises(ConfigError, match="is not before end 2015-05-17T10:00:00Z"):
+        interval(start, end)
+
+
+def test_what_is_no_time_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="end 'tomorrow' is not a time like"):
+        interval("2015-05-17T10:00:00Z", "tomorrow")
+
+
+def test_pendulums_text_of_a_data_interval_is_understood() -> None:
+    start, end = interval("2015-05-17 10:00:00+00:00", "2015-05-17 11:00:00+00:00")
+    assert (start, end) == (datetime(2015, 5, 17, 10, tzinfo=UTC), datetime(2015, 5, 17, 11, tzinfo=UTC))
+
+
+def test_the_run_id_of_a_task_is_the_same_for_every_try_and_fit_for_a_file_name() -> None:
+    task = ("warehouse_load", "manual__2015-05-17T10:00:00+00:00", "load")
+    assert run_id_of_task(*task) == run_id_of_task(*task)
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,120}", run_id_of_task(*task))
+    assert "warehouse_load-load-manual__2015-05-17T10" in run_id_of_task(*task)
+
+
+def test_no_two_tasks_share_a_run_id() -> None:
+    ids = {
+        run_id_of_task("d", "r", "t"),
+        run_id_of_task("d", "r", "t", 0),
+        run_id_of_task("d", "r", "t", 1),
+        run_id_of_task("d", "r:t", ""),
+        run_id_of_task("d", "r-t", ""),
+        run_id_of_task("d" * 300, "r", "t"),
+        run_id_of_task("d" * 300, "r2", "t"),
+    }
+    assert len(ids) == 7

@@ -1,0 +1,76 @@
+"""A connection of type `millrace`, as text in the environment, becomes settings or one clear line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from millrace.errors import ConfigError
+from millrace_airflow.hooks.millrace import MillraceHook
+
+EXTRA = {"registry": "http://r:1", "auditor": "http://a:2", "warehouse": "/w"}
+
+
+def set_connection(monkeypatch: pytest.MonkeyPatch, **fields: object) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps({"conn_type": "millrace", **fields}))
+
+
+def test_a_connection_in_json_holds_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    origins = {"dc1": "127.0.0.1:9192", "dc2": "127.0.0.1:9292,127.0.0.1:9293"}
+    extra = {**EXTRA, "origins": origins, "spark_master": "yarn", "job_dir": "/jobs"}
+    set_connection(monkeypatch, host="127.0.0.1:9392,127.0.0.1:9393", extra=extra)
+    settings = MillraceHook().get_conn()
+    assert settings.bootstrap == "127.0.0.1:9392,127.0.0.1:9393"
+    assert (settings.registry, settings.auditor, settings.warehouse) == ("http://r:1", "http://a:2", "/w")
+    assert settings.origins == origins
+    assert (settings.spark_master, settings.job_directory) == ("yarn", Path("/jobs"))
+
+
+def test_a_connection_as_a_uri_holds_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = f"registry={quote('http://r:1')}&auditor={quote('http://a:2')}&warehouse={quote('/w')}"
+    origins = quote(json.dumps({"dc1": "127.0.0.1:9192"}))
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", f"millrace://broker:9392/?{query}&origins={origins}")
+    settings = MillraceHook().get_conn()
+    assert (settings.bootstrap, settings.registry, settings.warehouse) == ("broker:9392", "http://r:1", "/w")
+    assert settings.origins == {"dc1": "127.0.0.1:9192"}
+
+
+def test_several_brokers_fit_in_a_uri(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = "registry=http%3A%2F%2Fr&auditor=http%3A%2F%2Fa&warehouse=%2Fw"
+    host = quote("a:1,b:2", safe="")
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", f"millrace://{host}/?{query}")
+    assert MillraceHook().get_conn().bootstrap == "a:1,b:2"
+
+
+def test_jobs_are_kept_in_airflows_home_unless_a_folder_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_HOME", "/home/of/airflow")
+    set_connection(monkeypatch, host="b:1", extra=EXTRA)
+    assert MillraceHook().get_conn().job_directory == Path("/home/of/airflow/millrace-jobs")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"extra": EXTRA}, "connection millrace_default has no host: set it to HOST:PORT"),
+        ({"host": "broker", "extra": EXTRA}, "connection millrace_default: host 'broker' is not HOST:PORT"),
+        ({"host": "b:1", "extra": {"registry": "http://r"}}, "missing key 'auditor'"),
+        (
+            {"host": "b:1", "extra": {**EXTRA, "autidor": "x"}},
+            "unknown key 'autidor'; did you mean 'auditor'",
+        ),
+        ({"host": "b:1", "extra": {**EXTRA, "origins": "dc1"}}, "origins is not JSON of the form"),
+        ({"host": "b:1", "extra": {**EXTRA, "origins": {"dc1": 9192}}}, "origins.dc1 has the wrong type"),
+        ({"host": "b:1", "extra": {**EXTRA, "origins": {"dc1": "x"}}}, "origin dc1 'x' is not HOST:PORT"),
+    ],
+)
+def test_a_wrong_connection_is_one_line_that_names_the_field(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], message: str
+) -> None:
+    set_connection(monkeypatch, **fields)
+    with pytest.raises(ConfigError) as error:
+        MillraceHook().get_conn()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

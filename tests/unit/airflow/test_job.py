@@ -1,0 +1,154 @@
+"""A job is a process of its own: it outlives its starter, says how it ended, and can be stopped whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.support import wait_until
+
+from millrace_airflow.job import Job, JobFailed
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def gone(pid: int) -> bool:
+    """True when no process of that id runs; a zombie does not run."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def pid_in(path: Path) -> int:
+    return int(wait_until(f"a pid in {path}", lambda: path.is_file() and path.read_text()) or 0)
+
+
+def test_a_job_returns_the_json_its_command_printed(tmp_path: Path) -> None:
+    job = Job.start(python("import json; print(json.dumps({'rows': 3}))"), tmp_path, "load")
+    job.follow(lambda line: None)
+    assert job.result() == {"rows": 3}
+    job.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_line_of_the_log_is_passed_on_once_and_whole(tmp_path: Path) -> None:
+    code = """
+import sys, time
+for piece in ("one\\ntw", "o\\n", "thr\\u00e9e\\n", "last, without an end"):
+    sys.stderr.buffer.write(piece.encode()); sys.stderr.flush(); time.sleep(0.05)
+"""
+    lines: list[str] = []
+    job = Job.start(python(code), tmp_path, "load")
+    job.follow(lines.append, poll_s=0.01)
+    assert lines == ["one", "two", "thr\u00e9e", "last, without an end"] == list(job.log_lines())
+
+
+def test_a_failed_job_repeats_the_commands_own_line_not_what_followed_it(tmp_path: Path) -> None:
+    code = "import sys; sys.exit('millrace: no topic Views: create it\\nShutdownHook called')"
+    job = Job.start(python(code), tmp_path, "load")
+    job.follow(lambda line: None)
+    with pytest.raises(JobFailed, match=r"failed with exit code 1: no topic Views: create it$"):
+        job.result()
+
+
+def test_output_that_is_not_json_is_a_failure(tmp_path: Path) -> None:
+    job = Job.start(python("print('done')"), tmp_path, "load")
+    job.follow(lambda line: None)
+    with pytest.raises(JobFailed, match=r"printed no JSON: 'done'"):
+        job.result()
+
+
+def test_a_command_that_cannot_be_started_is_a_failure(tmp_path: Path) -> None:
+    job = Job.start(["/no/such/program"], tmp_path, "load")
+    job.follow(lambda line: None)
+    with pytest.raises(JobFailed, match=r"`program` was killed before it ended: .*No such file"):
+        job.result()
+
+
+def test_killing_a_job_ends_its_whole_process_group(tmp_path: Path) -> None:
+    code = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+time.sleep(60)
+"""
+    job = Job.start(python(code), tmp_path, "load")
+    child = pid_in(tmp_path / "child")
+    assert not job.ended()
+    job.kill()
+    assert job.ended()
+    wait_until("the grandchild is gone", lambda: gone(child))
+    with pytest.raises(JobFailed, match="exit code -15"):
+        job.result()
+    job.kill()  # a second time does nothing
+
+
+def test_a_job_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
+time.sleep(60)
+"""
+    job = Job.start(python(code), tmp_path, "load")
+    pid = pid_in(tmp_path / "pid")
+    job.kill(timeout_s=0.2)
+    wait_until("it is gone", lambda: gone(pid))
+    with pytest.raises(JobFailed, match="was killed before it ended"):
+        job.result()
+
+
+def test_a_job_outlives_the_process_that_started_it(tmp_path: Path) -> None:
+    starter = f"""
+import sys
+import time
+from pathlib import Path
+from millrace_airflow.job import Job
+code = "import pathlib, time; go = pathlib.Path({str(tmp_path / "go")!r})\\n" \\
+       "while not go.exists(): time.sleep(0.01)\\n" \\
+       "print('[1]')"
+print(Job.start([sys.executable, "-c", code], Path({str(tmp_path)!r}), "load").directory)
+"""
+    done = subprocess.run(python(starter), capture_output=True, text=True, check=True, timeout=30)
+    job = Job(Path(done.stdout.strip()))
+    assert job.alive()
+    assert not job.ended()
+    (tmp_path / "go").touch()
+    job.follow(lambda line: None)
+    assert job.result() == [1]
+
+
+def test_a_job_whose_runner_was_killed_still_counts_as_alive_while_its_command_runs(tmp_path: Path) -> None:
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    job = Job.start(python(code), tmp_path, "load")
+    command = pid_in(tmp_path / "pid")
+    runner = int(Path(f"/proc/{command}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(runner, signal.SIGKILL)
+    wait_until("the runner is gone", lambda: gone(runner))
+    assert job.alive()
+    assert not job.ended()
+    job.kill()
+    wait_until("the command is gone", lambda: gone(command))
+    with pytest.raises(JobFailed, match="was killed before it ended"):
+        job.result()
+
+
+def test_a_folder_that_this_machine_cannot_see_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match="workers and triggerers need one job_dir"):
+        Job(tmp_path / "elsewhere").ended()
+
+
+def test_a_job_that_is_stopped_the_moment_it_starts_does_not_miss_the_signal(tmp_path: Path) -> None:
+    for _ in range(10):
+        job = Job.start(python("import time; time.sleep(60)"), tmp_path, "load")
+        began = time.monotonic()
+        job.kill(timeout_s=20)
+        assert time.monotonic() - began < 5

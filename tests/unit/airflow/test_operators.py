@@ -1,0 +1,286 @@
+"""Operators, sensor and triggers, without a database: what they run, defer to, render and return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.exceptions import (
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowTaskTimeout,
+    TaskDeferred,
+)
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+from tests.support import wait_until
+
+from millrace.audit.client import Completeness
+from millrace.errors import MillraceError
+from millrace_airflow import completeness
+from millrace_airflow.job import Job, JobFailed
+from millrace_airflow.operators.job import MillraceJobOperator
+from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
+from millrace_airflow.operators.schemas import RegisterSchemasOperator
+from millrace_airflow.sensors.completeness import CompletenessSensor
+from millrace_airflow.settings import MillraceSettings
+from millrace_airflow.triggers.completeness import CompletenessTrigger
+from millrace_airflow.triggers.job import JobTrigger
+
+HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    extra = {
+        "registry": "http://r",
+        "auditor": "http://a",
+        "warehouse": "/w",
+        "job_dir": str(tmp_path / "jobs"),
+    }
+    value = {"conn_type": "millrace", "host": "b:1", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_DEFAULT", json.dumps(value))
+
+
+def context(**values: Any) -> Any:
+    task = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)
+    return {"ti": task, **values}
+
+
+class Python(MillraceJobOperator):
+    """The operators' common part with a command that needs no cluster."""
+
+    def __init__(self, *, code: str, **options: Any) -> None:
+        super().__init__(poll_s=0.01, **options)
+        self.code = code
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        return [sys.executable, "-c", self.code]
+
+
+def python(code: str, **options: Any) -> Python:
+    return Python(task_id="t", code=code, **options)
+
+
+def deferred(operator: BaseOperator) -> BaseTrigger:
+    """The trigger it defers to, after the round trip that Airflow's database puts it through."""
+    with pytest.raises(TaskDeferred) as deferral:
+        operator.execute(context())
+    assert deferral.value.method_name == "execute_complete"
+    return again(deferral.value.trigger)
+
+
+def again(trigger: BaseTrigger) -> BaseTrigger:
+    path, arguments = trigger.serialize()
+    assert path == f"{type(trigger).__module__}.{type(trigger).__qualname__}"
+    built = type(trigger)(**json.loads(json.dumps(arguments)))
+    assert built.serialize() == trigger.serialize()
+    return built
+
+
+def first_event(trigger: BaseTrigger, timeout_s: float = 20) -> Any:
+    async def first() -> TriggerEvent:
+        return await asyncio.wait_for(anext(aiter(trigger.run())), timeout_s)
+
+    return asyncio.run(first()).payload
+
+
+def jobs(tmp_path: Path) -> list[Path]:
+    return list((tmp_path / "jobs").iterdir())
+
+
+def test_a_task_returns_what_its_command_printed_and_leaves_no_folder_behind(tmp_path: Path) -> None:
+    assert python("print('{\"rows\": 1}')").execute(context()) == {"rows": 1}
+    assert jobs(tmp_path) == []
+
+
+def test_a_failing_command_fails_the_task_with_its_own_line(tmp_path: Path) -> None:
+    with pytest.raises(JobFailed, match=r"no topic PageView: create it$"):
+        python("import sys; sys.exit('millrace: no topic PageView: create it')").execute(context())
+    assert jobs(tmp_path) == []
+
+
+def test_a_deferred_task_goes_on_with_the_result_when_the_trigger_has_fired(tmp_path: Path) -> None:
+    operator = python("print('[2]')", deferrable=True)
+    trigger = deferred(operator)
+    assert isinstance(trigger, JobTrigger)
+    event = first_event(trigger)
+    assert operator.execute_complete(context(), event) == [2]
+    assert jobs(tmp_path) == []
+
+
+def test_a_restarted_triggerer_finds_the_job_again(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('[3]')"
+    operator = python(code, deferrable=True)
+    trigger = deferred(operator)
+    with pytest.raises(TimeoutError):  # the triggerer goes away while the job runs
+        first_event(trigger, timeout_s=0.2)
+    go.touch()
+    assert operator.execute_complete(context(), first_event(again(trigger))) == [3]
+
+
+def test_a_deferred_job_that_takes_too_long_is_stopped_and_fails_the_task(tmp_path: Path) -> None:
+    limit = timedelta(seconds=0.1)
+    operator = python("import time; time.sleep(60)", deferrable=True, execution_timeout=limit)
+    event = first_event(deferred(operator))
+    assert Job(Path(event["directory"])).ended()
+    with pytest.raises(AirflowTaskTimeout, match=r"execution_timeout=0:00:00\.1"):
+        operator.execute_complete(context(), event)
+
+
+def test_clearing_a_deferred_task_stops_its_job(tmp_path: Path) -> None:
+    trigger = deferred(python("import time; time.sleep(60)", deferrable=True))
+    [directory] = jobs(tmp_path)
+    assert not Job(directory).ended()
+    asyncio.run(trigger.on_kill())
+    assert Job(directory).ended()
+
+
+def test_killing_a_running_task_stops_its_job(tmp_path: Path) -> None:
+    operator = python("import time; time.sleep(60)", deferrable=True)
+    deferred(operator)  # leaves the job running, as in the middle of `execute`
+    operator.on_kill()
+    [directory] = jobs(tmp_path)
+    assert Job(directory).ended()
+
+
+def test_a_task_that_is_interrupted_takes_its_job_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Job, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "follow", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        python("import time; time.sleep(60)").execute(context())
+    [directory] = jobs(tmp_path)
+    wait_until("the job has ended", Job(directory).ended)
+
+
+@pytest.mark.parametrize("fields", [("topics",), ("topic", "origin"), ("start", "end")])
+def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
+    operators: dict[Sequence[str], BaseOperator] = {
+        ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
+        ("topic", "origin"): MirrorTopicOperator(task_id="b", topic="{{ x }}", origin="{{ x }}"),
+        ("start", "end"): PublishHourOperator(task_id="c", topic="T", start="{{ x }}", end="{{ x }}"),
+    }
+    operator = operators[fields]
+    operator.render_template_fields({"x": "1"})  # type: ignore[typeddict-unknown-key]
+    rendered = [getattr(operator, field) for field in fields]
+    assert "{{" not in str(rendered)
+    assert "1" in str(rendered)
+
+
+def test_the_data_interval_names_the_hours_by_default() -> None:
+    interval: Any = {"data_interval_start": "S", "data_interval_end": "E"}
+    for operator in (PublishHourOperator(task_id="a", topic="T"), CompletenessSensor(task_id="b", topic="T")):
+        operator.render_template_fields(interval)
+        assert (operator.start, operator.end) == ("S", "E")
+
+
+def test_the_asset_of_a_published_hour_says_what_was_published() -> None:
+    operator = PublishHourOperator(task_id="p", topic="PageView")
+    assert [outlet.name for outlet in operator.outlets] == ["PageView.hourly"]
+    event = SimpleNamespace(extra={})
+    result = {"hours": [{"hour": "2015-05-17T10", "revision": 1, "rows": 7, "verdict": "complete"}]}
+    assert operator.finish(result, context(outlet_events={operator.asset: event})) == result
+    assert event.extra == {"topic": "PageView", **result}
+
+
+def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
+    with DAG("d", schedule=None):
+        operator = LoadTopicOperator(task_id="load", topics="PageView")
+    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
+    command = operator.command(settings, "run-1")
+    assert command[command.index("--run-id") + 1] == "run-1"
+    assert command[command.index("load") + 1] == "PageView"
+
+
+def test_a_folder_without_schemas_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match=r"no \.avsc file in .*: give the folder"):
+        RegisterSchemasOperator(task_id="s", schemas_dir=str(tmp_path)).execute(context())
+
+
+class Auditor:
+    """Answers one verdict after the other; the last one for ever."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: str) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[tuple[str, str, datetime, datetime]] = []
+        monkeypatch.setattr(completeness, "completeness", self)
+
+    def __call__(self, url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        self.asked.append((url, topic, start, end))
+        verdict = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+        return Completeness(topic, start, end, verdict, None, [], ["dc2 is silent"])
+
+
+def sensor(**options: Any) -> CompletenessSensor:
+    values = {"task_id": "wait", "topic": "PageView", "poke_interval": 0.01, "timeout": 60, **HOURS}
+    return CompletenessSensor(**{**values, **options})
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_an_hour_that_is_complete_already_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    auditor = Auditor(monkeypatch, "complete")
+    assert "complete" in sensor(deferrable=deferrable).execute(context())
+    hours = (datetime(2015, 5, 17, 10, tzinfo=UTC), datetime(2015, 5, 17, 12, tzinfo=UTC))
+    assert auditor.asked == [("http://a", "PageView", *hours)]
+
+
+def test_the_sensor_asks_until_the_hour_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    auditor = Auditor(monkeypatch, "unknown", "incomplete", "complete")
+    assert "complete" in sensor(deferrable=False).execute(context())
+    assert len(auditor.asked) == 3
+
+
+def test_the_deferred_sensor_asks_until_the_hour_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    auditor = Auditor(monkeypatch, "unknown", "incomplete", "unknown", "complete")
+    operator = sensor(deferrable=True)
+    trigger = deferred(operator)
+    assert isinstance(trigger, CompletenessTrigger)
+    assert "complete" in operator.execute_complete(context(), first_event(trigger))
+    assert len(auditor.asked) == 4
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_time_that_is_up_fails_the_sensor_with_the_audits_reason(
+    monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    Auditor(monkeypatch, "unknown")
+    operator = sensor(deferrable=deferrable, timeout=0.2)
+
+    def to_the_end() -> str:
+        if deferrable:
+            return operator.execute_complete(context(), first_event(deferred(operator)))
+        return str(operator.execute(context()))
+
+    with pytest.raises((AirflowFailException, AirflowSensorTimeout), match=r"unknown: dc2 is silent$"):
+        to_the_end()
+
+
+def test_the_deadline_is_a_time_so_a_restarted_triggerer_does_not_begin_to_wait_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Auditor(monkeypatch, "unknown")
+    trigger = deferred(sensor(deferrable=True, timeout=0.3, accept_unknown_after=timedelta(seconds=0.3)))
+    time.sleep(0.3)  # the triggerer is down; nothing to wait for but the time itself
+    began = time.monotonic()
+    assert first_event(again(trigger))["step"] == "go on"
+    assert time.monotonic() - began < 0.25
+
+
+def test_a_trigger_holds_no_address_only_the_connections_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    Auditor(monkeypatch, "unknown")
+    assert "http://a" not in json.dumps(deferred(sensor(deferrable=True)).serialize())
