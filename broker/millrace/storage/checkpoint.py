@@ -18,7 +18,9 @@ from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.storage.position import MirrorPosition
-from millrace.storage.segment import SegmentFacts, sync_directory
+from millrace.storage.producer_state import ProducerStates
+from millrace.storage.segment import Files, SegmentFacts, sync_directory
+from millrace.storage.state import LogState
 
 FILE_NAME = "checkpoint"
 VERSION = 1
@@ -43,6 +45,20 @@ class Checkpoint:
     segments: tuple[SegmentFacts, ...]
     producers: tuple[Any, ...]
     mirror: MirrorPosition | None
+
+    @classmethod
+    def of(cls, state: LogState, files: Files, producers: ProducerStates) -> Checkpoint:
+        """The checkpoint of a flushed state."""
+        return cls(
+            flushed=state.end,
+            high_watermark=state.high_watermark,
+            data_end=state.data_end,
+            start=files.segments[0].base,
+            start_offset=files.start_offset,
+            segments=tuple(segment.facts for segment in files.segments if segment.base < state.end),
+            producers=tuple(producers.to_json(state.end)),
+            mirror=state.mirror,
+        )
 
     def write(self, directory: Path) -> None:
         """Replace the directory's checkpoint; when this returns, the new one survives a power cut."""

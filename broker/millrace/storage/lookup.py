@@ -42,9 +42,10 @@ class Boundaries:
 
     def note_slice(self, segment: Segment, start: int, end: int) -> None:
         """Remember the boundaries of a slice about to be served, if they are few."""
-        chain, reader = Chain(start), HeaderReader(segment.reader().fileno(), segment.base)
+        reader = segment.reader()
+        chain, headers = Chain(start), HeaderReader(reader.fileno(), segment.base)
         for _ in range(WALKED_BATCHES):
-            header = reader.header(chain.position) if chain.position < end else None
+            header = headers.header(chain.position) if chain.position < end else None
             if header is None or not chain.accepts(header, end):
                 return
             if header.size * WALKED_BATCHES < end - chain.position:
@@ -76,7 +77,8 @@ def locate(segment: Segment, offset: int, limit: int, boundaries: Boundaries) ->
 
 
 def _walk_to(segment: Segment, start: int, offset: int, limit: int) -> int:
-    for position, header in walk(segment.reader().fileno(), segment.base, start, limit):
+    reader = segment.reader()
+    for position, header in walk(reader.fileno(), segment.base, start, limit):
         is_filler = header.base_offset != position
         if header.next_offset > offset and not is_filler:
             return position
@@ -84,7 +86,8 @@ def _walk_to(segment: Segment, start: int, offset: int, limit: int) -> int:
 
 
 def _search(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -> int:
-    fd, base = segment.reader().fileno(), segment.base
+    reader, base = segment.reader(), segment.base
+    fd = reader.fileno()
     low = max(base, offset - segment.facts.largest_unit)
     found = find_batches(fd, base, low, offset, limit)
     if not found:
@@ -116,11 +119,13 @@ def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int
     for segment in segments:
         if segment.facts.max_timestamp < timestamp:
             continue
-        fd, end = segment.reader().fileno(), min(segment.end, limit)
         try:
-            for _, header in walk(fd, segment.base, segment.base, end):
+            reader, end = segment.reader(), min(segment.end, limit)
+            for _, header in walk(reader.fileno(), segment.base, segment.base, end):
                 if header.max_timestamp >= timestamp and not header.is_control:
                     return header.base_offset, header.max_timestamp
+        except FileNotFoundError:
+            continue  # retention took the segment after this look-up began
         except ChainBroken as error:
             raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
     return None

@@ -19,8 +19,6 @@ import logging
 import os
 import shutil
 import threading
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,24 +27,22 @@ from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import (
     BrokerError,
-    CorruptMessage,
     InvalidRequest,
     MillraceError,
-    OffsetOutOfRange,
     PolicyViolation,
     StorageError,
 )
 from millrace.records import BatchHeader, Cursor
-from millrace.storage import lookup
-from millrace.storage.chain import Chain, HeaderReader, read_batch
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.file_slice import FileSlice, ReadFile
+from millrace.storage.file_slice import FileSlice
+from millrace.storage.lookup import first_with_timestamp
 from millrace.storage.mirrored import check_position, check_progress, parse_mirrored
 from millrace.storage.position import MirrorPosition, Origin
 from millrace.storage.producer_state import ProducerStates
+from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
-from millrace.storage.segment import CutFailed, Segment, Sync, sync_directory
+from millrace.storage.segment import CutFailed, Files, Segment, Sync, sync_directory
 from millrace.storage.staging import Appended, Staging, mirrored_size, size_with_filler
 from millrace.storage.state import LogState
 
@@ -63,17 +59,6 @@ class Flushed:
     started_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The segments in order, and the offset after the last record that retention deleted."""
-
-    segments: tuple[Segment, ...]
-    start_offset: int
-
-    def index_of(self, position: int) -> int:
-        return bisect_right(self.segments, position, key=lambda segment: segment.base) - 1
-
-
 class PartitionLog:
     """Append, read and keep one partition; opened with `open`, which recovers it."""
 
@@ -87,19 +72,15 @@ class PartitionLog:
         self._sync = sync
         self._producers = ProducerStates(clock)
         recovered = recover(directory, self._producers, clock(), sync)
-        self._files = _Files(recovered.segments, recovered.start_offset)
+        self._files = Files(recovered.segments, recovered.start_offset)
         self._appended = self._visible = recovered.state
-        self._recovered_end = recovered.state.end
         self._synced_end = recovered.state.end
         self._oldest_unflushed_at: float | None = None
         self._refusal: str | None = None
         self._flush_failed: str | None = None
         self._closed = False
-        self._reported: set[str] = set()
         self._directory_changed = False
-        self._boundaries = lookup.Boundaries()
-        self._warm: deque[ReadFile] = deque(maxlen=3)
-        """Keeps the files read last open; the others close with the slices that use them."""
+        self._reader = Reader(directory, recovered.state.end)
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
         """Held while descriptors are in use by a flush, so that nobody closes them under it."""
@@ -329,7 +310,7 @@ class PartitionLog:
             self._visible = state
             self._oldest_unflushed_at = flushed.started_at if self._appended.end > state.end else None
             if state.high_watermark <= state.data_end:
-                self._boundaries.note(state.high_watermark, state.data_end)
+                self._reader.boundaries.note(state.high_watermark, state.data_end)
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
@@ -340,45 +321,9 @@ class PartitionLog:
         was on the disk before this log was opened; the rest is sent unseen, as clients check CRCs
         themselves. Raises OffsetOutOfRange, or CorruptMessage when the batch to start with is damaged.
         """
-        visible, files = self._visible, self._files
-        if offset >= visible.high_watermark:
-            if offset > max(visible.end, visible.high_watermark):
-                raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
-            return None
-        if offset < files.start_offset:
-            raise OffsetOutOfRange(f"offset {offset} is before the start, {files.segments[0].base}")
-        index = max(0, files.index_of(offset))
-        segment = files.segments[index]
-        limit = min(segment.end, visible.end)
-        position = segment.base
-        try:
-            if offset > position:
-                position = lookup.locate(segment, offset, limit, self._boundaries)
-            if position == segment.end and index + 1 < len(files.segments):
-                segment = files.segments[index + 1]
-            reader = segment.reader()
-            limit = min(segment.end, visible.data_end)
-            first_bytes = self._check_first(segment, position, limit)
-        except CorruptMessage as error:
-            if str(error) not in self._reported:
-                self._reported.add(str(error))
-                log.error("%s; `millrace log verify %s` names every damaged batch", error, self.directory)
-            raise
-        if reader not in self._warm:
-            self._warm.append(reader)
-        length = max(first_bytes, min(max_bytes, limit - position))
-        self._boundaries.note_slice(segment, position, position + length)
-        return FileSlice(reader, position - segment.base, length)
-
-    def _check_first(self, segment: Segment, position: int, limit: int) -> int:
-        """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
-        fd = segment.reader().fileno()
-        header = HeaderReader(fd, segment.base).header(position)
-        if header is None or not Chain(position).accepts(header, limit):
-            raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
-        if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
-            raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
-        return header.size
+        if self._closed:
+            raise StorageError(f"{self.directory} is closed")
+        return self._reader.read(self._visible, self._files, offset, max_bytes)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(base offset, largest timestamp) of the first visible batch that reaches `timestamp`, or None.
@@ -386,7 +331,7 @@ class PartitionLog:
         Reads the headers of a whole segment at worst: for a thread.
         """
         visible = self._visible
-        return lookup.first_with_timestamp(self._files.segments, timestamp, visible.end)
+        return first_with_timestamp(self._files.segments, timestamp, visible.end)
 
     def apply_retention(self) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread."""
@@ -406,7 +351,7 @@ class PartitionLog:
                 return []
             victims, kept = files.segments[:count], files.segments[count:]
             start_offset = max((victim.facts.next_offset for victim in victims), default=-1)
-            self._files = _Files(kept, start_offset if start_offset >= 0 else files.start_offset)
+            self._files = Files(kept, start_offset if start_offset >= 0 else files.start_offset)
         with self._flush_lock:
             # The checkpoint first: a file below its start is a leftover, one above it would be missed.
             self._write_checkpoint(self._visible)
@@ -426,19 +371,8 @@ class PartitionLog:
             log.error("retention cannot begin a new segment: %s", error)
 
     def _write_checkpoint(self, state: LogState) -> None:
-        files = self._files
-        checkpoint = Checkpoint(
-            flushed=state.end,
-            high_watermark=state.high_watermark,
-            data_end=state.data_end,
-            start=files.segments[0].base,
-            start_offset=files.start_offset,
-            segments=tuple(segment.facts for segment in files.segments if segment.base < state.end),
-            producers=tuple(self._producers.to_json(state.end)),
-            mirror=state.mirror,
-        )
         try:
-            checkpoint.write(self.directory)
+            Checkpoint.of(state, self._files, self._producers).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
             return
@@ -467,6 +401,6 @@ class PartitionLog:
     def _shut(self, reason: str) -> None:
         self._closed = True
         self._refusal = self._flush_failed = reason
-        self._warm.clear()
+        self._reader.close()
         for segment in self._files.segments:
             segment.close()

@@ -59,7 +59,8 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         state = LogState(
             checkpoint.flushed, checkpoint.high_watermark, checkpoint.data_end, 0, checkpoint.mirror
         )
-        start_offset = checkpoint.start_offset
+        gone = segments[0].base > checkpoint.start
+        start_offset = segments[0].base if gone else checkpoint.start_offset
         if segments[-1].end == checkpoint.flushed:
             return Recovered(tuple(segments), state, start_offset, clean=True)
     scan = _Scan(state, producers, skip_damage=checkpoint is None)
@@ -110,8 +111,11 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
         if before.end < after.base and (flushed is None or after.base <= flushed):
             _refuse(directory, before.end, after.base)
     if checkpoint is not None and flushed:
-        if not segments or segments[0].base > checkpoint.start:
-            _refuse(directory, checkpoint.start, segments[0].base if segments else flushed)
+        if not segments or segments[0].base > flushed:
+            _refuse(directory, checkpoint.start, flushed)
+        if segments[0].base > checkpoint.start:
+            # The oldest files may be deleted by hand to make room; readers see the later start offset.
+            log.error("%s: the files below %s are gone", directory, segments[0].path.name)
         if segments[-1].end < flushed:
             _refuse(directory, segments[-1].end, flushed)
     return segments
@@ -119,8 +123,8 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
 
 def _refuse(directory: Path, start: int, end: int) -> None:
     raise MillraceError(
-        f"{directory} lost the bytes from position {start} to {end}, in {segment_path(directory, start).name} "
-        "or the file before it: restore it from a copy, or delete the topic"
+        f"{directory} lost the bytes from position {start} to {end}: restore the file that held them, "
+        f"{segment_path(directory, start).name} or the one before it, from a copy, or delete the topic"
     )
 
 
@@ -154,7 +158,8 @@ class _Scan:
 
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
-        fd = segment.reader().fileno()
+        reader = segment.reader()
+        fd = reader.fileno()
         chain, headers = Chain(self.state.end), HeaderReader(fd, segment.base)
         unit_start = chain.position
         while chain.position < limit:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,3 +157,15 @@ class Segment:
         if self._append_fd is not None:
             os.close(self._append_fd)
             self._append_fd = None
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The segments in order, and the offset after the last record that retention deleted."""
+
+    segments: tuple[Segment, ...]
+    start_offset: int
+
+    def index_of(self, offset: int) -> int:
+        """Index of the segment whose range holds the offset; 0 for one before the first."""
+        return max(0, bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1)

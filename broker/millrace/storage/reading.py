@@ -1,0 +1,89 @@
+"""The read side of a partition's log: from an offset to bytes a socket can be given.
+
+Works on snapshots and holds no lock; one thread reads at a time. Keeps three things between reads: batch
+boundaries that a sequential reader will ask for, the files read last, and which damage was already reported.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+
+from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
+from millrace.storage.chain import Chain, HeaderReader, read_batch
+from millrace.storage.file_slice import FileSlice, ReadFile
+from millrace.storage.lookup import Boundaries, locate
+from millrace.storage.segment import Files, Segment
+from millrace.storage.state import LogState
+
+log = logging.getLogger(__name__)
+
+WARM_FILES = 3
+
+
+class Reader:
+    """Finds slices in a log's files."""
+
+    def __init__(self, directory: Path, recovered_end: int) -> None:
+        """`recovered_end`: what lies below was on the disk before this process opened the log."""
+        self.boundaries = Boundaries()
+        self._directory = directory
+        self._recovered_end = recovered_end
+        self._reported: set[str] = set()
+        self._warm: deque[ReadFile] = deque(maxlen=WARM_FILES)
+        """Keeps the files read last open; others close with the slices that use them."""
+
+    def read(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice | None:
+        """What `PartitionLog.read` says, for one pair of snapshots."""
+        if offset >= visible.high_watermark:
+            if offset > max(visible.end, visible.high_watermark):
+                raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
+            return None
+        if offset < files.start_offset:
+            raise OffsetOutOfRange(f"offset {offset} is before the start, {files.segments[0].base}")
+        try:
+            return self._slice(visible, files, offset, max_bytes)
+        except CorruptMessage as error:
+            if str(error) not in self._reported:
+                self._reported.add(str(error))
+                log.error("%s; `millrace log verify %s` names every damaged batch", error, self._directory)
+            raise
+        except FileNotFoundError:
+            raise OffsetOutOfRange(f"offset {offset} was just given up by retention") from None
+        except OSError as error:
+            raise StorageError(f"cannot read {self._directory}: {error}") from error
+
+    def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
+        index = files.index_of(offset)
+        segment = files.segments[index]
+        reader = segment.reader()
+        position = segment.base
+        if offset > position:
+            position = locate(segment, offset, min(segment.end, visible.end), self.boundaries)
+        if position == segment.end and index + 1 < len(files.segments):
+            segment = files.segments[index + 1]
+            reader = segment.reader()
+        limit = min(segment.end, visible.data_end)
+        first_bytes = self._check_first(reader, segment, position, limit)
+        if reader not in self._warm:
+            self._warm.append(reader)
+        length = max(first_bytes, min(max_bytes, limit - position))
+        self.boundaries.note_slice(segment, position, position + length)
+        return FileSlice(reader, position - segment.base, length)
+
+    def _check_first(self, reader: ReadFile, segment: Segment, position: int, limit: int) -> int:
+        """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
+        header = HeaderReader(reader.fileno(), segment.base).header(position)
+        if header is None or not Chain(position).accepts(header, limit):
+            raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
+        if (
+            position < self._recovered_end
+            and read_batch(reader.fileno(), segment.base, position, header) is None
+        ):
+            raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
+        return header.size
+
+    def close(self) -> None:
+        """Let go of the files; slices handed out keep theirs."""
+        self._warm.clear()
