@@ -171,10 +171,15 @@ class LocalFilesystem:
             os.close(descriptor)
 
 
+def is_local(warehouse: str) -> bool:
+    """True for a plain path or file://."""
+    return urllib.parse.urlparse(warehouse).scheme in ("", "file")
+
+
 def open_filesystem(warehouse: str, spark: SparkSession | None = None) -> Filesystem:
     """The file system of a warehouse: `file://` or a plain path, or `hdfs://` by way of a Spark session."""
     parsed = urllib.parse.urlparse(warehouse)
-    if parsed.scheme in ("", "file"):
+    if is_local(warehouse):
         if parsed.netloc not in ("", "localhost"):
             raise ConfigError(f"warehouse {warehouse!r} names a host: write file:///path with three slashes")
         path = urllib.parse.unquote(parsed.path) if parsed.scheme else warehouse

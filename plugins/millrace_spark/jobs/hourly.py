@@ -1,0 +1,76 @@
+"""Publishing hours as a Spark job: any number of hours of one topic in one application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from millrace.audit.client import completeness
+from millrace.manifest import Verdict
+from millrace_spark.filesystem import open_filesystem
+from millrace_spark.hourly import DirectMerge, HourlyRun, HourResult, as_json, merge_files, publish_hours
+from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TOGETHER = 50
+"""Hours in one Spark task at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourlySettings:
+    """What `millrace hourly` hands to the job."""
+
+    topic: str
+    hours: Sequence[str]
+    """`2015-05-17T10`, UTC."""
+    warehouse: str
+    run_id: str
+    auditor: str = ""
+    """URL of the auditor whose verdict is written in; empty: nobody is asked."""
+    sink: str = "direct"
+
+
+def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
+    """Publish every hour that has news."""
+    fs = open_filesystem(settings.warehouse, spark)
+    run = HourlyRun(
+        fs=fs,
+        merge=DirectMerge(fs, partial(in_tasks, spark, merge_files, together=TOGETHER)),
+        verdict_of=verdict_from(settings.auditor),
+        run_id=settings.run_id,
+        progress=to_stderr(f"hourly {settings.topic}"),
+    )
+    return publish_hours(run, settings.topic, settings.hours)
+
+
+def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
+    """Asks the auditor at that URL about (topic, hour); without one every verdict is `unasked`."""
+
+    def verdict_of(topic: str, hour: str) -> Verdict:
+        if not auditor:
+            return Verdict(verdict="unasked")
+        start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
+        answer = completeness(auditor, topic, start, start + timedelta(hours=1))
+        reasons = [*answer.reasons, *(reason for window in answer.windows for reason in window.reasons)]
+        return Verdict(
+            verdict=answer.verdict,
+            watermark=None if answer.watermark is None else answer.watermark.isoformat(),
+            checked=datetime.now(UTC).isoformat(timespec="seconds"),
+            reasons=list(dict.fromkeys(reasons)),
+        )
+
+    return verdict_of
+
+
+def job(spark: SparkSession, settings: HourlySettings) -> Mapping[str, Any]:
+    """What the main prints."""
+    return as_json(settings.topic, publish(spark, settings))
+
+
+if __name__ == "__main__":
+    main(HourlySettings, job)

@@ -1,0 +1,124 @@
+"""The load as a Spark job: several topics in one application, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from millrace.audit.counts import SequenceCounts
+from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
+from millrace.audit.publish import publish_load_counts
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.manifest import LoadManifest
+from millrace.registry.client import SchemaRegistryClient, UnknownSchema
+from millrace.wire.client import ClusterClient
+from millrace_spark.filesystem import open_filesystem
+from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+from millrace_spark.load import LoadResult, LoadRun, Pinned, load_topic
+from millrace_spark.sinks import DirectSink, Source, write_cut
+from millrace_spark.warehouse import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSettings:
+    """What `millrace load` hands to the job."""
+
+    topics: Sequence[str]
+    bootstrap: str
+    registry: str
+    warehouse: str
+    run_id: str
+    """Names the plan: the same for every try of one run."""
+    sink: str = "direct"
+    cut_bytes: int = 64 << 20
+    """Log bytes per task."""
+    accept_new_topic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryLookup:
+    """Writer schemas by id, None for an id the registry does not know; travels to the tasks."""
+
+    registry: SchemaRegistryClient
+
+    def __call__(self, schema_id: int) -> Mapping[str, Any] | None:
+        """The schema of an id; raises when the registry does not answer."""
+        try:
+            schema: Mapping[str, Any] = self.registry.schema(schema_id)
+        except UnknownSchema:
+            return None
+        return schema
+
+
+def pin(registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str) -> Pinned:
+    """The topic's source, its columns those of the newest schema registered under the topic's name."""
+    try:
+        latest = registry.latest(topic)
+    except UnknownSchema:
+        raise MillraceError(
+            f"no schema is registered for subject {topic!r} at {registry.url}: register it with"
+            " `millrace schemas apply`, then load again"
+        ) from None
+    return Pinned(Source(connect, RegistryLookup(registry), latest.schema), latest.schema_id)
+
+
+def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]:
+    """Load every topic; MillraceError with the first failure, after all the others were tried."""
+    fs = open_filesystem(settings.warehouse, spark)
+    connect = partial(ClusterClient, settings.bootstrap)
+    results: list[LoadResult] = []
+    failures: list[str] = []
+    with ClusterClient(settings.bootstrap) as client, SchemaRegistryClient(settings.registry) as registry:
+        for topic in settings.topics:
+            progress = to_stderr(f"load {topic}")
+            run = LoadRun(
+                fs=fs,
+                client=client,
+                pin=partial(pin, registry, connect),
+                sink=DirectSink(fs, partial(in_tasks, spark, write_cut)),
+                run_id=settings.run_id,
+                cut_bytes=settings.cut_bytes,
+                publish_counts=partial(_publish_counts, client, registry, progress),
+                origin_of=lambda *_: None,
+                progress=progress,
+                accept_new_topic=settings.accept_new_topic,
+            )
+            try:
+                results.append(load_topic(run, topic))
+            except MillraceError as error:
+                failures.append(str(error))
+    if failures:
+        raise MillraceError("; ".join(failures))
+    return results
+
+
+def _publish_counts(
+    client: ClusterClient, registry: SchemaRegistryClient, progress: Progress, manifest: LoadManifest
+) -> None:
+    """Tell the auditor, if there is one: without its topic nobody compares, and nobody is told `complete`."""
+    try:
+        client.topic(OFFLINE_AUDIT_TOPIC)
+    except UnknownTopicOrPartition:
+        progress(f"not audited: {client.bootstrap} has no topic {OFFLINE_AUDIT_TOPIC}")
+        return
+    publish_load_counts(
+        client.bootstrap,
+        registry.url,
+        topic=manifest.topic,
+        load=manifest.load,
+        counts=SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences),
+    )
+
+
+def job(spark: SparkSession, settings: LoadSettings) -> list[dict[str, Any]]:
+    """What the main prints."""
+    return [asdict(result) for result in load_topics(spark, settings)]
+
+
+if __name__ == "__main__":
+    main(LoadSettings, job)
