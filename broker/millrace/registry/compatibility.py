@@ -41,12 +41,9 @@ class Level(StrEnum):
     @classmethod
     def of(cls, name: object) -> Level:
         """The level of that name, in any case; InvalidCompatibilityLevel when there is none."""
-        try:
-            return cls(str(name).upper())
-        except ValueError:
-            raise InvalidCompatibilityLevel(
-                f"compatibility level {name!r} is none of {', '.join(cls)}"
-            ) from None
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise InvalidCompatibilityLevel(f"compatibility level {name!r} is none of {', '.join(cls)}")
 
     @property
     def reads_old(self) -> bool:
@@ -174,9 +171,11 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
             return functools.reduce(avro.compatibility.merge, results)
         result = super().calculate_compatibility(reader, writer, location)
         if result.compatibility is SchemaCompatibilityType.incompatible:
-            for branch in reader.schemas:
-                if branch.type == writer.type:  # the one that was meant: say why it does not fit
-                    return self.get_compatibility(branch, writer)
+            branches = [branch for branch in reader.schemas if branch.type != "null"]
+            same = [branch for branch in branches if branch.type == writer.type]
+            meant = same or branches
+            if len(meant) == 1:  # one was meant: say why it does not fit
+                return self.get_compatibility(meant[0], writer)
         return result
 
     def check_reader_writer_record_fields(

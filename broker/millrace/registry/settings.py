@@ -30,10 +30,9 @@ class Mode(StrEnum):
     @classmethod
     def of(cls, name: object) -> Mode:
         """The mode of that name, in any case; InvalidMode when there is none."""
-        try:
-            return cls(str(name).upper())
-        except ValueError:
-            raise InvalidMode(f"mode {name!r} is none of {', '.join(cls)}") from None
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise InvalidMode(f"mode {name!r} is none of {', '.join(cls)}")
 
 
 def level_of(rows: Transaction, subject: str) -> Level:

@@ -1,0 +1,36 @@
+"""Stores for the registry's tests: SQLite always, and the database of MILLRACE_TEST_DATABASE_URL if it is set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from millrace.registry import store as rows
+from millrace.registry.store import Store
+
+DATABASES = ["sqlite", *(["other"] if os.environ.get("MILLRACE_TEST_DATABASE_URL") else [])]
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/registry.db"
+        return
+    url = os.environ["MILLRACE_TEST_DATABASE_URL"]
+    engine = sa.create_engine(sa.engine.make_url(url).set(drivername="postgresql+psycopg"))
+    rows._metadata.drop_all(engine)
+    yield url
+    engine.dispose()
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    """An empty store."""
+    store = Store.open(database_url)
+    yield store
+    store.close()

@@ -1,0 +1,428 @@
+"""The registry's answers: every path, every status and every error code that a client compares."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from millrace.registry import requests
+from millrace.registry.app import create_app
+from millrace.registry.store import Store
+
+V1 = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
+V2 = {**V1, "fields": [*V1["fields"], {"name": "b", "type": "int", "default": 0}]}  # type: ignore[misc]
+V3 = {**V1, "fields": [*V2["fields"], {"name": "c", "type": "int", "default": 0}]}  # type: ignore[misc]
+BROKEN = {**V1, "fields": [{"name": "a", "type": "string"}]}
+
+
+class Client:
+    """Asks the application itself, no socket between, and shows an answer as body or (status, code)."""
+
+    def __init__(self, store: Store, runner: asyncio.Runner) -> None:
+        transport = httpx.ASGITransport(create_app(store), raise_app_exceptions=False)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://registry")
+        self._runner = runner
+
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        """The answer as it is."""
+        content = json.dumps(body) if body is not None and not isinstance(body, str) else body
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self._runner.run(self._http.request(method, path, content=content, headers=named))
+
+    def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The body of a 200, else (status, error code)."""
+        response = self.send(method, path, body, **headers)
+        assert response.headers["content-type"] == "application/vnd.schemaregistry.v1+json"
+        answer = response.json()
+        if response.status_code == 200:
+            return answer
+        assert set(answer) == {"error_code", "message"}
+        assert "\n" not in answer["message"]
+        return response.status_code, answer["error_code"]
+
+    def register(self, subject: str, schema: Any, **fields: Any) -> Any:
+        """Register; the id, or (status, error code)."""
+        answer = self("POST", f"/subjects/{subject}/versions", {"schema": json.dumps(schema), **fields})
+        return answer["id"] if isinstance(answer, dict) else answer
+
+
+@pytest.fixture
+def ask(store: Store) -> Iterator[Client]:
+    with asyncio.Runner() as runner:
+        yield Client(store, runner)
+
+
+def test_a_schema_is_registered_once_and_found_by_id_subject_and_version(ask: Client) -> None:
+    assert ask.register("s", V1) == 1
+    assert ask.register("s", V1) == 1
+    assert ask.register("t", V1) == 1
+    assert ask.register("s", V2) == 2
+    text = json.dumps(V2, separators=(",", ":"))
+    assert ask("GET", "/subjects") == ["s", "t"]
+    assert ask("GET", "/subjects/s/versions") == [1, 2]
+    version = {"subject": "s", "version": 2, "id": 2, "schema": text}
+    assert ask("GET", "/subjects/s/versions/2") == version
+    assert ask("GET", "/subjects/s/versions/latest") == version
+    assert ask("GET", "/subjects/s/versions/-1") == version
+    assert ask("GET", "/subjects/s/versions/2/schema") == V2
+    assert ask("GET", "/schemas/ids/2") == {"schema": text}
+    assert ask("GET", "/schemas/ids/2/schema") == V2
+    assert ask("GET", "/schemas/ids/1/subjects") == ["s", "t"]
+    assert ask("GET", "/schemas/ids/1/versions") == [
+        {"subject": "s", "version": 1},
+        {"subject": "t", "version": 1},
+    ]
+    assert ask("GET", "/schemas/types") == ["AVRO"]
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V2)}) == version
+    assert [s["id"] for s in ask("GET", "/schemas")] == [1, 2, 1]
+    assert [s["id"] for s in ask("GET", "/schemas?latestOnly=true&subjectPrefix=s")] == [2]
+
+
+def test_pages_and_prefixes_narrow_a_list(ask: Client) -> None:
+    for subject in ("a1", "a2", "b1"):
+        ask.register(subject, V1)
+    assert ask("GET", "/subjects?offset=1&limit=1") == ["a2"]
+    assert ask("GET", "/subjects?offset=0&limit=-1") == ["a1", "a2", "b1"]
+    assert ask("GET", "/subjects?subjectPrefix=a") == ["a1", "a2"]
+    assert ask("GET", "/subjects?subjectPrefix=:*:") == ["a1", "a2", "b1"]
+
+
+@pytest.mark.parametrize("text", ['"string"', '{"type":"string"}', '  {"type" : "string"}\n'])
+def test_a_primitive_schema_is_returned_as_its_bare_name(ask: Client, text: str) -> None:
+    assert ask("POST", "/subjects/s/versions", {"schema": text}) == {"id": 1}
+    assert ask("GET", "/schemas/ids/1") == {"schema": '"string"'}
+    assert ask.send("GET", "/schemas/ids/1/schema").text == '"string"'
+
+
+def test_the_same_schema_written_otherwise_is_the_same_schema(ask: Client) -> None:
+    ask.register("s", V1)
+    other = '{"fields" : [ {"type":{"type":"int"},"name":"a"} ], "name":"R", "type":"record"}'
+    assert ask("POST", "/subjects/s?normalize=False&deleted=False", {"schema": other})["version"] == 1
+    assert ask("POST", "/subjects/s/versions?normalize=true", {"schema": other}) == {"id": 1}
+
+
+def test_fields_of_newer_clients_do_not_hinder_a_registration(ask: Client) -> None:
+    extra = {
+        "schemaType": "AVRO", "references": None, "metadata": {"properties": {"owner": "x"}}, "ruleSet": None,
+        "schemaTagsToAdd": [], "propagateSchemaTags": False, "id": -1, "version": 0, "from the future": 1,
+    }  # fmt: skip
+    assert ask.register("s", V1, **extra) == 1
+    assert ask.register("s", V1, ruleSet={"migrationRules": None, "domainRules": []}) == 1
+
+
+@pytest.mark.parametrize("subject", ["a/b", "a%2Fb", "a b", "ünï", "a.b-value", "?#", "%", "..", "versions"])
+def test_a_subject_may_have_any_printable_name(ask: Client, subject: str) -> None:
+    from urllib.parse import quote
+
+    path = quote(subject, safe="")
+    assert ask.register(path.replace("..", "%2E%2E"), V1) == 1
+    assert ask("GET", "/subjects") == [subject]
+    assert ask("GET", f"/subjects/{path.replace('..', '%2E%2E')}/versions/1")["subject"] == subject
+
+
+def test_the_default_context_is_the_registry_itself(ask: Client) -> None:
+    assert ask.register(":.:s", V1) == 1
+    assert ask("GET", "/subjects") == ["s"]
+    assert ask("GET", "/contexts") == ["."]
+    assert ask.register(":.other:s", V1) == (422, 42208)
+
+
+MISSING = (404, 40401)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "expected"),
+    [
+        ("GET", "/subjects/none/versions", None, MISSING),
+        ("GET", "/subjects/none/versions/1", None, MISSING),
+        ("GET", "/subjects/none/versions/latest", None, MISSING),
+        ("GET", "/subjects/none/versions/1/schema", None, MISSING),
+        ("GET", "/subjects/none/versions/1/referencedby", None, MISSING),
+        ("DELETE", "/subjects/none", None, MISSING),
+        ("DELETE", "/subjects/none?permanent=true", None, MISSING),
+        ("DELETE", "/subjects/none/versions/1", None, MISSING),
+        ("POST", "/subjects/none", {"schema": '"int"'}, MISSING),
+        ("POST", "/compatibility/subjects/none/versions/1", {"schema": '"int"'}, MISSING),
+        ("DELETE", "/config/none", None, MISSING),
+        ("DELETE", "/mode/none", None, MISSING),
+        ("GET", "/subjects/s/versions/2", None, (404, 40402)),
+        ("GET", "/subjects/s/versions/2/schema", None, (404, 40402)),
+        ("GET", "/subjects/s/versions/2147483647", None, (404, 40402)),
+        ("DELETE", "/subjects/s/versions/2", None, (404, 40402)),
+        ("POST", "/compatibility/subjects/s/versions/2", {"schema": '"int"'}, (404, 40402)),
+        ("GET", "/schemas/ids/2", None, (404, 40403)),
+        ("GET", "/schemas/ids/0", None, (404, 40403)),
+        ("GET", "/schemas/ids/-1", None, (404, 40403)),
+        ("GET", "/schemas/ids/99999999999", None, (404, 40403)),
+        ("GET", "/schemas/ids/x", None, (404, 40403)),
+        ("GET", "/schemas/ids/2/schema", None, (404, 40403)),
+        ("GET", "/schemas/ids/2/subjects", None, (404, 40403)),
+        ("GET", "/schemas/ids/2/versions", None, (404, 40403)),
+        ("POST", "/subjects/s", {"schema": '"int"'}, (404, 40403)),
+        ("DELETE", "/subjects/s?permanent=true", None, (404, 40405)),
+        ("DELETE", "/subjects/s/versions/1?permanent=true", None, (404, 40407)),
+        ("GET", "/config/s", None, (404, 40408)),
+        ("GET", "/mode/s", None, (404, 40409)),
+        ("POST", "/subjects/s/versions", {"schema": json.dumps(BROKEN)}, (409, 40901)),
+        ("POST", "/subjects/s/versions", {"schema": "{"}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": '{"type":"no"}'}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": ""}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": None}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": {"type": "int"}}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": "{}", "schemaType": "JSON"}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": "x", "schemaType": "PROTOBUF"}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "references": [{"name": "x"}]}, (422, 42201)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "references": 7}, (422, 42201)),
+        ("POST", "/subjects/s", {"schema": "{"}, (422, 42201)),
+        ("POST", "/compatibility/subjects/s/versions", {"schema": "{"}, (422, 42201)),
+        ("GET", "/subjects/s/versions/0", None, (422, 42202)),
+        ("GET", "/subjects/s/versions/-2", None, (422, 42202)),
+        ("GET", "/subjects/s/versions/x", None, (422, 42202)),
+        ("GET", "/subjects/s/versions/2147483648", None, (422, 42202)),
+        ("DELETE", "/subjects/s/versions/x", None, (422, 42202)),
+        ("POST", "/compatibility/subjects/s/versions/x", {"schema": '"int"'}, (422, 42202)),
+        ("PUT", "/config", {"compatibility": "SIDEWAYS"}, (422, 42203)),
+        ("PUT", "/config", {}, (422, 42203)),
+        ("PUT", "/config/s", {"compatibility": None}, (422, 42203)),
+        ("PUT", "/mode", {"mode": "WRITEONLY"}, (422, 42204)),
+        ("PUT", "/mode/s", {}, (422, 42204)),
+        ("PUT", "/mode/s", {"mode": "IMPORT"}, (422, 42205)),
+        ("PUT", "/mode", {"mode": "IMPORT"}, (422, 42205)),
+        ("POST", "/subjects/s/versions", {"schema": json.dumps(V2), "id": 7}, (422, 42205)),
+        ("POST", "/subjects/%20/versions", {"schema": '"int"'}, (422, 42208)),
+        ("POST", "/subjects/a%00b/versions", {"schema": '"int"'}, (422, 42208)),
+        ("PUT", "/config/a%0Ab", {"compatibility": "NONE"}, (422, 42208)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "ruleSet": {"domainRules": [{"name": "r"}]}}, (422, 42210)),
+        ("POST", "/subjects/s/versions", "{", (400, 400)),
+        ("POST", "/subjects/s/versions", "[]", (400, 400)),
+        ("POST", "/subjects/s/versions", "", (400, 400)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "id": "x"}, (400, 400)),
+        ("GET", "/subjects?limit=many", None, (400, 400)),
+        ("GET", "/nothing/here", None, (404, 404)),
+        ("PATCH", "/subjects", None, (405, 405)),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_its_status_and_code(
+    ask: Client, method: str, path: str, body: Any, expected: tuple[int, int]
+) -> None:
+    ask.register("s", V1)
+    assert ask(method, path, body) == expected
+    assert ask("GET", "/subjects/s/versions") == [1]
+
+
+def test_a_schema_or_a_body_that_is_too_large_is_refused(ask: Client) -> None:
+    assert ask.register("s", {**V1, "doc": "x" * requests.MAX_SCHEMA_BYTES}) == (422, 42209)
+    assert ask.register("s", V1, padding="x" * requests.MAX_BODY_BYTES) == (413, 413)
+    assert ask.register("s", {**V1, "doc": "x" * (requests.MAX_SCHEMA_BYTES - 1000)}) == 1
+
+
+def test_a_body_in_another_media_type_is_refused_and_every_listed_one_is_read(ask: Client) -> None:
+    body = {"schema": json.dumps(V1)}
+    path = "/subjects/s/versions"
+    assert ask("POST", path, body, content_type="text/plain") == (415, 415)
+    for kind in (*requests.MEDIA_TYPES, "application/octet-stream", "application/json; charset=utf-8"):
+        assert ask("POST", path, body, content_type=kind) == {"id": 1}
+
+
+@pytest.mark.parametrize(
+    ("accept", "answered"),
+    [
+        ("*/*", "application/vnd.schemaregistry.v1+json"),
+        ("application/json", "application/json"),
+        ("application/vnd.schemaregistry+json, application/json", "application/vnd.schemaregistry+json"),
+        ("application/vnd.schemaregistry.v1+json, application/json", "application/vnd.schemaregistry.v1+json"),
+    ],
+)
+def test_an_answer_comes_in_a_media_type_that_the_client_takes(
+    ask: Client, accept: str, answered: str
+) -> None:
+    for path in ("/subjects", "/schemas/ids/7", "/nothing"):
+        assert ask.send("GET", path, accept=accept).headers["content-type"] == answered
+
+
+def test_a_deleted_version_is_hidden_but_its_id_still_reads_data(ask: Client) -> None:
+    for schema in (V1, V2):
+        ask.register("s", schema)
+    assert ask("DELETE", "/subjects/s/versions/latest") == 2
+    assert ask("DELETE", "/subjects/s/versions/2") == (404, 40406)
+    assert ask("GET", "/subjects/s/versions") == [1]
+    assert ask("GET", "/subjects/s/versions?deleted=true") == [1, 2]
+    assert ask("GET", "/subjects/s/versions?deletedOnly=true") == [2]
+    assert ask("GET", "/subjects/s/versions?deleted=False&deleted_only=True") == [2]
+    assert ask("GET", "/subjects/s/versions/2") == (404, 40402)
+    assert ask("GET", "/subjects/s/versions/2?deleted=true")["deleted"] is True
+    assert ask("GET", "/schemas/ids/2")["schema"]
+    assert ask("GET", "/schemas/ids/2/subjects") == []
+    assert ask("GET", "/schemas/ids/2/subjects?deleted=true") == ["s"]
+    assert ask("POST", "/subjects/s", {"schema": json.dumps(V2)}) == (404, 40403)
+    assert ask("POST", "/subjects/s?deleted=true", {"schema": json.dumps(V2)})["version"] == 2
+    assert ask.register("s", V2) == 2
+    assert ask("GET", "/subjects/s/versions") == [1, 3]
+
+
+def test_a_subject_is_deleted_in_two_steps_and_only_then_are_its_ids_gone(ask: Client) -> None:
+    for schema in (V1, V2):
+        ask.register("s", schema)
+    ask("PUT", "/config/s", {"compatibility": "FULL"})
+    assert ask("DELETE", "/subjects/s") == [1, 2]
+    assert ask("GET", "/subjects") == []
+    assert ask("GET", "/subjects?deleted=true") == ["s"]
+    assert ask("GET", "/subjects?deletedOnly=true") == ["s"]
+    assert ask("GET", "/subjects/s/versions") == (404, 40401)
+    assert ask("DELETE", "/subjects/s") == (404, 40404)
+    assert ask("GET", "/config/s") == (404, 40408)
+    assert ask("DELETE", "/subjects/s?permanent=true") == [1, 2]
+    assert ask("GET", "/subjects?deleted=true") == []
+    assert ask("GET", "/schemas/ids/1") == (404, 40403)
+    assert ask.register("s", V3) == 3
+    assert ask.register("other", V1) == 1
+
+
+def test_a_version_is_deleted_permanently_only_after_it_was_deleted(ask: Client) -> None:
+    ask.register("s", V1)
+    assert ask("DELETE", "/subjects/s/versions/1") == 1
+    assert ask("DELETE", "/subjects/s/versions/1?permanent=true") == 1
+    assert ask("GET", "/subjects/s/versions?deleted=true") == (404, 40401)
+
+
+def test_compatibility_is_checked_against_a_version_or_by_the_level(ask: Client) -> None:
+    ask.register("s", V1)
+    ask("PUT", "/config/s", {"compatibility": "NONE"})
+    ask.register("s", BROKEN)
+    good, bad = {"schema": json.dumps(V2)}, {"schema": json.dumps(BROKEN)}
+    path = "/compatibility/subjects/s/versions"
+    assert ask("POST", f"{path}/1", bad) == {"is_compatible": True}, "level NONE"
+    ask("PUT", "/config/s", {"compatibility": "BACKWARD"})
+    assert ask("POST", f"{path}/1", good) == {"is_compatible": True}
+    assert ask("POST", f"{path}/1", bad) == {"is_compatible": False}
+    assert ask("POST", f"{path}/latest", bad) == {"is_compatible": True}
+    assert ask("POST", path, good) == {"is_compatible": False}
+    assert ask("POST", f"{path}?verbose=true", good) == {
+        "is_compatible": False,
+        "messages": ["the new schema cannot read version 2: a: int cannot read string"],
+    }
+    assert ask("POST", path, bad) == {"is_compatible": True}
+    ask("PUT", "/config/s", {"compatibility": "BACKWARD_TRANSITIVE"})
+    assert ask("POST", f"{path}?verbose=True&normalize=False", bad) == {
+        "is_compatible": False,
+        "messages": ["the new schema cannot read version 1: a: string cannot read int"],
+    }
+    assert ask("POST", "/compatibility/subjects/none/versions", good) == {"is_compatible": True}
+    assert ask("POST", "/compatibility/subjects/none/versions/latest", good) == {"is_compatible": True}
+
+
+def test_a_refusal_for_incompatibility_says_why(ask: Client) -> None:
+    ask.register("s", V1)
+    answer = ask.send("POST", "/subjects/s/versions", {"schema": json.dumps(BROKEN)})
+    message = answer.json()["message"]
+    assert message == (
+        "schema is incompatible with subject 's' (level BACKWARD):"
+        " the new schema cannot read version 1: a: string cannot read int"
+    )
+
+
+def test_levels_are_set_for_all_and_for_one_and_reset(ask: Client) -> None:
+    assert ask("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+    assert ask("PUT", "/config", {"compatibility": "full"}) == {"compatibility": "FULL"}
+    assert ask("GET", "/config/s?defaultToGlobal=true") == {"compatibilityLevel": "FULL"}
+    assert ask("PUT", "/config/s", {"compatibilityLevel": "NONE"}) == {"compatibility": "NONE"}
+    assert ask("GET", "/config/s") == {"compatibilityLevel": "NONE"}
+    assert ask("DELETE", "/config/s") == {"compatibilityLevel": "NONE"}
+    assert ask("GET", "/config/s") == (404, 40408)
+    assert ask("DELETE", "/config") == {"compatibilityLevel": "FULL"}
+    assert ask("GET", "/config") == {"compatibilityLevel": "BACKWARD"}
+
+
+def test_modes_are_set_for_all_and_for_one_and_reset(ask: Client) -> None:
+    ask.register("s", V1)
+    assert ask("GET", "/mode") == {"mode": "READWRITE"}
+    assert ask("PUT", "/mode", {"mode": "readonly"}) == {"mode": "READONLY"}
+    assert ask.register("s", V2) == (422, 42205)
+    assert ask.register("s", V1) == 1, "what is there already can still be asked for"
+    assert ask("DELETE", "/subjects/s") == (422, 42205)
+    assert ask("GET", "/mode/s?defaultToGlobal=true") == {"mode": "READONLY"}
+    assert ask("PUT", "/mode/s", {"mode": "READWRITE"}) == {"mode": "READWRITE"}
+    assert ask.register("s", V2) == 2
+    assert ask("DELETE", "/mode/s") == {"mode": "READWRITE"}
+    assert ask("DELETE", "/mode") == {"mode": "READONLY"}
+    assert ask("GET", "/mode") == {"mode": "READWRITE"}
+
+
+def test_import_keeps_the_ids_of_another_registry(ask: Client) -> None:
+    assert ask("PUT", "/mode/s", {"mode": "IMPORT"}) == {"mode": "IMPORT"}
+    assert ask.register("s", V1) == (422, 42205)
+    assert ask.register("s", BROKEN, id=100, version=7) == 100
+    assert ask.register("s", V1, id=50, version=3) == 50, "no compatibility is asked for, no order either"
+    assert ask.register("s", V1, id=50, version=3) == 50
+    assert ask.register("s", V1, id=51) == (422, 42207)
+    assert ask.register("s", V2, id=50) == (422, 42205)
+    assert ask.register("s", V2, id=60, version=3) == (422, 42205)
+    assert ask("GET", "/subjects/s/versions") == [3, 7]
+    assert ask.register("other", V3) == 101
+    ask("PUT", "/mode/s", {"mode": "READWRITE"})
+    ask("PUT", "/config/s", {"compatibility": "NONE"})
+    assert ask.register("s", V2) == 102
+    assert ask("GET", "/subjects/s/versions") == [3, 7, 8]
+    assert ask("PUT", "/mode/s?force=true", {"mode": "IMPORT"}) == {"mode": "IMPORT"}
+
+
+HEADER = {"type": "record", "name": "n.H", "fields": [{"name": "k", "type": "int"}]}
+USER = {"type": "record", "name": "n.U", "fields": [{"name": "h", "type": "H"}, {"name": "i", "type": "n.H"}]}
+
+
+def test_a_schema_may_refer_to_types_of_another_subject(ask: Client) -> None:
+    ask.register("h", HEADER)
+    reference = [{"name": "n.H", "subject": "h", "version": 1}]
+    assert ask.register("u", USER) == (422, 42201)
+    assert ask.register("u", USER, references=reference) == 2
+    assert ask.register("u", USER, references=reference) == 2
+    found = ask("GET", "/schemas/ids/2")
+    assert found["references"] == reference
+    assert '"k"' not in found["schema"]
+    alone = ask("GET", "/schemas/ids/2?format=resolved")
+    assert "references" not in alone
+    assert json.loads(alone["schema"])["fields"][0]["type"]["fields"] == HEADER["fields"]
+    assert ask("GET", "/subjects/u/versions/1?format=resolved")["schema"] == alone["schema"]
+    assert ask("GET", "/subjects/h/versions/1/referencedby") == [2]
+    assert ask("GET", "/subjects/u/versions/1/referencedby") == []
+    assert ask("DELETE", "/subjects/h") == (422, 42206)
+    assert ask("DELETE", "/subjects/h/versions/1") == (422, 42206)
+    for missing in ({"version": 2}, {"subject": "x"}, {"name": "n.X"}):
+        assert ask.register("v", USER, references=[{**reference[0], **missing}]) == (422, 42201)
+    assert ask("DELETE", "/subjects/u") == [1]
+    assert ask("DELETE", "/subjects/h") == [1]
+    assert ask("DELETE", "/subjects/h?permanent=true") == (422, 42206), "u's id must stay readable"
+    assert ask("DELETE", "/subjects/u?permanent=true") == [1]
+    assert ask("DELETE", "/subjects/h?permanent=true") == [1]
+
+
+def test_a_change_in_a_referenced_type_counts_for_compatibility(ask: Client) -> None:
+    ask.register("h", HEADER)
+    ask("PUT", "/config/h", {"compatibility": "NONE"})
+    ask.register("h", {**HEADER, "fields": [{"name": "k", "type": "string"}]})
+    one = [{"name": "n.H", "subject": "h", "version": 1}]
+    two = [{"name": "n.H", "subject": "h", "version": 2}]
+    first = ask.register("u", USER, references=one)
+    assert ask.register("u", USER, references=two) == (409, 40901)
+    assert ask.register("w", USER, references=two) not in (first, (409, 40901))
+
+
+def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Store) -> None:
+    assert ask("GET", "/healthz") == {"status": "ok"}
+    assert ask("GET", "/") == {}
+    ask.register("s", V1)
+    with store.write() as rows:
+        for table in ("schema_references", "subject_versions", "schemas", "subjects", "settings"):
+            rows._connection.exec_driver_sql(f"DROP TABLE {table}")
+    for method, path, body in (
+        ("GET", "/healthz", None),
+        ("GET", "/subjects", None),
+        ("POST", "/subjects/s/versions", {"schema": json.dumps(V2)}),
+    ):
+        assert ask(method, path, body) == (500, 50001)

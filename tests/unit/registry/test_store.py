@@ -1,0 +1,152 @@
+"""The registry's rows: ids and numbers that are never given twice, writers that take turns, clear refusals."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import MillraceError
+from millrace.registry.service import Candidate, Registry
+from millrace.registry.store import Store
+
+
+def candidate(number: int) -> Candidate:
+    return Candidate(json.dumps({"type": "fixed", "name": "F", "size": number}))
+
+
+def test_what_was_written_is_there_after_a_restart(store: Store, database_url: str) -> None:
+    with store.write() as rows:
+        schema = rows.add_schema("f", '"int"', [])
+        rows.add_version("s", schema)
+        rows.set("s", "mode", "READONLY")
+    store.close()
+    again = Store.open(database_url)
+    with again.read() as rows:
+        assert rows.schema(1) == schema
+        assert [v.version for v in rows.versions(subject="s")] == [1]
+        assert rows.setting("s", "mode") == "READONLY"
+    again.close()
+
+
+def test_a_transaction_that_fails_leaves_nothing(store: Store) -> None:
+    def fail() -> None:
+        with store.write() as rows:
+            rows.add_version("s", rows.add_schema("f", '"int"', []))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    with store.read() as rows:
+        assert rows.schema(1) is None
+        assert rows.subjects(deleted=None) == []
+
+
+def test_an_id_is_not_given_again_whatever_is_deleted(store: Store) -> None:
+    registry = Registry(store)
+    first = registry.register("s", candidate(1)).schema.id
+    registry.delete_subject("s")
+    registry.delete_subject("s", permanent=True)
+    second = registry.register("s", candidate(2)).schema.id
+    assert second > first
+    assert registry.register("t", candidate(1)).schema.id == first, "the old schema still means the old id"
+
+
+def test_a_version_number_is_not_given_again_while_the_subject_is_known(store: Store) -> None:
+    registry = Registry(store)
+    registry.register("s", candidate(1))
+    registry.delete_version("s", "1")
+    registry.delete_version("s", "1", permanent=True)
+    assert registry.register("s", candidate(2)).version == 2
+
+
+def test_many_clients_registering_one_schema_at_once_get_one_id_and_one_version(store: Store) -> None:
+    registry, start = Registry(store), threading.Barrier(8)
+
+    def register(_: int) -> tuple[int, int]:
+        start.wait(10)
+        version = registry.register("s", candidate(1))
+        return version.schema.id, version.version
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(register, range(8))) == {(1, 1)}
+
+
+def test_many_clients_registering_different_schemas_at_once_get_different_ids_without_gaps(
+    store: Store,
+) -> None:
+    registry, start = Registry(store), threading.Barrier(8)
+
+    def register(number: int) -> tuple[int, str]:
+        start.wait(10)
+        return registry.register(f"subject-{number}", candidate(number)).schema.id, candidate(number).text
+
+    with ThreadPoolExecutor(8) as pool:
+        given = dict(pool.map(register, range(1, 9)))
+    assert sorted(given) == list(range(1, 9))
+    for schema_id, text in given.items():
+        assert json.loads(registry.schema(schema_id).text) == json.loads(text)
+
+
+def test_two_incompatible_schemas_at_once_do_not_both_get_in(store: Store) -> None:
+    registry, start = Registry(store), threading.Barrier(2)
+
+    def register(number: int) -> bool:
+        start.wait(10)
+        try:
+            registry.register("s", candidate(number))
+        except Exception:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(register, (1, 2))) == [False, True]
+    assert registry.versions("s") == [1]
+
+
+def test_two_registries_opening_an_empty_database_at_once_both_succeed(database_url: str) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        stores = list(pool.map(lambda _: Store.open(database_url), range(4)))
+    for number, store in enumerate(stores):
+        assert Registry(store).register(f"s{number}", candidate(1)).schema.id == 1
+        store.close()
+
+
+def test_subjects_are_found_by_prefix_taken_literally(store: Store) -> None:
+    with store.write() as rows:
+        schema = rows.add_schema("f", '"int"', [])
+        for name in ("a_b", "aXb", "a%", "b"):
+            rows.add_version(name, schema)
+    with store.read() as rows:
+        assert rows.subjects(prefix="a_") == ["a_b"]
+        assert rows.subjects(prefix="a%") == ["a%"]
+        assert rows.subjects() == ["a%", "aXb", "a_b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nonsense", "write sqlite:"),
+        ("mysql://x/y", "'mysql' is not supported"),
+        ("sqlite://", "name a file"),
+        ("sqlite:///:memory:", "name a file"),
+        ("sqlite:////no/such/folder/x.db", "unable to open"),
+        ("postgresql://user:secret@127.0.0.1:1/x", r"postgresql://user:\*\*\*@"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_one_clear_line(url: str, says: str) -> None:
+    with pytest.raises(MillraceError, match=says) as error:
+        Store.open(url)
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+def test_a_file_that_is_no_database_is_one_clear_line_and_is_not_touched(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database, but long enough to look at" * 100)
+    with pytest.raises(MillraceError, match="not a database"):
+        Store.open(f"sqlite:///{file}")
+    assert file.read_text().startswith("not a database")
