@@ -1,0 +1,172 @@
+"""MirrorAppend, v0, never advertised: fills, describes and resets mirrored partitions from outside.
+
+Answers an append or a reset once it is on the disk, so that a batch job that has succeeded has really moved
+its data. A target partition that is not there yet is allocated in a thread, because that is ZooKeeper's
+business; everything else happens on the loop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from millrace.broker import Broker, Partition
+from millrace.compression import Buffer
+from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest, StorageError
+from millrace.handlers.request import Request
+from millrace.handlers.table import Api
+from millrace.mirror.runs import beginning
+from millrace.mirror.states import MirrorStates
+from millrace.records import BatchHeader, split_batches
+from millrace.storage.position import PositionMismatch
+from millrace.wire.messages import ApiKey
+from millrace.wire.mirror_append import (
+    MIRROR_APPEND_VERSION,
+    MirrorAppend,
+    MirrorAppended,
+    MirrorMode,
+    decode_request,
+    encode_response,
+)
+
+log = logging.getLogger(__name__)
+CHECK_FLUSH_S = 1.0
+
+
+def mirror_append(states: MirrorStates) -> Api:
+    """The API; `states` tells what this broker's own mirror is doing."""
+
+    def handle(broker: Broker, request: Request) -> None:
+        _Call(broker, request, states).start()
+
+    return Api(
+        key=ApiKey.MIRROR_APPEND, versions=frozenset({MIRROR_APPEND_VERSION}), advertised=None, handle=handle
+    )
+
+
+class _Call:
+    """One request under way; it is answered once."""
+
+    def __init__(self, broker: Broker, request: Request, states: MirrorStates) -> None:
+        self._broker, self._request, self._states = broker, request, states
+
+    def start(self) -> None:
+        try:
+            self._topic, asked = decode_request(self._request.body)
+            topic = self._broker.cluster.topics.get(self._topic)
+            target = topic.target_of(asked.origin) if topic is not None else None
+            if target is not None:
+                self._serve(asked, target)
+                return
+            if asked.mode is MirrorMode.APPEND:
+                raise InvalidRequest(f"{asked.origin} has no target partition here yet: describe it first")
+        except Exception as error:
+            self._fail(error)
+            return
+        self._broker.in_background(self._allocating(asked), self._allocated(asked))
+
+    def _allocating(self, asked: MirrorAppend) -> Callable[[], int]:
+        # A reset is the operator's word that the origin was created anew on purpose.
+        recreated = asked.mode is MirrorMode.RESET
+        return lambda: self._broker.cluster.allocate_mirror(self._topic, asked.origin, recreated=recreated)
+
+    def _allocated(self, asked: MirrorAppend) -> Callable[[Future[int]], None]:
+        def then(future: Future[int]) -> None:
+            try:
+                self._broker.refresh()  # the new partition may be ours to open
+                self._serve(asked, future.result())
+            except Exception as error:
+                self._fail(error)
+
+        return then
+
+    def _serve(self, asked: MirrorAppend, target: int) -> None:
+        topic = self._broker.cluster.topics.get(self._topic)
+        state = topic.partitions.get(target) if topic is not None else None
+        known = MirrorAppended(partition=target, leader=-1 if state is None else state.leader)
+        try:
+            partition = self._broker.partition(self._topic, target)
+            known = dataclasses.replace(known, state=str(self._states.get(self._topic, target) or ""))
+            end = self._append(asked, partition)
+            _Synced(self._broker, partition, end, lambda error: self._answer(known, partition, error)).wake()
+        except PositionMismatch as error:
+            self._answer(known, partition, error)
+        except Exception as error:
+            self._fail(error, known)
+
+    def _append(self, asked: MirrorAppend, partition: Partition) -> int:
+        """The log's end behind the request, or 0 when nothing was to be written."""
+        reset = asked.mode is MirrorMode.RESET
+        if asked.mode is MirrorMode.DESCRIBE or (reset and asked.cursor is None):
+            return 0
+        if asked.cursor is None:
+            raise InvalidRequest("a mirrored append without a position")
+        recorded = partition.log.mirror_position
+        start = asked.cursor.next_offset if reset else asked.start
+        before = recorded or beginning(asked.origin, start)
+        batches = _whole_batches(asked.records)
+        position = dataclasses.replace(
+            before,
+            cursor=asked.cursor,
+            batches=before.batches + len(batches),
+            records=before.records + sum(header.records_count for header, _ in batches),
+            dropped=before.dropped + asked.dropped,
+        )
+        data = [batch for _, batch in batches]
+        end = partition.log.append_mirrored(asked.origin, asked.expected, data, position, reset=reset)
+        partition.see_to_flush()
+        if reset:
+            log.warning("%s is reset: it goes on at %s of its origin", partition.name, asked.cursor)
+        return end
+
+    def _answer(self, known: MirrorAppended, partition: Partition, error: BrokerError | None) -> None:
+        code, message = (ErrorCode.NONE, "") if error is None else (error.code, str(error))
+        answer = dataclasses.replace(
+            known, error=code, message=message, position=partition.log.mirror_position,
+            high_watermark=partition.log.high_watermark,
+        )  # fmt: skip
+        self._request.answer([encode_response(answer)])
+
+    def _fail(self, error: Exception, known: MirrorAppended | None = None) -> None:
+        if not isinstance(error, BrokerError):
+            log.error("MirrorAppend failed", exc_info=error)
+        code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
+        answer = dataclasses.replace(known or MirrorAppended(), error=code, message=str(error)[:1000])
+        self._request.answer([encode_response(answer)])
+
+
+class _Synced:
+    """Calls back once everything up to `end` is on the disk, or with the error that prevents it."""
+
+    def __init__(
+        self, broker: Broker, partition: Partition, end: int, then: Callable[[BrokerError | None], None]
+    ) -> None:
+        self._broker, self._partition, self._end = broker, partition, end
+        self._then: Callable[[BrokerError | None], None] | None = then
+
+    def wake(self) -> None:
+        """Look whether it is so; otherwise wait for the next flush."""
+        then, partition = self._then, self._partition
+        if then is None:
+            return
+        error: BrokerError | None = partition.gone
+        if error is None and partition.log.visible_end < self._end:
+            if partition.log.refusal is None:
+                if self not in partition.parked:
+                    partition.parked.add(self)
+                    # A flush that fails wakes nobody.
+                    self._broker.mailbox.after(CHECK_FLUSH_S, self.wake)
+                return
+            error = StorageError(partition.log.refusal)
+        self._then = None
+        partition.parked.discard(self)
+        then(error)
+
+
+def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
+    batches = list(split_batches(records))
+    if sum(len(batch) for _, batch in batches) != len(records):
+        raise CorruptMessage("the records of a mirrored append end inside a batch")
+    return batches

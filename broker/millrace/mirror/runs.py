@@ -1,0 +1,123 @@
+"""From a fetch answer to what one append writes: whole batches in a row, and the position behind them.
+
+Pure: bytes and positions in, a run out. Decides what is copied, what is left out and counted, and when the
+origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
+
+A run is free of gaps: each batch begins where the one before it ended (records.Cursor). What is left out are
+control batches, which mean something in their own log only, batches of aborted transactions (Apache Kafka),
+and batches that compaction has emptied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millrace.errors import CorruptMessage, MillraceError
+from millrace.records import BatchHeader, Cursor, split_batches
+from millrace.storage.position import MirrorPosition, Origin
+from millrace.wire.fetch import FetchedPartition
+
+
+class OriginChanged(MillraceError):
+    """The origin's log no longer goes on where the mirror ended; only an operator can tell what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRules:
+    """How an origin's offsets may be read."""
+
+    byte_positions: bool
+    """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
+    compacted: bool = False
+    """True when records may be missing by intent: a gap is then no loss."""
+
+    def after(self, header: BatchHeader, cursor: Cursor) -> Cursor:
+        """The cursor behind a batch."""
+        if self.byte_positions:
+            return cursor.after(header)
+        return Cursor(header.next_offset, header.next_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one append writes: accepted only if `expected` is the recorded next offset (None: none yet)."""
+
+    expected: int | None
+    batches: tuple[memoryview, ...]
+    position: MirrorPosition
+    """To be recorded with the batches."""
+
+
+def beginning(origin: Origin, start: int) -> MirrorPosition:
+    """The position before the first append: nothing copied, `start` is the first offset to read."""
+    return MirrorPosition(origin, start, Cursor(start), 0, 0, 0)
+
+
+def next_run(
+    recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
+) -> Run | None:
+    """The longest run the answer allows behind `before`; None when it holds nothing new.
+
+    `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the first
+    new batch does not go on there, CorruptMessage when it is damaged; what precedes such a batch is
+    returned first.
+    """
+    cursor, batches, records, dropped = before.cursor, list[memoryview](), 0, 0
+    aborted = _Aborted(fetched.aborted_transactions)
+    try:
+        for header, batch in split_batches(fetched.records):
+            leave_out = aborted.drops(header) or header.is_control or header.records_count == 0
+            if header.next_offset <= cursor.next_offset:
+                continue  # a fetch begins with the whole batch that holds its offset
+            _check_follows(cursor, header, rules)
+            if leave_out:
+                dropped += header.records_count
+            else:
+                batches.append(batch)
+                records += header.records_count
+            cursor = rules.after(header, cursor)
+    except (CorruptMessage, OriginChanged):
+        if cursor == before.cursor:
+            raise
+    if cursor == before.cursor:
+        return None
+    position = dataclasses.replace(
+        before,
+        cursor=cursor,
+        batches=before.batches + len(batches),
+        records=before.records + records,
+        dropped=before.dropped + dropped,
+    )
+    return Run(None if recorded is None else recorded.cursor.next_offset, tuple(batches), position)
+
+
+def _check_follows(cursor: Cursor, header: BatchHeader, rules: OffsetRules) -> None:
+    if not cursor.follows(header) and not rules.compacted:
+        raise OriginChanged(
+            f"offsets {cursor.next_offset} to {header.base_offset - 1} are missing in the origin's log"
+        )
+    # Right behind a start or a reset the first batch may begin earlier: nothing of it was copied yet.
+    if header.base_offset < cursor.next_offset and cursor.next_base is not None:
+        raise OriginChanged(
+            f"the origin's batch at offset {header.base_offset} covers offset {cursor.next_offset - 1}, "
+            "which is copied already"
+        )
+
+
+class _Aborted:
+    """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
+
+    def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
+        self._ahead = sorted(transactions, key=lambda each: each[1], reverse=True)
+        self._open: set[int] = set()
+
+    def drops(self, header: BatchHeader) -> bool:
+        """True for a data batch of an aborted transaction; to be asked of every batch, in order."""
+        while self._ahead and self._ahead[-1][1] <= header.last_offset:
+            self._open.add(self._ahead.pop()[0])
+        if header.is_control:
+            self._open.discard(header.producer_id)  # the marker that ends the transaction
+            return False
+        return header.is_transactional and header.producer_id in self._open
