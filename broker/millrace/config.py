@@ -65,6 +65,9 @@ class BrokerConfig:
     log_dir: str = "./data"
     default_partitions: int = 4
     """Partitions of a topic that is created without a number."""
+    auto_create_topics: bool = False
+    """Create a topic when a client asks for one that is not there and allows it. Off: a mistyped name is an
+    error, not a new topic that collects messages nobody reads."""
     session_timeout_ms: int = 6_000
     """ZooKeeper forgets a dead broker after this."""
     max_frame_bytes: int = 100 << 20

@@ -1,0 +1,317 @@
+"""What produce, fetch and the rest mean for the partitions this broker leads.
+
+Owns the led partitions and keeps them in step with the cluster's snapshot. Runs on the loop, except where it
+says otherwise; what takes long (ZooKeeper, opening and deleting logs, cold look-ups) runs in threads and
+comes back through the mailbox. Knows no sockets and no wire format.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from millrace.broker.fetch import Fetch, Found
+from millrace.broker.flush import FlushThread
+from millrace.broker.mailbox import Mailbox
+from millrace.broker.partition import Partition, Producing
+from millrace.broker.topics import topic_log_config
+from millrace.cluster import Cluster
+from millrace.cluster_state import PartitionState, TopicState
+from millrace.compression import Buffer
+from millrace.config import BrokerConfig
+from millrace.errors import (
+    BrokerError,
+    InvalidPartitions,
+    LeaderNotAvailable,
+    MessageTooLarge,
+    MillraceError,
+    NotLeader,
+    PolicyViolation,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from millrace.records import check_produced
+from millrace.storage.log_directory import LogDirectory
+from millrace.storage.partition_log import Flushed, PartitionLog
+from millrace.storage.position import MirrorPosition
+from millrace.wire.messages import FetchRequest
+
+__all__ = ["Broker", "Fetch", "Found", "Mailbox", "Partition", "Producing"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETENTION_INTERVAL_S = 5.0
+Place = tuple[str, int]
+
+
+class Broker:
+    """One broker's partitions, and what clients may do with them."""
+
+    def __init__(self, config: BrokerConfig, cluster: Cluster, logs: LogDirectory, mailbox: Mailbox) -> None:
+        self.config, self.cluster, self.mailbox = config, cluster, mailbox
+        self._logs = logs
+        self._partitions: dict[Place, Partition] = {}
+        self._opening: dict[Place, Future[PartitionLog]] = {}
+        self._deleting: set[Place] = set()
+        self._failed: dict[Place, str] = {}
+        self._staged: dict[Partition, None] = {}
+        self._looking: list[Callable[[], None]] = []
+        self._flushes: FlushThread[Flushed] = FlushThread(mailbox)
+        # Two pools, because a topic's creation waits in the one for its logs to open in the other.
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
+
+    # Partitions
+
+    def start(self) -> None:
+        """Open, and so recover, every log this broker leads; call it before the loop runs.
+
+        Raises MillraceError when one cannot be opened: its data must not be given up silently.
+        """
+        for place, topic, state in self._led():
+            config = topic_log_config(self.config.log, topic.settings)
+            opened = self._logs.partition(topic.name, place[1], topic.topic_id, config)
+            self._add(place, topic, state, opened)
+        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))
+        self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """The led partition; BrokerError says why it is not here."""
+        partition = self._partitions.get((topic, number))
+        if partition is not None:
+            return partition
+        state = self.cluster.topics.get(topic)
+        if state is None or number not in state.partitions:
+            raise UnknownTopicOrPartition(f"no partition {topic}-{number} in cluster {self.config.cluster}")
+        if state.partitions[number].leader != self.config.broker_id:
+            raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
+        if (topic, number) in self._failed:
+            raise StorageError(self._failed[topic, number])
+        raise LeaderNotAvailable(f"{topic}-{number} is being opened")
+
+    @property
+    def partitions(self) -> Mapping[Place, Partition]:
+        """Every partition open here."""
+        return self._partitions
+
+    def refresh(self) -> None:
+        """Bring the open partitions in step with the cluster: open new ones, delete those that are gone."""
+        led = {place: (topic, state) for place, topic, state in self._led()}
+        for place, partition in list(self._partitions.items()):
+            if place not in led or led[place][0].topic_id != partition.topic_id:
+                self._remove(place, partition)
+        for place, (topic, state) in led.items():
+            if place in self._partitions:
+                self._configure(self._partitions[place], topic, state)
+            elif not (place in self._opening or place in self._failed or place in self._deleting):
+                self._open(place, topic)
+        self._failed = {place: why for place, why in self._failed.items() if place in led}
+
+    def _led(self) -> list[tuple[Place, TopicState, PartitionState]]:
+        return [
+            ((topic.name, number), topic, state)
+            for topic in self.cluster.topics.values()
+            for number, state in topic.partitions.items()
+            if state.leader == self.config.broker_id
+        ]
+
+    def _open(self, place: Place, topic: TopicState) -> None:
+        def work() -> PartitionLog:
+            config = topic_log_config(self.config.log, topic.settings)
+            return self._logs.partition(topic.name, place[1], topic.topic_id, config)
+
+        def opened(future: Future[PartitionLog]) -> None:
+            del self._opening[place]
+            error = future.exception()
+            if error is not None:
+                self._failed[place] = str(error)
+                log.error("cannot open %s-%s: %s", *place, error)
+                return
+            current = self.cluster.topics.get(topic.name)
+            if current is None or current.topic_id != topic.topic_id or place[1] not in current.partitions:
+                self._delete(place)
+                return
+            self._add(place, current, current.partitions[place[1]], future.result())
+
+        self._opening[place] = self._submit(self._files, work, opened)
+
+    def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
+        partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)
+        self._configure(partition, topic, state)
+        self._partitions[place] = partition
+        log.info(
+            "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
+        )
+
+    def _configure(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
+        partition.mirrored = state.origin is not None
+        try:
+            partition.log.config = topic_log_config(self.config.log, topic.settings)
+        except BrokerError as error:
+            log.error("settings of topic %s: %s", topic.name, error)
+
+    def _remove(self, place: Place, partition: Partition) -> None:
+        del self._partitions[place]
+        self._staged.pop(partition, None)
+        log.info("deleting %s: it is not in the cluster any more", partition.name)
+        self._deleting.add(place)
+        partition.retire(
+            UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(place)
+        )
+
+    def _delete(self, place: Place) -> None:
+        """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
+        self._deleting.add(place)
+
+        def done(future: Future[None]) -> None:
+            self._deleting.discard(place)
+            if future.exception() is not None:
+                log.error("cannot delete %s-%s: %s", *place, future.exception())
+            self.refresh()
+
+        self._submit(self._files, lambda: self._logs.delete(*place), done)
+
+    def _apply_retention(self) -> None:
+        logs = [(partition.name, partition.log) for partition in self._partitions.values()]
+
+        def work() -> None:
+            for name, partition_log in logs:
+                try:
+                    for base in partition_log.apply_retention():
+                        log.info("retention deleted segment %s of %s", base, name)
+                except (OSError, MillraceError) as error:
+                    log.error("retention of %s: %s", name, error)
+
+        def again(_: Future[None]) -> None:
+            self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+
+        self._submit(self._files, work, again)
+
+    # Records
+
+    def produce(self, topic: str, number: int, batch: memoryview, producing: Producing, index: int) -> None:
+        """Check a batch and stage it for this turn's append; `producing` hears what became of it.
+
+        Raises BrokerError for one that is refused. `batch` must stay as it is until `end_of_turn`.
+        """
+        partition = self._partitions.get((topic, number)) or self.partition(topic, number)
+        if partition.mirrored:
+            raise PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
+        header = check_produced(batch)
+        limit = partition.log.config.max_message_bytes
+        if header.size > limit:
+            raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
+        partition.stage(batch, header, producing, index)
+        self._staged[partition] = None
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
+
+        From any thread.
+        """
+        return self.partition(topic, number).log.mirror_position
+
+    def append_mirrored(
+        self,
+        topic: str,
+        number: int,
+        expected: int | None,
+        batches: Sequence[Buffer],
+        position: MirrorPosition,
+        *,
+        reset: bool = False,
+    ) -> Future[int]:
+        """Append an origin's batches and the position behind them, on the loop; visible after a flush.
+
+        From any thread. The future brings the log's end or raises what the log raised: PositionMismatch when
+        `expected` is not what is recorded.
+        """
+
+        def append() -> int:
+            partition = self.partition(topic, number)
+            origin = position.origin
+            end = partition.log.append_mirrored(origin, expected, batches, position, reset=reset)
+            partition.see_to_flush()
+            return end
+
+        return self.call(append)
+
+    def fetch(self, request: FetchRequest, answer: Callable[[Found], None]) -> None:
+        """Answer with what is there once it is enough, or when the request's time is up."""
+        Fetch(self, request, answer).start()
+
+    def look_again(self, look: Callable[[], None]) -> None:
+        """Run `look` at the end of this turn."""
+        self._looking.append(look)
+
+    def end_of_turn(self) -> None:
+        """Append what this turn staged, then let woken fetches look: one write, one look each."""
+        if self._staged:
+            staged, self._staged = self._staged, {}
+            for partition in staged:
+                partition.write()
+        if self._looking:
+            looking, self._looking = self._looking, []
+            for look in looking:
+                look()
+
+    # Topics: these two block on ZooKeeper, so they run in the background, never on the loop.
+
+    def create_topic(
+        self, name: str, partitions: int, settings: Mapping[str, str], *, validate_only: bool = False
+    ) -> None:
+        """Create a topic (-1: the default number of partitions); those led here are open on return."""
+        topic_log_config(self.config.log, settings)
+        count = self.config.default_partitions if partitions == -1 else partitions
+        if count < 1:
+            raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
+        if validate_only:
+            return
+        self.cluster.create_topic(name, count, settings)
+
+        def opening() -> list[Future[PartitionLog]]:
+            self.refresh()
+            return [future for place, future in self._opening.items() if place[0] == name]
+
+        for future in self.call(opening).result():
+            future.exception(timeout=30)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic; its logs here are gone soon after."""
+        self.cluster.delete_topic(name)
+        self.call(self.refresh).result()
+
+    # Threads
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the loop; from any thread. The future brings its result or exception."""
+        return self.mailbox.call(function)
+
+    def in_background(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work` in a thread, then `then` on the loop with its outcome."""
+        self._submit(self._background, work, then)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[Future[T]], None]
+    ) -> Future[T]:
+        future = pool.submit(work)
+        future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
+        return future
+
+    def settle(self) -> None:
+        """Bring everything to the disk and answer who waits for it; the loop has ended."""
+        self.end_of_turn()
+        self._flushes.close()
+        self.mailbox.run()
+        for partition in self._partitions.values():
+            partition.settle()
+        self.end_of_turn()
+
+    def close(self) -> None:
+        """End the threads and close the logs; `settle` comes first."""
+        self._background.shutdown(wait=True, cancel_futures=True)
+        self._files.shutdown(wait=True, cancel_futures=True)
+        self._logs.close()

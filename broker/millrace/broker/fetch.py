@@ -1,0 +1,119 @@
+"""One fetch: read what is there, or wait for it.
+
+A fetch that finds less than it wants is parked on its partitions, looks again at each publish, and answers
+with what there is when its time is up. Reads file slices, never bytes. Knows no wire format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from millrace.errors import BrokerError, ErrorCode
+from millrace.storage.file_slice import FileSlice
+from millrace.wire.messages import FetchPartition, FetchRequest
+
+if TYPE_CHECKING:
+    from millrace.broker import Broker
+    from millrace.broker.mailbox import Timer
+    from millrace.broker.partition import Partition
+
+MAX_WAIT_MS = 5 * 60_000
+"""A client that wants to wait longer asks again."""
+
+
+@dataclass(slots=True)
+class PartitionRead:
+    """What a fetch found in one partition."""
+
+    index: int
+    error: ErrorCode = ErrorCode.NONE
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    records: FileSlice | None = None
+
+
+Found = Sequence[tuple[str, list[PartitionRead]]]
+
+
+class Fetch:
+    """A fetch under way; `answer` is called once, on the loop."""
+
+    __slots__ = ("_answer", "_broker", "_partitions", "_request", "_timer", "_woken")
+
+    def __init__(self, broker: Broker, request: FetchRequest, answer: Callable[[Found], None]) -> None:
+        self._broker = broker
+        self._request = request
+        self._answer: Callable[[Found], None] | None = answer
+        self._partitions: list[Partition] = []
+        self._timer: Timer | None = None
+        self._woken = False
+
+    def start(self) -> None:
+        """Answer at once if there is enough, else wait."""
+        self._try()
+        if self._answer is not None:
+            wait = min(self._request.max_wait, MAX_WAIT_MS)
+            self._timer = self._broker.mailbox.after(wait / 1000, self._time_is_up)
+
+    def wake(self) -> None:
+        """Look again at the end of this turn, however many partitions have something new."""
+        if not self._woken and self._answer is not None:
+            self._woken = True
+            self._broker.look_again(self._try)
+
+    def _time_is_up(self) -> None:
+        self._try(final=True)
+
+    def _try(self, *, final: bool = False) -> None:
+        if self._answer is None:
+            return
+        self._woken = False
+        self._leave()
+        found, size, failed = self._read()
+        if not (final or failed or size >= self._request.min_bytes or self._request.max_wait <= 0):
+            for partition in self._partitions:
+                partition.parked.add(self)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        answer, self._answer = self._answer, None
+        answer(found)
+
+    def _leave(self) -> None:
+        for partition in self._partitions:
+            partition.parked.discard(self)
+        self._partitions = []
+
+    def _read(self) -> tuple[Found, int, bool]:
+        """What is there now, its bytes, and whether some partition has an error to tell."""
+        total, failed = 0, False
+        found = []
+        for topic in self._request.topics:
+            reads = []
+            for wanted in topic.partitions:
+                room = self._request.max_bytes - total
+                read = self._read_partition(topic.topic, wanted, room, first=total == 0)
+                reads.append(read)
+                failed = failed or read.error != ErrorCode.NONE
+                total += read.records.length if read.records is not None else 0
+            found.append((topic.topic, reads))
+        return found, total, failed
+
+    def _read_partition(self, topic: str, wanted: FetchPartition, room: int, *, first: bool) -> PartitionRead:
+        try:
+            partition = self._broker.partition(topic, wanted.partition)
+            log = partition.log
+            records = None
+            if room > 0 or first:
+                limit = max(1, min(wanted.partition_max_bytes, room))
+                records = log.read(wanted.fetch_offset, limit)
+                if records is not None and records.length > room and not first:
+                    records = None  # only the first batch of an answer may exceed its limit
+        except BrokerError as error:
+            return PartitionRead(wanted.partition, error.code)
+        self._partitions.append(partition)
+        return PartitionRead(
+            wanted.partition, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records
+        )

@@ -1,0 +1,108 @@
+"""Work for the loop's thread: posted from other threads, or due at a time.
+
+The loop is the only writer of the broker's state; every other thread hands it functions through here. Owns
+the pipe that wakes the loop. Knows nothing of what the functions do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Timer:
+    """Something due at a time; `cancel` makes it not happen."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function: Callable[[], None] | None = function
+
+    def cancel(self) -> None:
+        """Forget the function, and with it all that it holds on to."""
+        self.function = None
+
+
+class Mailbox:
+    """Functions that wait for the loop. `post` and `call` are for any thread, the rest for the loop's."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._posted: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._numbers = itertools.count()
+        self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` on the loop soon. Safe in signal handlers, too."""
+        self._posted.append(function)
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            os.write(self._wake_end, b"\0")
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the loop soon; the future brings its result or its exception."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(run)
+        return future
+
+    def after(self, seconds: float, function: Callable[[], None]) -> Timer:
+        """Run `function` on the loop in so many seconds."""
+        timer = Timer(function)
+        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), timer))
+        return timer
+
+    def seconds_to_next(self) -> float | None:
+        """How long the loop may sleep; None for as long as it likes."""
+        if self._posted:
+            return 0.0
+        while self._timers and self._timers[0][2].function is None:
+            heapq.heappop(self._timers)
+        return max(0.0, self._timers[0][0] - self._clock()) if self._timers else None
+
+    def drain(self) -> None:
+        """Empty the pipe, when the loop has seen it readable."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+
+    def run(self) -> None:
+        """Run what was posted and what is due. A function that fails is logged, the others still run."""
+        if self._posted:
+            for _ in range(len(self._posted)):
+                self._run(self._posted.popleft())
+        now = self._clock()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.function is not None:
+                function, timer.function = timer.function, None
+                self._run(function)
+
+    def _run(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            log.exception("work for the loop failed")
+
+    def close(self) -> None:
+        """Close the pipe; nothing may be posted any more."""
+        os.close(self.wake_fd)
+        os.close(self._wake_end)

@@ -1,0 +1,162 @@
+"""One partition this broker leads, while it runs: who waits for what, and when it is flushed.
+
+Records of one turn are staged and written with one append. A flush runs in the flush thread; when it is
+done the loop publishes it, answers acks=all and wakes parked fetches. One flush at a time: whatever arrives
+meanwhile is the next one's (group commit). Everything here runs on the loop. Bytes are the log's business.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+from uuid import UUID
+
+from millrace.broker.flush import FlushThread
+from millrace.broker.mailbox import Mailbox, Timer
+from millrace.errors import BrokerError, MillraceError, StorageError
+from millrace.records import BatchHeader
+from millrace.storage.partition_log import Flushed, PartitionLog
+from millrace.storage.staging import Appended
+
+logger = logging.getLogger(__name__)
+
+
+class Producing(Protocol):
+    """One produce request that waits for its partitions."""
+
+    acks_all: bool
+
+    def appended(self, index: int, outcome: Appended | BrokerError) -> None:
+        """What became of the request's batch number `index`; for acks=all only once it is on the disk."""
+
+
+class Parked(Protocol):
+    """A fetch that waits for more records."""
+
+    def wake(self) -> None:
+        """Something was published, or the partition has gone."""
+
+
+class Partition:
+    """A led partition: its log, what is staged for it, and who waits for its next flush."""
+
+    def __init__(
+        self,
+        topic: str,
+        number: int,
+        topic_id: UUID,
+        log: PartitionLog,
+        mailbox: Mailbox,
+        flushes: FlushThread[Flushed],
+    ) -> None:
+        self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
+        self.mirrored = False
+        """True when it is the mirror of another partition: ordinary producers are refused."""
+        self.parked: set[Parked] = set()
+        self.gone: BrokerError | None = None
+        """Why it is not served any more."""
+        self._mailbox, self._flushes = mailbox, flushes
+        self._batches: list[memoryview] = []
+        self._headers: list[BatchHeader] = []
+        self._producers: list[tuple[Producing, int]] = []
+        self._unsynced: deque[tuple[int, Producing, int, Appended]] = deque()
+        self._flushing = False
+        self._timer: Timer | None = None
+        self._when_idle: Callable[[], None] | None = None
+
+    @property
+    def name(self) -> str:
+        """topic-number, as people write it."""
+        return f"{self.topic}-{self.number}"
+
+    def stage(self, batch: memoryview, header: BatchHeader, producing: Producing, index: int) -> None:
+        """Take a checked batch; `write` appends it with all others of this turn."""
+        self._batches.append(batch)
+        self._headers.append(header)
+        self._producers.append((producing, index))
+
+    def write(self) -> None:
+        """Append what is staged; answer acks=1, note acks=all, see to the flush."""
+        batches, headers, producers = self._batches, self._headers, self._producers
+        self._batches, self._headers, self._producers = [], [], []
+        outcomes: list[Appended | BrokerError]
+        try:
+            outcomes = self.log.append(batches, headers)
+        except BrokerError as error:
+            outcomes = [error] * len(batches)
+        for (producing, index), outcome in zip(producers, outcomes, strict=True):
+            if producing.acks_all and isinstance(outcome, Appended) and outcome.end > self.log.visible_end:
+                # A duplicate waits, too: the first one may still be on its way to the disk.
+                self._unsynced.append((outcome.end, producing, index, outcome))
+            else:
+                producing.appended(index, outcome)
+        self.see_to_flush()
+
+    def see_to_flush(self) -> None:
+        """Start a flush if one is due, or set the clock for it. Call it after each append."""
+        log = self.log
+        if self._flushing or self.gone or log.end == log.visible_end or log.refusal is not None:
+            return
+        if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
+            self._start_flush()
+        elif self._timer is None:
+            self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
+
+    def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
+        """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
+        self.gone = why
+        self._refuse_waiting(why)
+        self.wake_parked()
+        if self._flushing:
+            self._when_idle = when_idle
+        else:
+            when_idle()
+
+    def settle(self) -> None:
+        """Flush here and now what is left, and answer who waits; the flush thread has ended."""
+        if self.log.end > self.log.visible_end and self.log.refusal is None:
+            try:
+                self._flushed(self.log.flush(), None)
+            except (MillraceError, OSError) as error:
+                self._flushed(None, error)
+
+    def wake_parked(self) -> None:
+        """Let every parked fetch look again."""
+        parked, self.parked = self.parked, set()
+        for fetch in parked:
+            fetch.wake()
+
+    def _flush_is_due(self) -> None:
+        self._timer = None
+        if not self._flushing and self.gone is None:
+            self._start_flush()
+
+    def _start_flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._flushing = True
+        self._flushes.submit(self.log.flush, self._flushed)
+
+    def _flushed(self, flushed: Flushed | None, error: BaseException | None) -> None:
+        self._flushing = False
+        if flushed is None:
+            logger.error("flush of %s failed: %s; it takes no more writes until a restart", self.name, error)
+            self._refuse_waiting(StorageError(f"{self.name} could not be flushed"))
+        else:
+            self.log.publish(flushed)
+            visible = self.log.visible_end
+            while self._unsynced and self._unsynced[0][0] <= visible:
+                _, producing, index, outcome = self._unsynced.popleft()
+                producing.appended(index, outcome)
+            self.wake_parked()
+            self.see_to_flush()
+        if self._when_idle is not None:
+            self._when_idle()
+
+    def _refuse_waiting(self, why: BrokerError) -> None:
+        waiting, self._unsynced = self._unsynced, deque()
+        for _, producing, index, _ in waiting:
+            producing.appended(index, why)

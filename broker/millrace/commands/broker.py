@@ -1,0 +1,64 @@
+"""`millrace broker`: one broker process, from its settings to its end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from millrace.broker import Broker, Mailbox
+from millrace.cluster import Cluster
+from millrace.config import BrokerConfig, load, parse_address
+from millrace.handlers import Handlers, kafka_apis
+from millrace.server import Server
+from millrace.storage.log_directory import LogDirectory
+
+log = logging.getLogger(__name__)
+
+
+@click.command()
+@click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the file.")
+def broker(config: Path, overrides: Sequence[str]) -> None:
+    """Run one broker of a cluster until SIGTERM or Ctrl-C.
+
+    Prints "ready: broker ... on HOST:PORT" once it accepts clients. The file's keys: broker_id, cluster,
+    listen, zookeeper, log_dir, default_partitions, auto_create_topics, session_timeout_ms, max_frame_bytes,
+    [log], [mirror.NAME].
+
+    Example: millrace broker dc1.toml --set broker_id=2 --set listen=127.0.0.1:9093 --set log_dir=data2
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    run(load(BrokerConfig, config, overrides))
+
+
+def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
+    """Start everything in order, serve until a signal, stop everything in the opposite order."""
+    logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
+    mailbox = Mailbox()
+    server = Server(*parse_address(config.listen, "listen"), mailbox, config.max_frame_bytes)
+    cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
+    try:
+        broker = Broker(config, cluster, logs, mailbox)
+        broker.start()
+        handlers = Handlers(broker, kafka_apis())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: mailbox.post(server.stop))
+        cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
+        print(
+            f"ready: broker {config.broker_id} of {config.cluster} on {server.host}:{server.port}", flush=True
+        )
+        server.run(handlers.handle, broker.end_of_turn)
+        log.info("stopping: bringing everything to the disk")
+        broker.settle()
+        server.close()
+    finally:
+        cluster.close()
+    broker.close()

@@ -1,0 +1,27 @@
+"""One short file per API of the Kafka protocol: from bytes to what the broker does, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.handlers.api_versions import api_versions
+from millrace.handlers.create_topics import CREATE_TOPICS
+from millrace.handlers.delete_topics import DELETE_TOPICS
+from millrace.handlers.fetch import FETCH
+from millrace.handlers.find_coordinator import FIND_COORDINATOR
+from millrace.handlers.init_producer_id import INIT_PRODUCER_ID
+from millrace.handlers.list_offsets import LIST_OFFSETS
+from millrace.handlers.metadata import metadata
+from millrace.handlers.produce import PRODUCE
+from millrace.handlers.table import Api, Handlers
+
+__all__ = ["Api", "Handlers", "kafka_apis"]
+
+
+def kafka_apis(private: Iterable[Api] = ()) -> list[Api]:
+    """Every API a broker serves; `private` ones, such as MirrorAppend, join here."""
+    apis = [
+        PRODUCE, FETCH, LIST_OFFSETS, metadata(), FIND_COORDINATOR, CREATE_TOPICS, DELETE_TOPICS,
+        INIT_PRODUCER_ID, *private,
+    ]  # fmt: skip
+    return [*apis, api_versions(apis)]

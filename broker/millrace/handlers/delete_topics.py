@@ -1,0 +1,51 @@
+"""DeleteTopics, v1 to v3. Any broker takes it; each deletes its own logs when it sees the topic gone."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future
+
+from millrace.broker import Broker
+from millrace.errors import BrokerError, ErrorCode
+from millrace.handlers.request import Request
+from millrace.handlers.table import Api
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import (
+    ApiKey,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+)
+
+log = logging.getLogger(__name__)
+
+
+def handle(broker: Broker, request: Request) -> None:
+    """Delete the topics one after the other, in a thread."""
+    asked = decode(DeleteTopicsRequest, ApiKey.DELETE_TOPICS, request.api_version, request.body)
+
+    def work() -> bytes:
+        results = tuple(_delete(broker, name) for name in asked.topic_names)
+        return encode(DeleteTopicsResponse(responses=results), ApiKey.DELETE_TOPICS, request.api_version)
+
+    def done(future: Future[bytes]) -> None:
+        request.answer([future.result()])
+
+    broker.in_background(work, done)
+
+
+def _delete(broker: Broker, name: str) -> DeletableTopicResult:
+    code = ErrorCode.NONE
+    try:
+        broker.delete_topic(name)
+    except BrokerError as error:
+        code = error.code
+    except Exception:
+        log.exception("deleting topic %s failed", name)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+    return DeletableTopicResult(name=name, error_code=code)
+
+
+DELETE_TOPICS = Api(
+    key=ApiKey.DELETE_TOPICS, versions=frozenset(range(1, 4)), advertised=(1, 3), handle=handle
+)

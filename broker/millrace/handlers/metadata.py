@@ -1,0 +1,132 @@
+"""Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
+
+A topic that is not there is created only if the request allows it and the broker is set to. Leader epochs
+are -1, so no client validates offsets by them. Left out: racks, authorized operations, v0.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Collection
+from concurrent.futures import Future
+
+from millrace.broker import Broker
+from millrace.cluster_state import PartitionState, TopicState
+from millrace.errors import ErrorCode, TopicAlreadyExists
+from millrace.handlers.request import Request
+from millrace.handlers.table import Api, response_header
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import (
+    ApiKey,
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataTopic,
+)
+
+log = logging.getLogger(__name__)
+_CACHED_ANSWERS = 64
+
+
+class Metadata:
+    """Answers from the cluster's snapshot, encoded once per snapshot, version and list of topics."""
+
+    def __init__(self) -> None:
+        self._snapshot: tuple[object, object] = (None, None)
+        self._answers: dict[tuple[int, bytes], bytes] = {}
+
+    def handle(self, broker: Broker, request: Request) -> None:
+        """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
+        snapshot = (broker.cluster.brokers, broker.cluster.topics)
+        if snapshot[0] is not self._snapshot[0] or snapshot[1] is not self._snapshot[1]:
+            self._snapshot = snapshot
+            self._answers.clear()
+        key = (request.api_version, bytes(request.body))
+        answer = self._answers.get(key)
+        if answer is None:
+            asked = decode(MetadataRequest, ApiKey.METADATA, request.api_version, request.body)
+            response = _describe(broker, asked, request.api_version)
+            answer = encode(response, ApiKey.METADATA, request.api_version)
+            created = _create_missing(broker, asked, response)
+            if not created and len(self._answers) < _CACHED_ANSWERS:
+                self._answers[key] = answer
+        request.answer([answer], header=response_header(request))
+
+
+def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataResponse:
+    cluster = broker.cluster
+    live = cluster.brokers
+    if asked.topics is None:
+        topics = [_topic(topic, live.keys()) for topic in cluster.topics.values()]
+    else:
+        topics = [_wanted(broker, topic, asked.allow_auto_topic_creation) for topic in asked.topics]
+    return MetadataResponse(
+        brokers=tuple(
+            MetadataBroker(node_id=number, host=address.host, port=address.port)
+            for number, address in live.items()
+        ),
+        cluster_id=cluster.cluster_id,
+        controller_id=min(live, default=-1),  # any broker creates topics; the lowest id is as good as any
+        topics=tuple(topics),
+    )
+
+
+def _wanted(broker: Broker, wanted: MetadataRequestTopic, may_create: bool) -> MetadataTopic:
+    topics = broker.cluster.topics
+    if wanted.name is None:
+        known = {topic.topic_id: topic for topic in topics.values()}
+        topic = known.get(wanted.topic_id) if wanted.topic_id is not None else None
+    else:
+        topic = topics.get(wanted.name)
+    if topic is not None:
+        return _topic(topic, broker.cluster.brokers.keys())
+    creating = may_create and broker.config.auto_create_topics and wanted.name is not None
+    error = ErrorCode.LEADER_NOT_AVAILABLE if creating else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return MetadataTopic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
+
+
+def _topic(topic: TopicState, live: Collection[int]) -> MetadataTopic:
+    partitions = tuple(_partition(number, state, live) for number, state in topic.partitions.items())
+    return MetadataTopic(error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+
+
+def _partition(number: int, state: PartitionState, live: Collection[int]) -> MetadataPartition:
+    alive = state.leader in live
+    return MetadataPartition(
+        error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
+        partition_index=number,
+        leader_id=state.leader if alive else -1,
+        replica_nodes=state.replicas,
+        isr_nodes=state.isr,
+    )
+
+
+def _create_missing(broker: Broker, asked: MetadataRequest, response: MetadataResponse) -> bool:
+    """Begin to create what the response says is coming; True if there is anything."""
+    names = [
+        topic.name
+        for topic in response.topics
+        if topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE and topic.name
+    ]
+
+    def created(future: Future[None]) -> None:
+        error = future.exception()
+        if error is not None and not isinstance(error, TopicAlreadyExists):
+            log.warning("cannot create a topic that a client asked for: %s", error)
+
+    for name in names:
+        broker.in_background(functools.partial(broker.create_topic, name, -1, {}), created)
+    return bool(names)
+
+
+def metadata() -> Api:
+    """The API, with a cache of its own."""
+    return Api(
+        key=ApiKey.METADATA,
+        versions=frozenset([*range(1, 9), 12]),
+        advertised=(1, 8),
+        handle=Metadata().handle,
+    )

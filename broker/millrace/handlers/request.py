@@ -1,0 +1,61 @@
+"""One request on its way through the broker, and the place its answer will take.
+
+Answers leave in the order their requests came in, so a request that has to wait (a fetch without data,
+acks=all) holds its place while the connection goes on reading. Knows no sockets and no API.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from millrace.storage.file_slice import FileSlice
+
+Part: TypeAlias = "bytes | FileSlice"
+_PREFIX = struct.Struct(">ii")
+
+
+class Client(Protocol):
+    """The connection a request came from."""
+
+    closed: bool
+
+    def answered(self) -> None:
+        """Some request has its answer now."""
+
+    def abort(self, reason: str) -> None:
+        """Close the connection: the only sign that a request without an answer can get."""
+
+
+class Request:
+    """What was asked and, once `answer` was called, the answer; `body` is valid during the turn only."""
+
+    __slots__ = ("api_key", "api_version", "body", "client", "correlation_id", "parts")
+
+    def __init__(
+        self, client: Client, api_key: int, api_version: int, correlation_id: int, body: memoryview
+    ) -> None:
+        self.client = client
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.body = body
+        self.parts: Sequence[Part] | None = None
+
+    def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
+        """Answer with the response's body; `header` is what a flexible response header adds."""
+        size = 4 + len(header)
+        for part in parts:
+            size += len(part) if isinstance(part, bytes) else part.length
+        prefix = _PREFIX.pack(size, self.correlation_id) + header
+        if parts and isinstance(parts[0], bytes):
+            self.parts = [prefix + parts[0], *parts[1:]]
+        else:
+            self.parts = [prefix, *parts]
+        self.client.answered()
+
+    def answer_nothing(self) -> None:
+        """Free the place: the client expects no answer (acks=0)."""
+        self.parts = ()
+        self.client.answered()

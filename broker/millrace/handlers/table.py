@@ -1,0 +1,77 @@
+"""Which handler serves which API and version: the one place where an API joins the broker.
+
+A request whose header can be read is always answered, if only with an error: a client whose connection is
+closed on it would come back at once, for ever. Turns refusals into responses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from millrace.broker import Broker
+from millrace.errors import BrokerError, ErrorCode
+from millrace.handlers.request import Client, Request
+from millrace.wire.codec import encode_error, is_flexible
+from millrace.wire.framing import parse_header, skip_tagged_fields
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """One API: the versions it serves, those it tells clients about, and what it does.
+
+    `handle` answers the request, at once or later, or raises BrokerError.
+    """
+
+    key: int
+    versions: frozenset[int]
+    advertised: tuple[int, int] | None
+    """Lowest and highest version clients are told; None keeps the API private."""
+    handle: Callable[[Broker, Request], None]
+
+
+class Handlers:
+    """Takes frames, hands requests to their API, answers with an error what no API takes."""
+
+    def __init__(self, broker: Broker, apis: Iterable[Api]) -> None:
+        self._broker = broker
+        self._handle = {(api.key, version): api.handle for api in apis for version in api.versions}
+
+    def handle(self, client: Client, frame: memoryview) -> Request:
+        """Serve one frame; the request that is returned has its answer now or gets it later."""
+        api_key, version, correlation_id, body = parse_header(frame)
+        handle = self._handle.get((api_key, version))
+        if handle is None:
+            return self._refuse_version(Request(client, api_key, version, correlation_id, frame[body:]))
+        if api_key >= 2 and is_flexible(
+            api_key, version
+        ):  # Produce and Fetch are served in old versions only
+            body = skip_tagged_fields(frame, body)
+        request = Request(client, api_key, version, correlation_id, frame[body:])
+        try:
+            handle(self._broker, request)
+        except BrokerError as error:
+            log.warning("refused API %s v%s: %s", api_key, version, error)
+            _answer_error(request, error.code)
+        except Exception:
+            log.exception("API %s v%s failed", api_key, version)
+            _answer_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
+        return request
+
+    def _refuse_version(self, request: Request) -> Request:
+        log.debug("unknown API %s v%s", request.api_key, request.api_version)
+        _answer_error(request, ErrorCode.UNSUPPORTED_VERSION)
+        return request
+
+
+def _answer_error(request: Request, code: ErrorCode) -> None:
+    body = encode_error(request.api_key, request.api_version, code)
+    request.answer([body], header=response_header(request))
+
+
+def response_header(request: Request) -> bytes:
+    """What follows the correlation id in a response: the end of no tagged fields, in flexible versions."""
+    return b"\0" if is_flexible(request.api_key, request.api_version) else b""

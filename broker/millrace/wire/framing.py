@@ -1,0 +1,151 @@
+"""Bytes from a client in, whole requests out.
+
+A request is a 4-byte length and that many bytes. Frames that lie whole in the received bytes are handed out
+as views of them, without a copy: the server stamps and writes records where it received them. Only the frame
+that a read cut in two is kept. Knows no sockets and nothing behind the request header.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from millrace.errors import MillraceError
+
+_HEADER = struct.Struct(">hhih")
+_SHORT_HEADER = struct.Struct(">hhi")
+_SIZE_BYTES = 4
+MIN_FRAME_BYTES = 8
+"""API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
+
+
+class FrameRefused(MillraceError):
+    """The length in front of a frame cannot be, or exceeds the limit: the stream cannot be followed."""
+
+
+class RequestFramer:
+    """Cuts one connection's bytes into frames.
+
+    For each read: `receive_data`, `next_frame` until None, then `release` before the buffer is used again.
+    """
+
+    __slots__ = ("_data", "_kept", "_max_frame_bytes", "_position", "_wanted")
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._data = memoryview(b"")
+        self._position = 0
+        self._kept = bytearray()
+        self._wanted = 0  # bytes of the frame that `_kept` begins, length included; 0 while unknown
+
+    def receive_data(self, data: memoryview) -> None:
+        """Take what one read brought; every frame received before must have been handed out."""
+        self._data = data
+        self._position = 0
+
+    @property
+    def waiting(self) -> bool:
+        """True while received bytes have not been looked at yet."""
+        return self._position < len(self._data)
+
+    def next_frame(self) -> memoryview | None:
+        """The next whole request without its length, or None when more bytes are needed.
+
+        Raises FrameRefused before any of an oversized frame is kept.
+        """
+        if self._kept:
+            return self._complete_kept()
+        data, start = self._data, self._position
+        rest = len(data) - start
+        if rest < _SIZE_BYTES:
+            self._keep_rest()
+            return None
+        end = start + _SIZE_BYTES + self._size(data, start)
+        if end > len(data):
+            self._wanted = end - start
+            self._keep_rest()
+            return None
+        self._position = end
+        return data[start + _SIZE_BYTES : end]
+
+    def release(self) -> None:
+        """Let go of the bytes given to `receive_data`; frames not handed out yet are copied."""
+        if self.waiting:
+            self._data = memoryview(bytearray(self._data[self._position :]))
+        else:
+            self._data = memoryview(b"")
+        self._position = 0
+
+    def _size(self, data: memoryview | bytearray, start: int) -> int:
+        size = int.from_bytes(data[start : start + _SIZE_BYTES], "big", signed=True)
+        # Refuse before buffering: a bad client could otherwise make us hold 2 GiB for one request.
+        if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
+            raise FrameRefused(
+                f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}"
+            )
+        return size
+
+    def _keep_rest(self) -> None:
+        self._kept += self._data[self._position :]
+        self._position = len(self._data)
+
+    def _complete_kept(self) -> memoryview | None:
+        if not self._wanted:
+            self._fill_kept(_SIZE_BYTES)
+            if len(self._kept) < _SIZE_BYTES:
+                return None
+            self._wanted = _SIZE_BYTES + self._size(self._kept, 0)
+        self._fill_kept(self._wanted)
+        if len(self._kept) < self._wanted:
+            return None
+        frame = memoryview(self._kept)[_SIZE_BYTES:]
+        self._kept, self._wanted = bytearray(), 0  # the frame keeps the old one alive
+        return frame
+
+    def _fill_kept(self, size: int) -> None:
+        missing = size - len(self._kept)
+        part = self._data[self._position : self._position + missing]
+        self._kept += part
+        self._position += len(part)
+
+
+class RequestHeader(NamedTuple):
+    """What stands in front of every request. `body` is where the request's own fields begin."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    body: int
+
+
+def parse_header(frame: memoryview) -> RequestHeader:
+    """The header of a frame, the client's name skipped; tagged fields of a flexible header are not."""
+    if len(frame) < _HEADER.size:
+        api_key, version, correlation_id = _SHORT_HEADER.unpack_from(frame)
+        return RequestHeader(api_key, version, correlation_id, len(frame))
+    api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
+    return RequestHeader(api_key, version, correlation_id, _HEADER.size + size if size > 0 else _HEADER.size)
+
+
+def skip_tagged_fields(frame: memoryview, position: int) -> int:
+    """The position behind the tagged fields at `position`; a malformed list ends at the frame's end."""
+    count, position = _unsigned_varint(frame, position)
+    for _ in range(min(count, len(frame))):
+        _, position = _unsigned_varint(frame, position)
+        size, position = _unsigned_varint(frame, position)
+        position += size
+        if position >= len(frame):
+            break
+    return min(position, len(frame))
+
+
+def _unsigned_varint(data: memoryview, position: int) -> tuple[int, int]:
+    result = shift = 0
+    while position < len(data) and shift < 35:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return result, position
