@@ -14,7 +14,6 @@ from uuid import UUID
 
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import BatchHeader, Cursor, split_batches
-
 from millrace_spark.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20

@@ -1,0 +1,197 @@
+"""Reading many messages at once: one position per row, each step of a schema done for all rows with numpy.
+
+Nothing here trusts the bytes. A row that breaks a rule is marked with its first fault and moved to its end,
+where every further step is harmless; the caller drops it afterwards. Positions stay inside the buffer because
+they never pass a row's end, and the buffer has PADDING bytes on both sides for reads of whole words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from millrace.compression import Buffer
+from millrace.errors import MillraceError
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Longs: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+PADDING = 16
+"""More than a varint's 10 bytes behind a position, a decimal's 16 before one."""
+MAX_BUFFER_BYTES = (1 << 31) - 4096
+"""Positions become 32-bit offsets of Arrow arrays."""
+
+if sys.byteorder != "little":  # words are read as they lie in memory
+    raise MillraceError("the vectorised Avro decoder runs on little-endian machines only")
+
+
+class PaddedBuffer:
+    """Bytes of many messages in one piece, readable as bytes and as words at any position."""
+
+    __slots__ = ("arrow", "bytes", "words4", "words8")
+
+    def __init__(self, parts: Iterable[Buffer]) -> None:
+        """The parts one after the other, the first at position PADDING."""
+        data = b"".join([bytes(PADDING), *parts, bytes(PADDING)])
+        if len(data) > MAX_BUFFER_BYTES:
+            raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
+        self.arrow = pa.py_buffer(data)
+        self.bytes: Bytes = np.frombuffer(data, np.uint8)
+        # Words that begin at every byte: numpy reads unaligned elements correctly.
+        self.words4 = np.ndarray((len(data) - 3,), np.uint32, data, strides=(1,))
+        self.words8 = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
+
+    def numbers(self, start: Longs, dtype: Any) -> npt.NDArray[Any]:
+        """A number of 4 or 8 bytes at each position."""
+        words = self.words4 if np.dtype(dtype).itemsize == 4 else self.words8
+        return words[start].view(dtype)
+
+
+class Faults:
+    """Which rows are bad, and the first reason for each."""
+
+    __slots__ = ("bad", "reasons")
+
+    def __init__(self, rows: int) -> None:
+        self.bad: Mask = np.zeros(rows, np.bool_)
+        self.reasons: dict[int, str] = {}
+
+    def mark(self, rows: Longs, reason: str) -> None:
+        """Mark rows by their numbers."""
+        self.bad[rows] = True
+        for row in rows.tolist():
+            self.reasons.setdefault(row, reason)
+
+    def __bool__(self) -> bool:
+        return bool(self.reasons)
+
+
+_HIGH = np.uint64(0x8080808080808080)
+_LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
+_ONE = np.uint64(1)
+# Three steps that push 7-bit groups together: in pairs, in fours, in eights.
+_SQUEEZE = [
+    (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
+    (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
+    (np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000), np.uint64(4)),
+]
+
+
+class RowCursor:
+    """The rows of a decoding step: where each stands and ends, and their numbers in `at` (None: all rows)."""
+
+    __slots__ = ("at", "buffer", "end", "faults", "pos")
+
+    def __init__(
+        self, buffer: PaddedBuffer, pos: Longs, end: Longs, faults: Faults, at: Longs | None = None
+    ) -> None:
+        self.buffer = buffer
+        self.pos = pos  # changed in place
+        self.end = end
+        self.faults = faults
+        self.at = at
+
+    def __len__(self) -> int:
+        return len(self.pos)
+
+    def subset(self, index: Longs) -> RowCursor:
+        """Some of the rows; give their positions back with `rejoin`."""
+        at = index if self.at is None else self.at[index]
+        return RowCursor(self.buffer, self.pos[index], self.end[index], self.faults, at)
+
+    def rejoin(self, index: Longs, part: RowCursor) -> None:
+        """Take over where the rows of a subset stand now."""
+        self.pos[index] = part.pos
+
+    def fault(self, bad: Mask, reason: str) -> None:
+        """Give up the rows where `bad` is set."""
+        index = np.flatnonzero(bad)
+        self.pos[index] = self.end[index]
+        self.faults.mark(index if self.at is None else self.at[index], reason)
+
+    def _check(self, what: str) -> None:
+        over = self.pos > self.end
+        if over.any():
+            self.fault(over, f"{what}: reaches past the end of the message")
+
+    def varint(self, what: str) -> Longs:
+        """A zigzag number of 1 to 10 bytes in every row."""
+        first = self.buffer.bytes[self.pos]
+        self.pos += 1
+        if first.max(initial=0) < 0x80:
+            value = ((first >> 1) ^ -(first & 1)).view(np.int8).astype(np.int64)
+        else:
+            value = self._long_varint(first, what)
+        self._check(what)
+        return value
+
+    def _long_varint(self, first: Bytes, what: str) -> Longs:
+        more = np.flatnonzero(first & 0x80)
+        start = self.pos[more]  # of the second byte
+        second = self.buffer.bytes[start]
+        if second.max() < 0x80:
+            value = first.astype(np.int64)
+            value[more] += (second.astype(np.int64) << 7) - 0x80
+            self.pos[more] += 1
+            return (value >> 1) ^ -(value & 1)
+        word: Words = self.buffer.words8[start - 1]
+        stop = ~word & _HIGH  # the lowest set bit marks the last byte; none: longer than the word
+        mask = stop ^ (stop - _ONE)
+        width = np.bitwise_count(mask) >> 3
+        bits = word & mask & _LOW7
+        for keep, move, by in _SQUEEZE:
+            bits = (bits & keep) | ((bits & move) >> by)
+        unfinished = np.flatnonzero(stop == 0)
+        if len(unfinished):
+            width[unfinished] += self._last_bytes(bits, unfinished, more[unfinished], what)
+        value = ((first >> 1) ^ -(first & 1)).view(np.int8).astype(np.int64)
+        value[more] = ((bits >> _ONE) ^ -(bits & _ONE)).view(np.int64)
+        self.pos[more] += width - 1
+        return value
+
+    def _last_bytes(self, bits: Words, unfinished: Longs, rows: Longs, what: str) -> Bytes:
+        """The ninth and tenth byte of the longest numbers, added to `bits`; how many there are."""
+        start = self.pos[rows] + 7
+        ninth, tenth = self.buffer.bytes[start], self.buffer.bytes[start + 1]
+        has_tenth = ninth > 0x7F
+        high = (ninth & 0x7F).astype(np.uint64) << np.uint64(56)
+        high |= np.where(has_tenth, tenth, 0).astype(np.uint64) << np.uint64(63)
+        bits[unfinished] |= high
+        too_long = has_tenth & (tenth > 1)
+        if too_long.any():
+            # Their position moves on by ten bytes afterwards: past the end, which `_check` then corrects.
+            bad = np.zeros(len(self), np.bool_)
+            bad[rows[too_long]] = True
+            self.fault(bad, f"{what}: a number of more than 64 bits")
+        return 1 + has_tenth.astype(np.uint8)
+
+    def fixed_bytes(self, size: int, what: str) -> Longs:
+        """Step over `size` bytes in every row; the positions before it."""
+        start = self.pos.copy()
+        self.pos += size
+        self._check(what)
+        return start
+
+    def sized_bytes(self, what: str) -> tuple[Longs, Longs]:
+        """A length and that many bytes in every row: the positions where they start and end."""
+        size = self.varint(what)
+        bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)  # negative is huge
+        if bad.any():
+            size[bad] = 0
+            self.fault(bad, f"{what}: its length is negative or reaches past the end of the message")
+        start = self.pos.copy()
+        self.pos += size
+        return start, self.pos.copy()
+
+    def finish(self) -> None:
+        """Give up the rows that have bytes left."""
+        left = self.pos != self.end
+        if left.any():
+            self.fault(left, "bytes are left after the last field")
