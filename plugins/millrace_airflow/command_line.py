@@ -18,16 +18,16 @@ from millrace_airflow.settings import MillraceSettings
 
 def load_command(settings: MillraceSettings, topics: Sequence[str], run_id: str) -> list[str]:
     """`millrace load`: the topics' new records into the warehouse, once, whoever asks and however often."""
-    options = ["--warehouse", settings.warehouse, "--bootstrap", settings.bootstrap]
-    options += ["--registry", settings.registry, "--run-id", run_id]
-    return _millrace(settings, "load", *topics, *options)
+    options = ["--bootstrap", settings.bootstrap, "--registry", settings.registry]
+    return _millrace(settings, "load", *topics, *options, *_into_warehouse(settings, run_id))
 
 
-def hourly_command(settings: MillraceSettings, topic: str, start: datetime, end: datetime) -> list[str]:
+def hourly_command(
+    settings: MillraceSettings, topic: str, start: datetime, end: datetime, run_id: str
+) -> list[str]:
     """`millrace hourly`: the next revision of every hour in [start, end) that has news."""
-    options = ["--from", _iso(start), "--to", _iso(end)]
-    options += ["--warehouse", settings.warehouse, "--auditor", settings.auditor]
-    return _millrace(settings, "hourly", topic, *options)
+    options = ["--from", _iso(start), "--to", _iso(end), "--auditor", settings.auditor]
+    return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
 
 
 def mirror_command(settings: MillraceSettings, topic: str, origin: str) -> list[str]:
@@ -36,9 +36,15 @@ def mirror_command(settings: MillraceSettings, topic: str, origin: str) -> list[
     return _millrace(settings, "mirror-batch", topic, *options, "--bootstrap", settings.bootstrap)
 
 
+def _into_warehouse(settings: MillraceSettings, run_id: str) -> list[str]:
+    sink = ["--sink", settings.sink] if settings.sink else []
+    return ["--warehouse", settings.warehouse, "--run-id", run_id, *sink]
+
+
 def _millrace(settings: MillraceSettings, *words: str) -> list[str]:
+    master = ["--master", settings.spark_master] if settings.spark_master else []
     # The interpreter of the worker, not whatever `millrace` is first on its path.
-    return [sys.executable, "-m", "millrace.cli", *words, "--json"]
+    return [sys.executable, "-m", "millrace.cli", *words, *master, "--json"]
 
 
 def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:

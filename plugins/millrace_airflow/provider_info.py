@@ -54,7 +54,10 @@ def _connection_type() -> dict[str, Any]:
             "auditor": _field("Auditor", "URL of the auditor."),
             "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
             "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
-            "spark_master": _field("Spark master", "Empty leaves it to Spark's own settings."),
+            "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
+            "sink": _field(
+                "Sink", "direct: Spark's tasks write the files; spark: any Hadoop storage.", "direct", "spark"
+            ),
             "job_dir": _field(
                 "Job folder", "Logs of running jobs; workers and triggerers need the same one."
             ),
@@ -62,5 +65,8 @@ def _connection_type() -> dict[str, Any]:
     }
 
 
-def _field(label: str, description: str) -> dict[str, Any]:
-    return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}
+def _field(label: str, description: str, *choices: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": ["string", "null"]}
+    if choices:
+        schema["enum"] = [*choices, None]
+    return {"label": label, "description": description, "schema": schema}

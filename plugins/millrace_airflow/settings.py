@@ -31,7 +31,9 @@ class MillraceSettings:
     origins: Mapping[str, str] = field(default_factory=dict)
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""
-    """Spark master the jobs are submitted to; empty leaves it to Spark's own settings."""
+    """Spark master the jobs are submitted to; empty takes the commands' own default."""
+    sink: str = ""
+    """Who writes Parquet, `direct` or `spark`; empty takes the commands' own default."""
     job_dir: str = ""
     """Folder for the logs and results of running jobs, the same one for workers and triggerers."""
 

@@ -80,7 +80,7 @@ class PublishHourOperator(MillraceJobOperator):
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """`millrace hourly`; what has no news since its last revision is left as it is."""
-        return hourly_command(settings, self.topic, *interval(self.start, self.end))
+        return hourly_command(settings, self.topic, *interval(self.start, self.end), run_id)
 
     def finish(self, result: Any, context: Context) -> Any:
         """Hand what was published on to the DAGs that wait for the asset."""

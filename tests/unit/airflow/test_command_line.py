@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from datetime import UTC, datetime
+from importlib import import_module
 
 import pytest
 
@@ -24,28 +26,63 @@ SETTINGS = MillraceSettings(
 MILLRACE = [sys.executable, "-m", "millrace.cli"]
 
 
+def options(command: list[str], arguments: int) -> dict[str, str]:
+    """The options of a command line with so many arguments before them, and `--json` at its end."""
+    assert command[:3] == MILLRACE
+    assert command[-1] == "--json"
+    words = command[4 + arguments : -1]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
 def test_a_load_names_its_topics_and_the_run_its_plan_is_kept_under() -> None:
     command = load_command(SETTINGS, ["PageView", "SearchQuery"], "run-1")
-    assert command[:6] == [*MILLRACE, "load", "PageView", "SearchQuery"]
-    options = dict(zip(command[6:-1:2], command[7:-1:2], strict=True))
-    assert options == {
-        "--warehouse": "/w",
+    assert command[3:6] == ["load", "PageView", "SearchQuery"]
+    assert options(command, 2) == {
         "--bootstrap": "b:1",
         "--registry": "http://r",
+        "--warehouse": "/w",
         "--run-id": "run-1",
     }
-    assert command[-1] == "--json"
 
 
 def test_the_hours_to_publish_are_given_in_utc() -> None:
-    command = hourly_command(SETTINGS, "PageView", *interval("2015-05-17T12:00:00+02:00", "2015-05-17T11:00"))
-    assert command[:5] == [*MILLRACE, "hourly", "PageView"]
-    assert command[5:9] == ["--from", "2015-05-17T10:00:00Z", "--to", "2015-05-17T11:00:00Z"]
+    hours = interval("2015-05-17T12:00:00+02:00", "2015-05-17T11:00")
+    command = hourly_command(SETTINGS, "PageView", *hours, "run-1")
+    assert command[3:5] == ["hourly", "PageView"]
+    assert options(command, 1) == {
+        "--from": "2015-05-17T10:00:00Z",
+        "--to": "2015-05-17T11:00:00Z",
+        "--auditor": "http://a",
+        "--warehouse": "/w",
+        "--run-id": "run-1",
+    }
 
 
 def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None:
     command = mirror_command(SETTINGS, "SearchQuery", "dc1")
-    assert command[5:11] == ["--origin", "dc1", "--origin-bootstrap", "o:1", "--bootstrap", "b:1"]
+    assert command[3:5] == ["mirror-batch", "SearchQuery"]
+    assert options(command, 1) == {"--origin": "dc1", "--origin-bootstrap": "o:1", "--bootstrap": "b:1"}
+
+
+def test_a_spark_master_and_a_sink_are_passed_on_where_the_connection_names_them() -> None:
+    settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
+    assert options(load_command(settings, ["T"], "r"), 1)["--master"] == "yarn"
+    assert options(load_command(settings, ["T"], "r"), 1)["--sink"] == "spark"
+    assert options(mirror_command(settings, "T", "dc1"), 1)["--master"] == "yarn"
+
+
+@pytest.mark.parametrize("name", ["load", "hourly", "mirror-batch"])
+def test_every_option_is_one_the_command_knows(name: str) -> None:
+    settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
+    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
+    commands = {
+        "load": load_command(settings, ["T"], "r"),
+        "hourly": hourly_command(settings, "T", *hours, "r"),
+        "mirror-batch": mirror_command(settings, "T", "dc1"),
+    }
+    command = vars(import_module("millrace_spark.commands"))[name.replace("-", "_")]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in commands[name] if word.startswith("--")} <= known
 
 
 def test_an_unknown_origin_is_named_with_the_known_ones() -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import airflow
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from tests.support import REPOSITORY
 
 from millrace_airflow.installation import InstallationError, check_installation
 from millrace_airflow.plugin import MillracePlugin
 from millrace_airflow.provider_info import get_provider_info
+from tests.support import REPOSITORY
 
 PLUGINS = REPOSITORY / "plugins"
 

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support import wait_until
 
 from millrace_airflow.job import Job, JobFailed
+from tests.support import wait_until
 
 
 def python(code: str) -> list[str]:

@@ -1,0 +1,116 @@
+"""The DAG of the warehouse load: what Airflow makes of its file, without running it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.encoders import coerce_to_core_timetable
+
+from tests.support import REPOSITORY
+
+DAGS = REPOSITORY / "dags"
+
+
+@pytest.fixture(scope="module")
+def dag() -> DAG:
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    return bag.dags["warehouse_load"]
+
+
+def downstream(dag: DAG, task_id: str) -> set[str]:
+    return {task.task_id for task in dag.get_task(task_id).get_flat_relatives(upstream=False)}
+
+
+def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) -> None:
+    order = ["register_schemas", "mirror_search_query", "load"]
+    for topic in ("PageView", "SearchQuery"):
+        chain = [*order, f"wait_{topic}", f"publish_{topic}"]
+        for before, after in pairwise(chain):
+            assert after in downstream(dag, before)
+    assert "publish_SearchQuery" not in downstream(dag, "wait_PageView")
+
+
+def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
+    timetable: Any = coerce_to_core_timetable(dag.timetable)
+    found = timetable.infer_manual_data_interval(run_after=at("2026-03-01T10:07:00+00:00"))
+    assert (found.start, found.end) == (at("2026-03-01T09:00:00+00:00"), at("2026-03-01T10:00:00+00:00"))
+
+
+def at(text: str) -> Any:
+    import pendulum
+
+    return pendulum.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("params", "hours"),
+    [
+        ({"start": None, "end": None}, ("2026-03-01T09:00:00+00:00", "2026-03-01T10:00:00+00:00")),
+        (
+            {"start": "2015-05-17T10:00:00Z", "end": "2015-05-20T22:00:00Z"},
+            ("2015-05-17T10:00:00Z", "2015-05-20T22:00:00Z"),
+        ),
+    ],
+)
+def test_start_and_end_take_the_place_of_the_data_interval(
+    dag: DAG, params: dict[str, str], hours: tuple[str, str]
+) -> None:
+    from millrace_airflow.command_line import interval
+
+    for task_id in ("wait_PageView", "publish_PageView"):
+        task: Any = dag.get_task(task_id).prepare_for_execution()
+        task.render_template_fields(
+            {
+                "params": params,
+                "data_interval_start": at("2026-03-01T09:00:00+00:00"),
+                "data_interval_end": at("2026-03-01T10:00:00+00:00"),
+            }
+        )
+        expected = tuple(datetime.fromisoformat(hour).astimezone(UTC) for hour in hours)
+        assert interval(task.start, task.end) == expected
+
+
+def test_waiting_holds_no_worker_and_later_runs_go_on_loading_meanwhile(dag: DAG) -> None:
+    wait: Any = dag.get_task("wait_PageView")
+    assert wait.deferrable
+    assert dag.max_active_runs > 1
+    assert dag.get_task("load").max_active_tis_per_dag == 1
+    assert not dag.catchup
+
+
+IMPORT_DAG = """
+import importlib.util, json, sys, time, warnings
+import airflow.sdk
+before = set(sys.modules)
+began = time.perf_counter()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    spec = importlib.util.spec_from_file_location("dag_file", sys.argv[1])
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+print(json.dumps({
+    "heavy": sorted({name.partition(".")[0] for name in set(sys.modules) - before} & set(sys.argv[2:])),
+    "warnings": [str(warning.message) for warning in caught],
+}))
+"""
+
+
+def test_parsing_the_dag_imports_nothing_heavy_and_warns_of_nothing(tmp_path: Path) -> None:
+    heavy = ["pyspark", "pyarrow", "numpy", "pandas", "confluent_kafka", "kazoo", "kio", "millrace_spark"]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_DAG, str(DAGS / "warehouse_load.py"), *heavy],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == {"heavy": [], "warnings": []}
