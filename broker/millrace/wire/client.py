@@ -15,6 +15,7 @@ from uuid import UUID
 
 from millrace.config import parse_addresses
 from millrace.errors import BrokerError, ErrorCode, MillraceError, UnknownTopicOrPartition
+from millrace.storage.position import Origin, PositionMismatch
 from millrace.wire.codec import decode, encode
 from millrace.wire.connection import Connection, ConnectionFailed
 from millrace.wire.fetch import FetchedPartition, decode_response, error_name
@@ -38,6 +39,9 @@ from millrace.wire.messages import (
     MetadataResponse,
     MetadataTopic,
 )
+from millrace.wire.mirror_append import MIRROR_APPEND_VERSION, MirrorAppend, MirrorAppended
+from millrace.wire.mirror_append import decode_response as decode_mirror_append
+from millrace.wire.mirror_append import encode_request as encode_mirror_append
 
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
 
@@ -84,6 +88,7 @@ class ClusterClient:
         self._controller_id = -1
         self._cluster_id: str | None = None
         self._leaders: dict[str, Mapping[int, int]] = {}
+        self._mirror_leaders: dict[tuple[str, Origin], int] = {}
 
     @property
     def cluster_id(self) -> str:
@@ -176,6 +181,32 @@ class ClusterClient:
 
         self._retry(attempt)
         self._leaders.pop(name, None)
+
+    def mirror_append(self, topic: str, request: MirrorAppend) -> MirrorAppended:
+        """Have the leader of the origin's target partition in `topic` append, describe or reset.
+
+        Millrace only. Raises PositionMismatch, with what is recorded, when an append or a reset does not
+        start there, and PolicyViolation when the origin was created anew and that is not known yet.
+        """
+        body = b"".join(encode_mirror_append(topic, request))
+        place = (topic, request.origin)
+
+        def attempt(deadline: float) -> MirrorAppended:
+            # Any broker tells who leads. Forgotten first: a leader that fails is not asked twice in a row.
+            leader = self._mirror_leaders.pop(place, None)
+            answer = self._mirror_append(leader, body, deadline)
+            if answer.error in _LEADER_MOVED and answer.leader not in (-1, leader):
+                answer = self._mirror_append(answer.leader, body, deadline)
+            if answer.error in _LEADER_MOVED:
+                raise _TryAgain(answer.message)
+            if answer.leader >= 0:
+                self._mirror_leaders[place] = answer.leader
+            if answer.error == PositionMismatch.code:
+                raise PositionMismatch(request.expected, answer.position)
+            _raise_error(answer.error, answer.message)
+            return answer
+
+        return self._retry(attempt)
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
         """The raw response of one broker, or of any when `broker_id` is None; retries lost connections."""
@@ -285,6 +316,10 @@ class ClusterClient:
                 raise _TryAgain(f"nobody leads {topic}-{partition} on {self.bootstrap}")
             shares.setdefault(leader, []).append(partition)
         return shares
+
+    def _mirror_append(self, broker_id: int | None, body: bytes, deadline: float) -> MirrorAppended:
+        raw = self._ask(broker_id, ApiKey.MIRROR_APPEND, MIRROR_APPEND_VERSION, body, deadline)
+        return decode_mirror_append(raw)
 
     def _list_offsets(
         self, topic: str, timestamp: int, wanted: set[int], found: dict[int, int], deadline: float
