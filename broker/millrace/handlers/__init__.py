@@ -12,6 +12,7 @@ from millrace.handlers.find_coordinator import FIND_COORDINATOR
 from millrace.handlers.init_producer_id import INIT_PRODUCER_ID
 from millrace.handlers.list_offsets import LIST_OFFSETS
 from millrace.handlers.metadata import metadata
+from millrace.handlers.offset_fetch import OFFSET_FETCH
 from millrace.handlers.produce import PRODUCE
 from millrace.handlers.table import Api, Handlers
 
@@ -21,7 +22,7 @@ __all__ = ["Api", "Handlers", "kafka_apis"]
 def kafka_apis(private: Iterable[Api] = ()) -> list[Api]:
     """Every API a broker serves; `private` ones, such as MirrorAppend, join here."""
     apis = [
-        PRODUCE, FETCH, LIST_OFFSETS, metadata(), FIND_COORDINATOR, CREATE_TOPICS, DELETE_TOPICS,
-        INIT_PRODUCER_ID, *private,
+        PRODUCE, FETCH, LIST_OFFSETS, metadata(), OFFSET_FETCH, FIND_COORDINATOR, CREATE_TOPICS,
+        DELETE_TOPICS, INIT_PRODUCER_ID, *private,
     ]  # fmt: skip
     return [*apis, api_versions(apis)]

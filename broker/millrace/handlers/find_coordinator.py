@@ -1,7 +1,8 @@
-"""FindCoordinator, v0 to v2: there are no consumer groups yet, so there is no coordinator.
+"""FindCoordinator, v0 to v2: the live broker with the lowest id, for every group.
 
-It is here because librdkafka takes a broker without it for one too old for LZ4. A client with a group id
-that assigns its partitions itself works; one that subscribes waits. Transactions are refused for good.
+There are no consumer groups yet, but a client with a group id asks for a coordinator even when it assigns its
+partitions itself, waits for one before it closes, and (librdkafka) takes a broker without this API for one
+too old for LZ4. Transactions are refused for good.
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ _TRANSACTION = 1
 
 
 def handle(broker: Broker, request: Request) -> None:
-    """Nobody coordinates groups, and nobody ever will transactions."""
+    """Name a live broker; refuse to coordinate transactions."""
     asked = decode(FindCoordinatorRequest, ApiKey.FIND_COORDINATOR, request.api_version, request.body)
-    if asked.key_type == _TRANSACTION:
-        code, reason = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not supported"
-    else:
-        code, reason = ErrorCode.COORDINATOR_NOT_AVAILABLE, "consumer groups are not supported"
-    response = FindCoordinatorResponse(error_code=code, error_message=reason)
+    response = _coordinator(broker, asked.key_type)
     request.answer([encode(response, ApiKey.FIND_COORDINATOR, request.api_version)])
+
+
+def _coordinator(broker: Broker, key_type: int) -> FindCoordinatorResponse:
+    if key_type == _TRANSACTION:
+        return FindCoordinatorResponse(
+            error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            error_message="transactions are not supported",
+        )
+    brokers = broker.cluster.brokers
+    if not brokers:
+        return FindCoordinatorResponse(error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE)
+    node_id = min(brokers)
+    return FindCoordinatorResponse(
+        error_code=ErrorCode.NONE, node_id=node_id, host=brokers[node_id].host, port=brokers[node_id].port
+    )
 
 
 FIND_COORDINATOR = Api(

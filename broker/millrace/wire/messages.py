@@ -19,6 +19,7 @@ class ApiKey(IntEnum):
     FETCH = 1
     LIST_OFFSETS = 2
     METADATA = 3
+    OFFSET_FETCH = 9
     FIND_COORDINATOR = 10
     API_VERSIONS = 18
     CREATE_TOPICS = 19
@@ -290,3 +291,45 @@ class FindCoordinatorResponse:
     node_id: int = -1
     host: str = ""
     port: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchRequestTopic:
+    """The partitions of one topic whose committed offsets are wanted."""
+
+    name: str
+    partition_indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchRequest:
+    """Where is this group? `topics` None asks for every partition it committed."""
+
+    group_id: str
+    topics: tuple[OffsetFetchRequestTopic, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchResponsePartition:
+    """The committed offset, -1 when there is none."""
+
+    partition_index: int
+    committed_offset: int = -1
+    metadata: str | None = ""
+    error_code: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchResponseTopic:
+    """The committed offsets of one topic."""
+
+    name: str
+    partitions: tuple[OffsetFetchResponsePartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetFetchResponse:
+    """Where the group is."""
+
+    topics: tuple[OffsetFetchResponseTopic, ...]
+    error_code: int = 0
