@@ -111,7 +111,9 @@ class ProducerSequences:
     window: int
     """Start of the window, ms since the epoch."""
     ranges: Sequence[Sequence[int]]
-    """[first, last] pairs; where they overlap a number is there more than once."""
+    """[first, last] pairs of what is there, ascending, neither overlapping nor touching."""
+    duplicates: Sequence[Sequence[int]] = ()
+    """[first, last] pairs of what is there again, once for each time too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

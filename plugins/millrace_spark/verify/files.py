@@ -6,6 +6,7 @@ Knows Parquet and manifests; no history, no ledger, no broker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,16 +108,7 @@ def _check_offsets(folder: str, topic: str, part: PartitionRange, found: Sequenc
 
 
 def _check_sequences(folder: str, manifest: LoadManifest, found: SequenceCounts) -> list[str]:
-    stated = SequenceCounts.from_json(
-        {
-            "server": s.server,
-            "service": s.service,
-            "instance": s.instance,
-            "window": s.window,
-            "ranges": s.ranges,
-        }
-        for s in manifest.sequences
-    )
+    stated = SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
     if stated == found:
         return []
     for key in sorted(stated.tallies.keys() | found.tallies.keys()):
