@@ -55,7 +55,7 @@ def lock_directory(path: Path) -> int:
         os.close(fd)
         raise MillraceError(
             f"log directory {path} is in use by another broker (process {holder}): "
-            "stop it or choose another log_dir"
+            "stop it or choose another directory"
         ) from None
     os.truncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

@@ -142,16 +142,6 @@ class PartitionLog:
         """Clock time since when something waits for a flush, at the latest; None when nothing does."""
         return self._oldest_unflushed_at
 
-    @property
-    def size(self) -> int:
-        """Bytes of all segments."""
-        return self._appended.end - self._files.segments[0].base
-
-    @property
-    def refusal(self) -> str | None:
-        """Why this log takes no more writes until it is opened again; None while it does."""
-        return self._refusal
-
     def append(
         self, batches: Sequence[Buffer], headers: Sequence[BatchHeader]
     ) -> list[Appended | BrokerError]:
@@ -319,11 +309,12 @@ class PartitionLog:
         At least one batch whatever `max_bytes`; the last may be cut off. Never reaches into another segment
         nor past the last visible data batch. The first batch's header is checked, and its CRC too when it
         was on the disk before this log was opened; the rest is sent unseen, as clients check CRCs
-        themselves. Raises OffsetOutOfRange, or CorruptMessage when the batch to start with is damaged.
+        themselves. Raises OffsetOutOfRange, CorruptMessage when the batch to start with is damaged, or
+        StorageError. For one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")
-        return self._reader.read(self._visible, self._files, offset, max_bytes)
+        return self._reader.read(self._visible, self._files, self._appended.end, offset, max_bytes)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(base offset, largest timestamp) of the first visible batch that reaches `timestamp`, or None.
@@ -338,19 +329,18 @@ class PartitionLog:
         now = self._clock()
         self._producers.expire()
         with self._lock:
+            if self._closed:
+                return []
             active = self._active
-            if (
-                active.facts.next_offset >= 0
-                and self._refusal is None
-                and is_expired(active, self.config, now)
-            ):
+            holds_data = active.facts.next_offset >= 0
+            if holds_data and self._refusal is None and is_expired(active, self.config, now):
                 self._roll_for_retention(now)
             files = self._files
             count = expired_count(files.segments, self.config, now, self._visible.end)
             if count == 0:
                 return []
             victims, kept = files.segments[:count], files.segments[count:]
-            start_offset = max((victim.facts.next_offset for victim in victims), default=-1)
+            start_offset = max(victim.facts.next_offset for victim in victims)
             self._files = Files(kept, start_offset if start_offset >= 0 else files.start_offset)
         with self._flush_lock:
             # The checkpoint first: a file below its start is a leftover, one above it would be missed.

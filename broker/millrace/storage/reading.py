@@ -34,10 +34,13 @@ class Reader:
         self._warm: deque[ReadFile] = deque(maxlen=WARM_FILES)
         """Keeps the files read last open; others close with the slices that use them."""
 
-    def read(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice | None:
-        """What `PartitionLog.read` says, for one pair of snapshots."""
+    def read(
+        self, visible: LogState, files: Files, end: int, offset: int, max_bytes: int
+    ) -> FileSlice | None:
+        """What `PartitionLog.read` says, for one pair of snapshots; `end` is the log's, flushed or not."""
         if offset >= visible.high_watermark:
-            if offset > max(visible.end, visible.high_watermark):
+            # Up to the log's end an offset is good, it is only early: a producer may have been told of it.
+            if offset > end:
                 raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
             return None
         if offset < files.start_offset:

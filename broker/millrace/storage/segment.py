@@ -76,7 +76,7 @@ class Segment:
     def create(cls, directory: Path, base: int, now: float) -> Segment:
         """A new, empty segment, open for appends; the caller syncs the directory."""
         segment = cls(directory, base, 0, SegmentFacts(base), now)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment._append_fd = os.open(segment.path, flags, 0o644)
         return segment
 

@@ -1,0 +1,183 @@
+"""`millrace log`: look into a broker's log directory, check every byte of it, and get past damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from millrace.errors import MillraceError
+from millrace.storage.inspection import Damage, Entry, Finding, inspect_partition, partition_directories
+from millrace.storage.log_directory import lock_directory
+from millrace.storage.repair import repair_partition
+
+_DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line for a script.")
+
+
+@click.group(epilog="Example: millrace log verify data/broker-1")
+def log() -> None:
+    """List, check and repair record batches on disk. DIR is a broker's log_dir or one partition in it."""
+
+
+@log.command(epilog="Example: millrace log dump data/broker-1 --json")
+@_DIRECTORY
+@_JSON
+def dump(directory: Path, as_json: bool) -> None:
+    """List every batch in DIR: where it is, what it holds, who sent it. Works beside a running broker."""
+    for partition in partition_directories(directory):
+        if not as_json:
+            click.echo(f"{partition.name}\n{_HEADING}")
+        for finding in inspect_partition(partition):
+            click.echo(json.dumps(_as_json(partition, finding)) if as_json else _as_row(finding))
+
+
+@log.command(epilog="Example: millrace log verify data/broker-1")
+@_DIRECTORY
+@_JSON
+def verify(directory: Path, as_json: bool) -> None:
+    """Check every batch in DIR with a second CRC implementation; exit 1 if one is damaged or missing.
+
+    Bytes above a partition's checkpoint are named but are no failure: they are still being written, or the
+    next start of the broker cuts them off.
+    """
+    batches = size = failures = 0
+    for partition in partition_directories(directory):
+        for finding in inspect_partition(partition):
+            if isinstance(finding, Entry):
+                batches += 1
+                size += finding.header.size
+                continue
+            failures += finding.flushed
+            click.echo(json.dumps(_as_json(partition, finding)) if as_json else _describe(finding))
+    summary = f"{batches} batches, {size} bytes"
+    if as_json:
+        click.echo(json.dumps({"batches": batches, "bytes": size, "damaged": failures}))
+    elif not failures:
+        click.echo(f"{summary}: all intact")
+    if failures:
+        raise MillraceError(
+            f"{failures} damaged places beside {summary}: restore the files named above from a copy, or stop "
+            f"the broker and run `millrace log repair {directory}`"
+        )
+
+
+@log.command(epilog="Example: millrace log repair data/broker-1")
+@_DIRECTORY
+@_JSON
+def repair(directory: Path, as_json: bool) -> None:
+    """Replace every damaged batch in DIR by a control batch that readers skip, and say what was lost.
+
+    Refused while a broker uses the directory. Restore the file from a copy instead if there is one.
+    """
+    repaired = 0
+    with _locked(directory):
+        for partition in partition_directories(directory):
+            for damage in repair_partition(partition, int(time.time() * 1000)):
+                repaired += 1
+                click.echo(json.dumps(_as_json(partition, damage)) if as_json else _describe(damage))
+    if not as_json:
+        click.echo(f"{repaired} damaged places replaced" if repaired else "nothing to repair")
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a log directory, given itself or a partition in it."""
+    is_partition = partition_directories(directory) == [directory]
+    fd = lock_directory(directory.resolve().parent if is_partition else directory)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+_HEADING = (
+    f"{'position':>14} {'bytes':>9} {'kind':<9} {'records':>7} {'codec':<6} {'max timestamp':>14}  detail"
+)
+
+
+def _as_row(finding: Finding) -> str:
+    if isinstance(finding, Damage):
+        return f"{finding.position:>14} {finding.length:>9} DAMAGED   {_describe(finding)}"
+    header, detail = finding.header, ""
+    if finding.mirror is not None:
+        origin = finding.mirror.origin
+        detail = (
+            f"{origin.cluster} {origin.topic}-{origin.partition} up to {finding.mirror.cursor.next_offset}"
+        )
+    elif header.producer_id >= 0:
+        detail = f"producer {header.producer_id}/{header.producer_epoch} sequence {header.base_sequence}"
+    return (
+        f"{finding.position:>14} {header.size:>9} {finding.kind:<9} {header.records_count:>7} "
+        f"{_codec(header.attributes):<6} {header.max_timestamp:>14}  {detail}"
+    ).rstrip()
+
+
+def _codec(attributes: int) -> str:
+    names = ("none", "gzip", "snappy", "lz4", "zstd")
+    return names[attributes & 7] if attributes & 7 < len(names) else "?"
+
+
+def _describe(damage: Damage) -> str:
+    where = f"{damage.path}, position {damage.position}, {damage.length} bytes: {damage.reason}"
+    if not damage.flushed:
+        return f"{where} (above the checkpoint: not yet flushed)"
+    if damage.lost_offsets is None:
+        return where
+    return f"{where}; lost offsets {damage.lost_offsets[0]} to {damage.lost_offsets[1]}"
+
+
+def _as_json(partition: Path, finding: Finding) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "partition": partition.name,
+        "segment": finding.path.name,
+        "position": finding.position,
+    }
+    if isinstance(finding, Damage):
+        lost = finding.lost_offsets
+        return fields | {
+            "kind": "damage",
+            "size": finding.length,
+            "reason": finding.reason,
+            "flushed": finding.flushed,
+            "lost_offsets": None if lost is None else list(lost),
+        }
+    header = finding.header
+    fields |= {
+        "kind": finding.kind,
+        "size": header.size,
+        "base_offset": header.base_offset,
+        "next_offset": header.next_offset,
+        "records": header.records_count,
+        "codec": _codec(header.attributes),
+        "base_timestamp": header.base_timestamp,
+        "max_timestamp": header.max_timestamp,
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "crc": header.crc,
+    }
+    if finding.mirror is not None:
+        fields["mirror"] = dict(_mirror_fields(finding))
+    return fields
+
+
+def _mirror_fields(entry: Entry) -> Iterator[tuple[str, Any]]:
+    assert entry.mirror is not None
+    mirror = entry.mirror
+    yield "cluster", mirror.origin.cluster
+    yield "topic", mirror.origin.topic
+    yield "topic_id", str(mirror.origin.topic_id)
+    yield "partition", mirror.origin.partition
+    yield "start", mirror.start
+    yield "next_offset", mirror.cursor.next_offset
+    yield "next_base", mirror.cursor.next_base
+    yield "batches", mirror.batches
+    yield "records", mirror.records
+    yield "dropped", mirror.dropped

@@ -1,0 +1,165 @@
+"""Looking at a partition's files from outside: every batch in them, and every place where none stands.
+
+Reads files and the checkpoint; opens no log, so it works beside a running broker and never recovers or
+cuts anything. CRCs are computed by crcmod, not by the library that the broker checks and writes them with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from millrace.compression import Buffer
+from millrace.errors import CorruptMessage, MillraceError
+from millrace.records import CRC_START, BatchHeader
+from millrace.storage.chain import Chain, HeaderReader, next_batch
+from millrace.storage.checkpoint import FILE_NAME, Checkpoint, CheckpointUnreadable
+from millrace.storage.file_slice import ReadFile
+from millrace.storage.log_directory import parse_partition_name
+from millrace.storage.position import MirrorPosition
+from millrace.storage.segment import SUFFIX, segment_path
+from millrace.storage.state import holds_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One whole batch with a right CRC. `kind`: data, filler, position, repaired or control."""
+
+    path: Path
+    position: int
+    header: BatchHeader
+    kind: str
+    mirror: MirrorPosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that are no valid batch, or that are missing."""
+
+    path: Path
+    position: int
+    length: int
+    reason: str
+    flushed: bool
+    """False for bytes above the checkpoint: still being written, or cut off by the next recovery."""
+    lost_offsets: tuple[int, int] | None = None
+    """First and last offset of the messages that were there, as far as can be told."""
+    filler_base: int | None = None
+    """Set when a filler stood here: the base offset that its replacement must have."""
+
+
+Finding: TypeAlias = Entry | Damage
+
+
+def partition_directories(path: Path) -> list[Path]:
+    """The partitions in a log directory, or the directory itself when it is one."""
+    if not path.is_dir():
+        raise MillraceError(f"{path} is not a directory: name a broker's log_dir or one partition in it")
+    if any(path.glob(f"*{SUFFIX}")) or (path / FILE_NAME).exists():
+        return [path]
+    found = sorted(child for child in path.iterdir() if parse_partition_name(child.name) is not None)
+    if not found and not (path / "lock").exists():
+        raise MillraceError(f"{path} holds no partition: name a broker's log_dir or one partition in it")
+    return found
+
+
+def read_checkpoint(directory: Path) -> Checkpoint | None:
+    """The partition's checkpoint; None when it is missing or unreadable."""
+    try:
+        return Checkpoint.read(directory)
+    except CheckpointUnreadable:
+        return None
+
+
+def inspect_partition(directory: Path) -> Iterator[Finding]:
+    """Everything in a partition's files, in order of position."""
+    checkpoint = read_checkpoint(directory)
+    paths = sorted(directory.glob(f"*{SUFFIX}"))
+    if checkpoint is None and any(path.stat().st_size for path in paths):
+        reason = "missing or unreadable; the next start of the broker reads the whole log and writes it anew"
+        yield Damage(directory / FILE_NAME, 0, 0, reason, flushed=True)
+    # Without a checkpoint anything may have been on the disk once.
+    flushed = (1 << 63) - 1 if checkpoint is None else checkpoint.flushed
+    end = None
+    for path, successor in zip(paths, [*paths[1:], None], strict=True):
+        base = int(path.stem)
+        if end is not None and end < base:
+            yield _missing(directory, end, base, flushed)
+        end = base + path.stat().st_size
+        if successor is not None:
+            end = min(end, int(successor.stem))
+        yield from _inspect_segment(path, base, end, flushed)
+    if checkpoint is not None and (end or 0) < flushed:
+        yield _missing(directory, end or checkpoint.start, flushed, flushed)
+
+
+def _missing(directory: Path, start: int, end: int, flushed: int) -> Damage:
+    path = segment_path(directory, start)
+    return Damage(path, start, end - start, "missing", start < flushed, lost_offsets=(start, end - 1))
+
+
+def _inspect_segment(path: Path, base: int, end: int, flushed: int) -> Iterator[Finding]:
+    with ReadFile(path, "rb") as file:
+        fd = file.fileno()
+        chain, headers = Chain(base), HeaderReader(fd, base)
+        while chain.position < end:
+            position, filler_base = chain.position, chain.filler_base
+            header = headers.header(position)
+            if header is not None and chain.accepts(header, end):
+                file.seek(position - base)
+                batch = file.read(header.size) or b""
+                if crcmod_crc(batch) == header.crc:
+                    chain.advance(header)
+                    yield _entry(path, position, header, batch)
+                    continue
+                reason = "wrong CRC"
+            else:
+                reason = "no batch stands here" if filler_base is None else "no filler stands here"
+            # Up to the next batch, or up to where the flushed part ends: another batch begins there.
+            limit = flushed if position < flushed < end else end
+            resumed = next_batch(fd, base, position + 1, limit) or limit
+            was_control = filler_base is not None or (reason == "wrong CRC" and header and header.is_control)
+            lost = None if was_control else _lost(header, position, resumed)
+            yield Damage(path, position, resumed - position, reason, position < flushed, lost, filler_base)
+            chain = Chain(resumed)
+
+
+def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entry:
+    mirror = None
+    if not header.is_control:
+        kind = "data"
+    elif header.base_offset != position:
+        kind = "filler"
+    elif holds_offsets(header, position):
+        kind = "repaired"
+    else:
+        try:
+            mirror = MirrorPosition.from_batch(header, batch)
+        except (CorruptMessage, ValueError, KeyError):
+            mirror = None  # a right CRC over a record that is none of ours: shown as what it is
+        kind = "control" if mirror is None else "position"
+    return Entry(path, position, header, kind, mirror)
+
+
+def _lost(header: BatchHeader | None, position: int, end: int) -> tuple[int, int]:
+    """The offsets of a damaged batch: as its header says if that fits its place, else every position."""
+    if header is not None and header.base_offset == position and header.size == end - position:
+        return position, max(position, min(header.last_offset, end - 1))
+    return position, end - 1
+
+
+@cache
+def _crc_function() -> object:
+    from crcmod.predefined import mkPredefinedCrcFun  # late: only this command needs it
+
+    return mkPredefinedCrcFun("crc-32c")
+
+
+def crcmod_crc(batch: Buffer) -> int:
+    """CRC-32C of a batch by the independent implementation."""
+    function = _crc_function()
+    assert callable(function)
+    return int(function(bytes(memoryview(batch)[CRC_START:])))
