@@ -142,6 +142,16 @@ class PartitionLog:
         """Clock time since when something waits for a flush, at the latest; None when nothing does."""
         return self._oldest_unflushed_at
 
+    @property
+    def refusal(self) -> str | None:
+        """Why this log takes no more writes until it is opened again; None while it does."""
+        return self._refusal
+
+    @property
+    def flush_refusal(self) -> str | None:
+        """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
+        return self._flush_failed
+
     def append(
         self, batches: Sequence[Buffer], headers: Sequence[BatchHeader]
     ) -> list[Appended | BrokerError]:
