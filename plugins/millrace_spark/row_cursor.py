@@ -35,13 +35,14 @@ if sys.byteorder != "little":  # words are read as they lie in memory
 class PaddedBuffer:
     """Bytes of many messages in one piece, readable as bytes and as words at any position."""
 
-    __slots__ = ("arrow", "bytes", "words4", "words8")
+    __slots__ = ("arrow", "bytes", "data", "words4", "words8")
 
     def __init__(self, parts: Iterable[Buffer]) -> None:
         """The parts one after the other, the first at position PADDING."""
         data = b"".join([bytes(PADDING), *parts, bytes(PADDING)])
         if len(data) > MAX_BUFFER_BYTES:
             raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
+        self.data = data
         self.arrow = pa.py_buffer(data)
         self.bytes: Bytes = np.frombuffer(data, np.uint8)
         # Words that begin at every byte: numpy reads unaligned elements correctly.
@@ -181,14 +182,19 @@ class RowCursor:
 
     def sized_bytes(self, what: str) -> tuple[Longs, Longs]:
         """A length and that many bytes in every row: the positions where they start and end."""
-        size = self.varint(what)
-        bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)  # negative is huge
+        start = self.skip(self.varint(what), what)
+        return start, self.pos.copy()
+
+    def skip(self, size: Longs, what: str) -> Longs:
+        """Step over a number of bytes of each row's own; the positions before it."""
+        # Compared like this because position + size may wrap; a negative size is huge as unsigned.
+        bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)
         if bad.any():
-            size[bad] = 0
+            size = np.where(bad, 0, size)
             self.fault(bad, f"{what}: its length is negative or reaches past the end of the message")
         start = self.pos.copy()
         self.pos += size
-        return start, self.pos.copy()
+        return start
 
     def finish(self) -> None:
         """Give up the rows that have bytes left."""
