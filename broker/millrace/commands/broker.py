@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from millrace.broker import Broker, Mailbox
 from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load, parse_address
 from millrace.handlers import Handlers, kafka_apis
+from millrace.handlers.mirror_append import mirror_append
+from millrace.mirror.embedded import Mirror
 from millrace.server import Server
 from millrace.storage.log_directory import LogDirectory
 
@@ -48,13 +51,13 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     try:
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
-        handlers = Handlers(broker, kafka_apis())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: mailbox.post(server.stop))
+        mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
+        handlers = Handlers(broker, kafka_apis([mirror_append(mirror.states)]))
+        _stop_on_signals(mirror, mailbox, server)
         cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
-        print(
-            f"ready: broker {config.broker_id} of {config.cluster} on {server.host}:{server.port}", flush=True
-        )
+        name = f"broker {config.broker_id} of {config.cluster}"
+        print(f"ready: {name} on {server.host}:{server.port}", flush=True)
+        mirror.start()
         server.run(handlers.handle, broker.end_of_turn)
         log.info("stopping: bringing everything to the disk")
         broker.settle()
@@ -62,3 +65,20 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     finally:
         cluster.close()
     broker.close()
+
+
+def _stop_on_signals(mirror: Mirror, mailbox: Mailbox, server: Server) -> None:
+    """SIGTERM and SIGINT end the loop, once: the mirror first, because its appends need the loop."""
+    stopping = threading.Event()
+
+    def stop() -> None:
+        mirror.stop()
+        mailbox.post(server.stop)
+
+    def on_signal(*_: object) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            threading.Thread(target=stop, name="stop").start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)

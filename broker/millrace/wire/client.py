@@ -163,7 +163,7 @@ class ClusterClient:
             raw = self._ask_controller(ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, body, deadline)
             response = decode(CreateTopicsResponse, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, raw)
             for result in response.topics:
-                _raise_error(result.error_code, f"topic {name!r}: {result.error_message or 'refused'}")
+                _raise_error(result.error_code, f"topic {name!r}", result.error_message)
 
         self._retry(attempt)
         self._retry(lambda deadline: self._leaders_of(name, range(max(partitions, 0)), deadline))
@@ -374,16 +374,14 @@ def _topic_metadata(topic: MetadataTopic) -> TopicMetadata:
     return TopicMetadata(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
 
 
-def _raise_error(code: int, what: str) -> None:
+def _raise_error(code: int, what: str, message: str | None = None) -> None:
     """Raise what an error code means: nothing for 0, _TryAgain where the leader has moved."""
     if not code:
         return
-    if code in _LEADER_MOVED or code == ErrorCode.COORDINATOR_NOT_AVAILABLE:
+    if code in _LEADER_MOVED:
         raise _TryAgain(f"{what}: no broker leads it")
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
-    known = {cls.code: cls for cls in BrokerError.__subclasses__()}
-    try:
-        raise known.get(ErrorCode(code), BrokerError)(f"{what}: {error_name(code)}")
-    except ValueError:
-        raise BrokerError(f"{what}: {error_name(code)}") from None
+    classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
+    known = next((cls for number, cls in classes.items() if number == code), BrokerError)
+    raise known(f"{what}: {message or error_name(code)}")

@@ -35,7 +35,10 @@ class Connection:
         try:
             self._socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
-            raise ConnectionFailed(f"cannot reach the broker at {self.address}: {error}") from error
+            reason = error.strerror or error
+            raise ConnectionFailed(
+                f"cannot reach a broker at {self.address}: {reason}; start it or give another address"
+            ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @property

@@ -1,0 +1,185 @@
+"""`millrace produce` and `millrace consume`: lines in, records out, through confluent-kafka."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, TextIO
+
+import click
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Producer, TopicPartition
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.wire.client import ClusterClient, TopicMetadata
+
+FLUSH_TIMEOUT_S = 60.0
+PROGRESS_EVERY = 1000
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--key-separator", metavar="TEXT", help="Split each line here into key and value.")
+@click.option(
+    "--partition", type=click.IntRange(0), help="Send everything there; default: by key, or spread."
+)
+@click.option(
+    "--codec", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none", show_default=True
+)
+@bootstrap_option
+def produce(topic: str, key_separator: str | None, partition: int | None, codec: str, bootstrap: str) -> None:
+    """Send each line of standard input as one message to TOPIC, acknowledged by the disk.
+
+    Example: printf 'k1:hello\\nk2:world\\n' | millrace produce PageView --key-separator :
+    """
+    _topic(bootstrap, topic)
+    failures: list[str] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap, "enable.idempotence": True, "compression.type": codec,
+            "linger.ms": 5, "on_delivery": delivered, "log_level": 0,
+        }
+    )  # fmt: skip
+    options = {} if partition is None else {"partition": partition}
+    sent = 0
+    for key, value in _messages(_with_progress(sys.stdin), key_separator):
+        _send(producer, topic, key, value, options)
+        sent += 1
+        if failures:
+            break
+    left = producer.flush(FLUSH_TIMEOUT_S)
+    if failures or left:
+        reason = failures[0] if failures else f"no answer within {FLUSH_TIMEOUT_S:g} s"
+        raise MillraceError(f"{len(failures) + left} of {sent} messages were not stored: {reason}")
+    click.echo(f"produced {sent} messages", err=True)
+
+
+def _topic(bootstrap: str, topic: str) -> TopicMetadata:
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        try:
+            return client.topic(topic)
+        except UnknownTopicOrPartition:
+            raise MillraceError(
+                f"no topic {topic!r} on {bootstrap}: millrace topics create {topic} --bootstrap {bootstrap}"
+            ) from None
+
+
+def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: dict[str, int]) -> None:
+    while True:
+        try:
+            producer.produce(topic, value, key, **options)
+        except BufferError:
+            producer.poll(0.1)  # the queue is full: let some of it leave first
+        else:
+            producer.poll(0)
+            return
+
+
+def _messages(lines: Iterable[str], separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
+    for line in lines:
+        text = line.rstrip("\n")
+        key: str | None = None
+        if separator is not None and separator in text:
+            key, _, text = text.partition(separator)
+        yield (None if key is None else key.encode()), text.encode()
+
+
+def _with_progress(lines: TextIO) -> Iterator[str]:
+    """The lines; with a counter on the terminal when they do not come from one."""
+    if sys.stdin.isatty() or not sys.stderr.isatty():
+        yield from lines
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} lines"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        for number, line in enumerate(lines, 1):
+            yield line
+            if number % PROGRESS_EVERY == 0:
+                progress.update(task, completed=number)
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--from-beginning", is_flag=True, help="Start with the oldest message kept; default: new ones.")
+@click.option("--offset", type=click.IntRange(0), help="Start at this offset (with --partition).")
+@click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
+@click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
+@json_option
+@bootstrap_option
+def consume(
+    topic: str,
+    from_beginning: bool,
+    offset: int | None,
+    partition: int | None,
+    until_end: bool,
+    as_json: bool,
+    bootstrap: str,
+) -> None:
+    """Print the messages of TOPIC, one line each: the value as text, or everything with --json.
+
+    Example: millrace consume PageView --from-beginning --until-end --json
+    """
+    if offset is not None and (partition is None or from_beginning):
+        raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
+    partitions = list(_topic(bootstrap, topic).partitions)
+    if partition is not None:
+        if partition not in partitions:
+            raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
+        partitions = [partition]
+    start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
+    consumer = Consumer(
+        {
+            # The library wants a group's name; nothing is committed under it.
+            "bootstrap.servers": bootstrap, "group.id": "millrace-consume", "enable.auto.commit": False,
+            "enable.partition.eof": True, "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
+        }
+    )  # fmt: skip
+    consumer.assign([TopicPartition(topic, number, start) for number in partitions])
+    try:
+        for message in _received(consumer, len(partitions) if until_end else None):
+            click.echo(_as_json(message) if as_json else (message.value() or b"").decode(errors="replace"))
+    except KeyboardInterrupt:
+        pass
+    finally:
+        consumer.close()
+
+
+def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:
+    """Messages as they come; ends when so many partitions were read to their end, None: never."""
+    at_end: set[int] = set()
+    while open_partitions is None or len(at_end) < open_partitions:
+        message = consumer.poll(1.0)
+        if message is None:
+            continue
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            at_end.add(message.partition())
+        elif error.fatal() or not error.retriable():
+            raise MillraceError(f"cannot read {message.topic() or 'the topic'}: {error.str()}")
+
+
+def _as_json(message: Any) -> str:
+    fields = {
+        "topic": message.topic(), "partition": message.partition(), "offset": message.offset(),
+        "timestamp": message.timestamp()[1], "key": message.key(), "value": message.value(),
+        "headers": message.headers() or [],
+    }  # fmt: skip
+    return json.dumps(fields, default=_printable)
+
+
+def _printable(value: bytes) -> object:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
