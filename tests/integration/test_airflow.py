@@ -1,0 +1,120 @@
+"""Whole DAG runs through Airflow itself, each in a fresh home, against a real schema registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from millrace.registry.client import SchemaRegistryClient
+from tests.conftest import Start
+from tests.support import REPOSITORY
+
+HOURS = ("--start", "2015-05-17T10:00:00Z", "--end", "2015-05-17T12:00:00Z")
+
+# The operators are the real ones; only the commands they run are replaced, by ones that need no cluster.
+DAG_FILE = """
+import sys
+from datetime import UTC, datetime, timedelta
+from airflow.sdk import DAG, Param
+from millrace_airflow.operators.load import LoadTopicOperator, PublishHourOperator
+from millrace_airflow.operators.schemas import RegisterSchemasOperator
+
+SECOND_TRY_WORKS = '''
+import json, pathlib, sys
+tries = pathlib.Path(sys.argv[1])
+tries.open("a").write(sys.argv[2] + chr(10))
+if len(tries.read_text().split()) == 1:
+    sys.exit("millrace: the first try fails")
+print(json.dumps([{"topic": "PageView", "rows": 7}]))
+'''
+PUBLISHED = '''
+import json, sys
+print(json.dumps({"topic": "PageView", "hours": [{"hour": sys.argv[1], "revision": 1, "rows": 7}]}))
+'''
+
+class Load(LoadTopicOperator):
+    def command(self, settings, run_id):
+        return [sys.executable, "-c", SECOND_TRY_WORKS, settings.warehouse, run_id]
+
+class Publish(PublishHourOperator):
+    def command(self, settings, run_id):
+        return [sys.executable, "-c", PUBLISHED, self.start]
+
+with DAG("journey", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC),
+         params={"start": Param(None, type=["null", "string"]), "end": Param(None, type=["null", "string"])},
+         default_args={"retries": 1, "retry_delay": timedelta(0), "deferrable": True, "poll_s": 0.05}):
+    schemas = RegisterSchemasOperator(task_id="schemas", schemas_dir=SCHEMAS)
+    load = Load(task_id="load", topics=["PageView"])
+    publish = Publish(task_id="publish", topic="PageView", start="{{ params.start }}", end="{{ params.end }}")
+    schemas >> load >> publish
+    RegisterSchemasOperator(task_id="broken", schemas_dir="/no/such/folder", retries=0)
+"""
+
+
+def run_once(
+    dag_id: str, dags: Path, home: Path, connection: Mapping[str, object], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "millrace_airflow.run_once", dag_id, "--dags-folder", str(dags)]
+    return subprocess.run(
+        [*command, "--airflow-home", str(home), *arguments],
+        env={**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def connection(registry: str, warehouse: Path) -> dict[str, object]:
+    extra = {"registry": f"http://{registry}", "auditor": "http://127.0.0.1:1", "warehouse": str(warehouse)}
+    return {"conn_type": "millrace", "host": "127.0.0.1:1", "extra": extra}
+
+
+@pytest.fixture
+def registry(start: Start, tmp_path: Path) -> str:
+    database = f"sqlite:///{tmp_path}/registry.db"
+    return start("registry", "--listen", "127.0.0.1:0", "--database-url", database).ready()
+
+
+def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_the_task_that_failed(
+    registry: str, tmp_path: Path
+) -> None:
+    dags, home, tries = tmp_path / "dags", tmp_path / "home", tmp_path / "tries"
+    dags.mkdir()
+    (dags / "journey.py").write_text(DAG_FILE.replace("SCHEMAS)", f"{str(REPOSITORY / 'schemas')!r})"))
+    done = run_once("journey", dags, home, connection(registry, tries), *HOURS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    *tasks, last = done.stdout.splitlines()
+    reason = "no folder /no/such/folder: give the one that holds the .avsc files"
+    assert last == f"millrace: DAG journey failed: broken: {reason}"
+    assert [line.rpartition(" (")[0] for line in tasks if not line.startswith("broken")] == [
+        "schemas: success",
+        "load: up_for_retry: `python3` failed with exit code 1: the first try fails",
+        "load: success",
+        "publish: success",
+    ]
+    with SchemaRegistryClient(f"http://{registry}") as client:
+        assert client.versions("AuditReport") == [1]
+    first, second = tries.read_text().split()
+    assert first == second
+    query = "select name, asset_event.extra from asset_event join asset on asset.id = asset_id"
+    with closing(sqlite3.connect(home / "airflow.db")) as database:
+        [(name, extra)] = database.execute(query).fetchall()
+    assert name == "PageView.hourly"
+    hours = [{"hour": "2015-05-17T10:00:00Z", "revision": 1, "rows": 7}]
+    assert json.loads(extra) == {"topic": "PageView", "hours": hours}
+    assert list((home / "millrace-jobs").iterdir()) == []
+
+
+def test_a_dag_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    done = run_once("journey", tmp_path, tmp_path / "home", connection("127.0.0.1:1", tmp_path))
+    assert done.returncode == 1
+    assert done.stdout == f"millrace: DAG journey failed: no DAG journey in {tmp_path}; there are: none\n"
