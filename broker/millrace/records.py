@@ -381,6 +381,12 @@ def _wide_varint(value: int, width: int) -> bytes:
     return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
 
 
+def filler_size(header: BatchHeader) -> int:
+    """Bytes of the filler that must follow a batch; 0 for a batch without more records than bytes."""
+    overlap = header.last_offset_delta + 1 - header.size
+    return max(MIN_CONTROL_BYTES, overlap + 1) if overlap > 0 else 0
+
+
 def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
     """The control batch that must follow a batch with more records than bytes; None for all others.
 

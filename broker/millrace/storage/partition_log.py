@@ -27,6 +27,7 @@ from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import (
     BrokerError,
+    InvalidRecord,
     InvalidRequest,
     MillraceError,
     PolicyViolation,
@@ -43,7 +44,7 @@ from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, sync_directory
-from millrace.storage.staging import Appended, Staging, mirrored_size, size_with_filler
+from millrace.storage.staging import Appended, Staging, position_size, size_in_log
 from millrace.storage.state import LogState
 
 log = logging.getLogger(__name__)
@@ -170,7 +171,12 @@ class PartitionLog:
             staging = self._stage()
             try:
                 for batch, header in zip(batches, headers, strict=True):
-                    if self._must_roll(staging.size + size_with_filler(header)):
+                    try:
+                        size = size_in_log(header, self.config.max_message_bytes)
+                    except InvalidRecord as error:
+                        results.append(error)
+                        continue
+                    if self._must_roll(staging.size, size):
                         self._write(staging)
                         written = len(results)
                         self._roll()
@@ -210,7 +216,9 @@ class PartitionLog:
             first = recorded or replace(
                 position, cursor=Cursor(position.start), batches=0, records=0, dropped=0
             )
-            if self._must_roll(mirrored_size(headers, [position])):
+            limit = self.config.max_message_bytes
+            size = sum(size_in_log(header, limit) for header in headers) + position_size(position)
+            if self._must_roll(0, size):
                 self._roll()
             staging = self._stage()
             timestamp = int(self._clock() * 1000)
@@ -236,10 +244,11 @@ class PartitionLog:
         return self._files.segments[-1]
 
     def _stage(self) -> Staging:
-        return Staging(self._appended, self._producers, self.config.max_message_bytes)
+        return Staging(self._appended, self._producers)
 
-    def _must_roll(self, size: int) -> bool:
-        return self._active.size > 0 and self._active.size + size > self.config.segment_bytes
+    def _must_roll(self, staged: int, size: int) -> bool:
+        filled = self._active.size + staged
+        return filled > 0 and filled + size > self.config.segment_bytes
 
     def _write(self, staging: Staging) -> None:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""

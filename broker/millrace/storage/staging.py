@@ -7,12 +7,11 @@ the outcome count only when every byte is in the file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millrace.compression import Buffer
 from millrace.errors import BrokerError, InvalidRecord
-from millrace.records import BatchHeader, control_batch, filler_after
+from millrace.records import BatchHeader, control_batch, filler_after, filler_size
 from millrace.storage.position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import SegmentFacts
@@ -36,12 +35,11 @@ class Appended:
 class Staging:
     """Places batches behind `state`; gives back the state behind them."""
 
-    def __init__(self, state: LogState, producers: ProducerStates, max_filler_bytes: int) -> None:
+    def __init__(self, state: LogState, producers: ProducerStates) -> None:
         self.buffers: list[Buffer] = []
         self.size = 0
         self.producers: Staged = {}
         self._known_producers = producers
-        self._max_filler_bytes = max_filler_bytes
         self._before = state
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
@@ -78,8 +76,6 @@ class Staging:
         next_offset = base + header.last_offset_delta + 1
         filler = None
         if next_offset > base + size:
-            if next_offset - base - size > self._max_filler_bytes:
-                raise InvalidRecord(f"a batch of {size} bytes states {header.last_offset_delta + 1} offsets")
             filler = filler_after(replace(header, base_offset=base), timestamp=header.max_timestamp)
         if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
             batch = bytearray(batch)
@@ -116,15 +112,14 @@ class Staging:
             facts.next_offset = self._high_watermark
 
 
-def size_with_filler(header: BatchHeader) -> int:
-    """Bytes a batch takes in the log."""
-    if header.last_offset_delta < header.size:
-        return header.size
-    filler = filler_after(header, timestamp=0)
-    return header.size + (0 if filler is None else len(filler))
+def size_in_log(header: BatchHeader, max_filler_bytes: int) -> int:
+    """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
+    filler = filler_size(header)
+    if filler > max_filler_bytes:
+        raise InvalidRecord(f"a batch of {header.size} bytes states {header.last_offset_delta + 1} offsets")
+    return header.size + filler
 
 
-def mirrored_size(headers: Sequence[BatchHeader], positions: Sequence[MirrorPosition]) -> int:
-    """Bytes a mirrored append takes in the log."""
-    control_bytes = sum(len(control_batch(0, position.encode(), timestamp=0)) for position in positions)
-    return control_bytes + sum(map(size_with_filler, headers))
+def position_size(position: MirrorPosition) -> int:
+    """Bytes of a position batch."""
+    return len(control_batch(0, position.encode(), timestamp=0))

@@ -1,0 +1,290 @@
+"""Appends, flushes and fetches on one partition: the rules that keep byte-position offsets right."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import InvalidRecord, OffsetOutOfRange
+from millrace.records import BatchHeader, Message, build_batch
+from millrace.storage import segment as segment_module
+from millrace.storage.staging import Appended
+from tests.unit.storage.logs import (
+    append,
+    appended,
+    batch,
+    batches_at,
+    consume,
+    crowded_batch,
+    flush,
+    log_files,
+    open_log,
+    slice_bytes,
+)
+
+
+def test_a_batch_is_stamped_with_its_byte_position(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    first, second = batch(), batch(4)
+    results = appended(log, first, second)
+    assert results == [Appended(0, False, len(first)), Appended(len(first), False, len(first) + len(second))]
+    on_disk = log_files(tmp_path)[0].read_bytes()
+    assert on_disk == bytes(first + second)
+    header = BatchHeader.parse(on_disk, len(first))
+    assert header is not None
+    assert (header.base_offset, header.partition_leader_epoch) == (len(first), -1)
+    log.close()
+
+
+def test_read_only_buffers_are_copied_not_refused(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    frozen = bytes(batch())
+    appended(log, batch())
+    header = BatchHeader.parse(frozen)
+    assert header is not None
+    log.append([frozen, memoryview(frozen)], [header, header])
+    flush(log)
+    assert len(list(consume(log, 0))) == 3
+    log.close()
+
+
+def test_nothing_is_visible_before_it_is_flushed_and_published(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(3))
+    assert (log.high_watermark, log.visible_end, log.unflushed_messages) == (0, 0, 3)
+    assert log.read(0, 1000) is None
+    flushed = log.flush()
+    assert log.read(0, 1000) is None
+    assert log.publish(flushed)
+    assert (log.high_watermark, log.unflushed_messages, log.oldest_unflushed_at) == (3, 0, None)
+    assert log.visible_end == log.end > 3
+    assert not log.publish(flushed), "the same flush shows nothing new"
+    log.close()
+
+
+def test_what_is_appended_during_a_flush_waits_for_the_next_one(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(2))
+    flushed = log.flush()
+    later = appended(log, batch(5))[0]
+    log.publish(flushed)
+    assert log.visible_end == later.base_offset
+    assert log.unflushed_messages == 5
+    assert log.oldest_unflushed_at is not None
+    assert flush(log)
+    assert log.high_watermark == later.base_offset + 5
+    log.close()
+
+
+def test_the_high_watermark_is_the_last_record_plus_one_and_never_the_file_size(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    last = appended(log, batch(3), batch(7))[1]
+    flush(log)
+    assert log.high_watermark == last.base_offset + 7 < log.end
+    for offset in range(log.high_watermark, log.end + 1):
+        assert log.read(offset, 1000) is None
+    with pytest.raises(OffsetOutOfRange):
+        log.read(log.end + 1, 1000)
+    log.close()
+
+
+def test_an_offset_that_is_appended_and_not_yet_flushed_is_early_not_out_of_range(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    told = appended(log, batch(3), batch(3))[1]
+    assert log.read(told.base_offset + 2, 1000) is None
+    log.close()
+
+
+def test_a_fetch_inside_a_batch_returns_all_of_it_and_in_a_gap_the_next(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    sizes = [appended(log, batch(records))[0] for records in (3, 1, 8)]
+    flush(log)
+    first, second, third = sizes
+    for offset in range(0, 3):
+        assert batches_at(log, offset)[0].base_offset == first.base_offset
+    for offset in range(3, second.base_offset + 1):
+        assert batches_at(log, offset)[0].base_offset == second.base_offset
+    for offset in range(second.base_offset + 1, third.base_offset + 8):
+        assert batches_at(log, offset)[0].base_offset == third.base_offset
+    log.close()
+
+
+@pytest.mark.parametrize("max_bytes", [0, 1, 100, 10_000])
+def test_a_fetch_returns_one_whole_batch_whatever_the_limit(tmp_path: Path, max_bytes: int) -> None:
+    log = open_log(tmp_path)
+    big = appended(log, batch(3, b"x" * 1000), batch(3))[0]
+    flush(log)
+    found = slice_bytes(log.read(0, max_bytes))
+    assert len(found) == min(log.end, max(max_bytes, big.end))
+    log.close()
+
+
+def test_a_fetch_does_not_reach_into_the_next_segment(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=250)
+    appended(log, *[batch(2) for _ in range(6)])
+    flush(log)
+    assert len(log_files(tmp_path)) == 3
+    assert len(slice_bytes(log.read(0, 1 << 20))) == log_files(tmp_path)[0].stat().st_size
+    assert len(list(consume(log, 0))) == 6
+    log.close()
+
+
+def test_a_segment_is_named_after_its_base_and_never_exceeds_its_size(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=1000)
+    for _ in range(30):
+        appended(log, batch(5))
+    position = 0
+    for path in log_files(tmp_path):
+        assert int(path.stem) == position
+        assert path.stat().st_size <= 1000
+        position += path.stat().st_size
+    assert position == log.end
+    log.close()
+
+
+def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=300)
+    appended(log, batch(1), batch(1, b"x" * 1000), batch(1))
+    flush(log)
+    assert [header.records_count for header in consume(log, 0)] == [1, 1, 1]
+    assert len(log_files(tmp_path)) == 3
+    log.close()
+
+
+def test_more_records_than_bytes_are_followed_by_a_filler(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    crowded = crowded_batch(5000)
+    first, second = appended(log, crowded, batch(2))
+    flush(log)
+    assert first.end == len(crowded)
+    assert second.base_offset > 5000
+    assert [header.base_offset for header in consume(log, 0)] == [0, second.base_offset]
+    # Every offset of the crowded batch is found, those too whose bytes the filler occupies.
+    for offset in (0, len(crowded), 4999):
+        assert batches_at(log, offset)[0].base_offset == 0
+    for offset in (5000, 5001, second.base_offset - 1):
+        assert batches_at(log, offset)[0].base_offset == second.base_offset
+    log.close()
+
+
+def test_a_filler_at_the_end_is_not_served_and_not_counted(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    crowded = crowded_batch(400)
+    appended(log, crowded)
+    flush(log)
+    assert log.high_watermark == 400 < log.end
+    assert len(slice_bytes(log.read(0, 1 << 20))) == len(crowded)
+    assert log.read(400, 1000) is None
+    assert log.read(log.end, 1000) is None
+    log.close()
+
+
+@pytest.mark.parametrize("excess", range(0, 4))
+def test_as_many_records_as_bytes_need_no_filler_and_one_more_does(tmp_path: Path, excess: int) -> None:
+    log = open_log(tmp_path)
+    size = len(crowded_batch(1))
+    appended(log, crowded_batch(size + excess))
+    after = appended(log, batch(1))[0]
+    flush(log)
+    assert (after.base_offset == size) == (excess == 0)
+    assert after.base_offset >= size + excess
+    assert [header.base_offset for header in consume(log, 0)] == [0, after.base_offset]
+    log.close()
+
+
+def test_a_batch_whose_filler_would_be_enormous_is_refused_alone(tmp_path: Path) -> None:
+    log = open_log(tmp_path, max_message_bytes=10_000)
+    results = append(log, batch(1), crowded_batch(1 << 30), batch(1))
+    assert isinstance(results[1], InvalidRecord)
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.close()
+
+
+def test_one_append_is_one_write_per_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(tmp_path, segment_bytes=2000)
+    calls = []
+    real = os.writev
+
+    def counted(fd: int, buffers: list[bytes]) -> int:
+        calls.append(len(buffers))
+        return real(fd, buffers)
+
+    monkeypatch.setattr(os, "writev", counted)
+    appended(log, *[batch(2) for _ in range(15)])
+    assert len(calls) == 1
+    appended(log, *[batch(2) for _ in range(15)])
+    assert len(calls) == 3, "this append crosses a segment's end"
+    log.close()
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 361])
+def test_short_writes_and_long_lists_of_buffers_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(segment_module, "IOV_MAX", 3)
+    real = os.writev
+
+    def short(fd: int, buffers: list[bytes]) -> int:
+        assert len(buffers) <= 3
+        return real(fd, [b"".join(bytes(buffer) for buffer in buffers)[:most]])
+
+    monkeypatch.setattr(os, "writev", short)
+    log = open_log(tmp_path)
+    batches = [batch(2) for _ in range(8)]
+    appended(log, *batches)
+    assert log_files(tmp_path)[0].read_bytes() == bytes(b"".join(batches))
+    log.close()
+
+
+def test_a_reader_of_a_slice_does_not_move_where_the_writer_writes(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(3))
+    flush(log)
+    found = log.read(0, 1000)
+    assert found is not None
+    os.lseek(found.file.fileno(), 5, os.SEEK_SET)  # as sendfile through asyncio does
+    appended(log, batch(3))
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.close()
+
+
+def test_offsets_by_timestamp_name_the_first_batch_that_reaches_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=400)
+    bases = [appended(log, batch(2, timestamp=time))[0].base_offset for time in (100, 300, 200, 400, 500)]
+    assert log.offset_for_timestamp(0) is None, "nothing is visible yet"
+    flush(log)
+    assert log.offset_for_timestamp(0) == (bases[0], 101)
+    assert log.offset_for_timestamp(150) == (bases[1], 301)
+    assert log.offset_for_timestamp(301) == (bases[1], 301)
+    assert log.offset_for_timestamp(302) == (bases[3], 401)
+    assert log.offset_for_timestamp(501) == (bases[4], 501)
+    assert log.offset_for_timestamp(502) is None
+    log.close()
+    log = open_log(tmp_path, segment_bytes=400)
+    assert log.offset_for_timestamp(302) == (bases[3], 401), "remembered across a restart"
+    log.close()
+
+
+def test_a_deleted_or_closed_log_still_serves_the_slices_it_handed_out(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "log")
+    appended(log, batch(3))
+    flush(log)
+    found = log.read(0, 1000)
+    log.delete()
+    assert not list(tmp_path.iterdir())
+    assert len(slice_bytes(found)) == log.end
+
+
+def test_every_codec_is_stored_as_it_was_sent(tmp_path: Path) -> None:
+    from millrace.compression import Codec
+
+    log = open_log(tmp_path)
+    sent = [bytearray(build_batch([Message(5, b"k", b"v" * 50)] * 4, codec=codec)) for codec in Codec]
+    appended(log, *sent)
+    flush(log)
+    assert slice_bytes(log.read(0, 1 << 20)) == bytes(b"".join(sent))
+    log.close()
