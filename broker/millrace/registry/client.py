@@ -18,9 +18,8 @@ import httpx
 
 from millrace.errors import ConfigError, MillraceError
 
-_TIMEOUT_S = 5.0
 _WAITS_S = (0.1, 0.3, 1.0, 2.0)
-"""Before each further try."""
+"""Before each further try: a registry that restarts is back within these."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -45,9 +44,9 @@ class RegisteredVersion(NamedTuple):
 
 
 class SchemaRegistryClient:
-    """Looks schemas up, registers and checks them."""
+    """Looks schemas up, registers and checks them; gives up `timeout_s` after the first try."""
 
-    def __init__(self, url: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 10) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"registry {url!r} is no URL: write http://HOST:PORT")
         self.url = url.rstrip("/")
@@ -149,11 +148,11 @@ class SchemaRegistryClient:
         raise RegistryUnavailable(message)
 
     def _send(self, method: str, path: str, content: str | None) -> httpx.Response:
-        """One answer below 500, after as many tries as it takes or are left.
+        """One answer below 500, after as many tries as are left within the timeout.
 
         Everything asked here may be asked twice: registering the same schema again gives the same id.
         """
-        reason = ""
+        deadline = time.monotonic() + self._timeout_s
         for wait_s in (*_WAITS_S, None):
             try:
                 response = self._http.request(method, path, content=content)
@@ -162,8 +161,9 @@ class SchemaRegistryClient:
                 reason = f"HTTP {response.status_code}"
             except httpx.TransportError as error:
                 reason = str(error) or type(error).__name__
-            if wait_s is not None:
-                time.sleep(wait_s)
+            if wait_s is None or time.monotonic() + wait_s > deadline:
+                break
+            time.sleep(wait_s)
         raise RegistryUnavailable(
             f"schema registry {self.url} does not answer ({reason}): start it with `millrace registry`,"
             " or give the right address"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -40,7 +41,7 @@ def serve(app: Any, listen: str, what: str) -> None:
     try:
         listener = socket.create_server((host, port), family=family, backlog=256)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
         raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

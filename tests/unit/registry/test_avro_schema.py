@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ def test_a_primitive_is_written_as_its_bare_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ('{"type":"record","name":"a.B","fields":[]}', '{"name":"B","fields":[],"namespace":"a","type":"record"}'),
+        (
+            '{"type":"record","name":"a.B","fields":[]}',
+            '{"name":"B","fields":[],"namespace":"a","type":"record"}',
+        ),
         (
             '{"type":"record","name":"a.B","fields":[{"name":"f","type":{"type":"enum","name":"E","symbols":["X"]}},'
             '{"name":"g","type":"E"}]}',
@@ -42,7 +46,10 @@ def test_a_primitive_is_written_as_its_bare_name(name: str) -> None:
             '"symbols":["X"],"name":"E"},"name":"f"},{"name":"g","type":"a.E","order":"ascending"}]}',
         ),
         ('["null", {"type": "int"}]', '["null","int"]'),
-        ('{"type":"array","items":{"type":"string"},"x":{"b":1,"a":2}}', '{"x":{"a":2,"b":1},"items":"string","type":"array"}'),
+        (
+            '{"type":"array","items":{"type":"string"},"x":{"b":1,"a":2}}',
+            '{"x":{"a":2,"b":1},"items":"string","type":"array"}',
+        ),
     ],
 )  # fmt: skip
 def test_texts_that_mean_the_same_have_one_fingerprint(one: str, other: str) -> None:
@@ -68,14 +75,15 @@ def test_whatever_a_reader_can_see_makes_another_schema(other: dict[str, Any]) -
 
 def test_nothing_a_reader_can_see_is_lost() -> None:
     schema = record(
-        {"name": "a", "type": ["null", "int"], "doc": "a count", "default": None, "aliases": ["b"], "pii": True},
-        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["X", "Y"], "default": "X"}, "order": "ignore"},
+        {"name": "a", "type": ["null", "int"], "doc": "a count", "default": None, "aliases": ["b"], "x": 1},
+        {"name": "e", "type": {"type": "enum", "name": "E", "symbols": ["X"], "default": "X"}},
+        {"name": "i", "type": "int", "order": "ignore"},
         {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
         {"name": "f", "type": {"type": "fixed", "name": "other.F", "size": 4, "aliases": ["Old", "x.Older"]}},
         namespace="n", doc="ünïcode", aliases=["Was"],
     )  # fmt: skip
     written = json.loads(text_of(schema))
-    schema["fields"][3]["type"] = {**schema["fields"][3]["type"], "name": "F", "namespace": "other"}
+    schema["fields"][4]["type"] = {**schema["fields"][4]["type"], "name": "F", "namespace": "other"}
     assert written == schema
     assert "ünïcode" in text_of(schema)
 
@@ -111,7 +119,8 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         ('{"type":"record","name":"R","fields":["a"]}', "needs a `name`"),
         ('{"type":"record","name":"R","fields":[{"name":"a-b","type":"int"}]}', "is not a name"),
         ('{"type":"record","name":"R","fields":[{"name":"a"}]}', "R.a: a field needs a `type`"),
-        ('{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"int"}]}', "twice"),
+        ('{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"long"}]}',
+         "field a is there twice"),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","order":"up"}]}', "order 'up'"),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","aliases":"b"}]}', "`aliases`"),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"R2"},'
@@ -131,7 +140,11 @@ def test_what_is_no_schema_is_refused_in_one_line(text: str, why: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-INNER = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int"}, {"name": "y", "type": "int", "default": 0}]}  # fmt: skip
+INNER = {
+    "type": "record",
+    "name": "I",
+    "fields": [{"name": "x", "type": "int"}, {"name": "y", "type": "int", "default": 0}],
+}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,8 @@ INNER = {"type": "record", "name": "I", "fields": [{"name": "x", "type": "int"},
         ({"type": "map", "values": "int"}, {"a": 1}, True), ({"type": "map", "values": "int"}, [1], False),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "A", True),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "B", False),
-        ({"type": "fixed", "name": "F", "size": 2}, "ab", True), ({"type": "fixed", "name": "F", "size": 2}, "a", False),
+        ({"type": "fixed", "name": "F", "size": 2}, "ab", True),
+        ({"type": "fixed", "name": "F", "size": 2}, "a", False),
         (INNER, {"x": 1}, True), (INNER, {"y": 1}, False), (INNER, 1, False),
         ({"type": "long", "logicalType": "timestamp-millis"}, 0, True),
         ({"type": "long", "logicalType": "timestamp-millis"}, "now", False),
@@ -174,7 +188,9 @@ def test_a_type_without_namespace_stays_one_inside_a_namespace() -> None:
 
 
 def test_referenced_types_are_written_out_once_where_they_are_used_first() -> None:
-    header = parse('{"type":"record","name":"n.H","fields":[{"name":"k","type":{"type":"enum","name":"K","symbols":["A"]}}]}')
+    header = parse(
+        '{"type":"record","name":"n.H","fields":[{"name":"k","type":{"type":"enum","name":"K","symbols":["A"]}}]}'
+    )
     schema = parse(
         '{"type":"record","name":"o.R","fields":[{"name":"k","type":"n.K"},{"name":"h","type":"n.H"},{"name":"i","type":"n.H"}]}',
         header.definitions,
@@ -197,7 +213,9 @@ def complex_types(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.one_of(
         children.map(lambda t: {"type": "array", "items": t}),
         children.map(lambda t: {"type": "map", "values": t}),
-        st.tuples(names, fields, attributes).map(lambda x: {"type": "record", "name": x[0], "fields": x[1], **x[2]}),
+        st.tuples(names, fields, attributes).map(
+            lambda x: {"type": "record", "name": x[0], "fields": x[1], **x[2]}
+        ),
         names.map(lambda name: {"type": "enum", "name": name, "symbols": ["X", "Y"]}),
         st.lists(children, min_size=1, max_size=3),
     )  # fmt: skip
@@ -225,9 +243,10 @@ def test_every_schema_of_ours_survives_and_still_encodes(path: Path) -> None:
     assert canonical == original
     fastavro.parse_schema(canonical)
     if path.stem == "SearchQuery":
-        header = {"time": 1, "server": "s", "service": "w", "instance": 2, "sequence": 0}
+        time = datetime(2015, 5, 20, 21, 5, 5, tzinfo=UTC)
+        header = {"time": time, "server": "s", "service": "w", "instance": 2, "sequence": 0}
         event = {"header": header, "memberId": None, "query": "q", "results": 1, "latencyMs": 2}
         body = io.BytesIO()
         fastavro.schemaless_writer(body, canonical, event)
         body.seek(0)
-        assert fastavro.schemaless_reader(body, original)["query"] == "q"  # type: ignore[call-arg,index]
+        assert fastavro.schemaless_reader(body, original, None) == event

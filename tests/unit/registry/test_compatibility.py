@@ -30,17 +30,38 @@ def enum(*symbols: str, **attributes: Any) -> dict[str, Any]:
     return {"type": "enum", "name": "E", "symbols": list(symbols), **attributes}
 
 
+def inner(name: str, *fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": list(fields)}
+
+
+def fixed(size: int) -> dict[str, Any]:
+    return {"type": "fixed", "name": "F", "size": size}
+
+
+def array(items: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def mapped(values: Any) -> dict[str, Any]:
+    return {"type": "map", "values": values}
+
+
 A = field("a", "int")
+B = field("b", "string")
+LIST = field("next", ["null", "R"])
+RENAMED = {"type": "record", "name": "S", "namespace": "n", "aliases": ["R"], "fields": [A]}
 
 # writer schema, a value of it, reader schema, what the reader makes of the value
 READABLE: dict[str, tuple[Any, Any, Any, Any]] = {
     "the same": (record(A), {"a": 1}, record(A), {"a": 1}),
-    "a field with a default added": (record(A), {"a": 1}, record(A, field("b", "string", default="x")), {"a": 1, "b": "x"}),
-    "a field removed": (record(A, field("b", "string")), {"a": 1, "b": "y"}, record(A), {"a": 1}),
-    "fields in another order": (
-        record(A, field("b", "string")), {"a": 1, "b": "y"}, record(field("b", "string"), A), {"b": "y", "a": 1},
+    "a field with a default added": (
+        record(A), {"a": 1}, record(A, field("b", "string", default="x")), {"a": 1, "b": "x"},
     ),
-    "a field renamed with an alias": (record(A), {"a": 1}, record(field("z", "int", aliases=["a"])), {"z": 1}),
+    "a field removed": (record(A, B), {"a": 1, "b": "y"}, record(A), {"a": 1}),
+    "fields in another order": (record(A, B), {"a": 1, "b": "y"}, record(B, A), {"b": "y", "a": 1}),
+    "a field renamed with an alias": (
+        record(A), {"a": 1}, record(field("z", "int", aliases=["a"])), {"z": 1},
+    ),
     "int to long": ("int", 7, "long", 7),
     "int to float": ("int", 7, "float", 7.0),
     "int to double": ("int", 7, "double", 7.0),
@@ -52,22 +73,19 @@ READABLE: dict[str, tuple[Any, Any, Any, Any]] = {
     "into a union": ("int", 7, ["null", "int"], 7),
     "a union grown": (["null", "int"], 7, ["null", "string", "int"], 7),
     "promotion inside a union": (["null", "int"], 7, ["null", "long"], 7),
-    "an array's items": ({"type": "array", "items": "int"}, [1], {"type": "array", "items": "long"}, [1]),
-    "a map's values": ({"type": "map", "values": "int"}, {"k": 1}, {"type": "map", "values": "double"}, {"k": 1.0}),
+    "an array's items": (array("int"), [1], array("long"), [1]),
+    "a map's values": (mapped("int"), {"k": 1}, mapped("double"), {"k": 1.0}),
     "a symbol added": (enum("A"), "A", enum("A", "B"), "A"),
     "a symbol removed, with a default": (enum("A", "B"), "B", enum("A", default="A"), "A"),
     "a logical type added": ("long", 7, {"type": "long", "logicalType": "some-count"}, 7),
-    "a record renamed with an alias": (
-        record(A, namespace="n"), {"a": 1}, {"type": "record", "name": "S", "namespace": "n", "aliases": ["R"], "fields": [A]}, {"a": 1},
-    ),
+    "a record renamed with an alias": (record(A, namespace="n"), {"a": 1}, RENAMED, {"a": 1}),
     "a record inside an optional field": (
-        record(field("o", ["null", {"type": "record", "name": "In", "fields": [A]}])), {"o": {"a": 1}},
-        record(field("o", ["null", {"type": "record", "name": "In", "fields": [A, field("b", "int", default=2)]}])),
-        {"o": {"a": 1, "b": 2}},
+        record(field("o", ["null", inner("In", A)])), {"o": {"a": 1}},
+        record(field("o", ["null", inner("In", A, field("b", "int", default=2))])), {"o": {"a": 1, "b": 2}},
     ),
     "a recursive record": (
-        record(field("next", ["null", "R"])), {"next": {"next": None}},
-        record(field("next", ["null", "R"]), field("n", "int", default=0)), {"next": {"next": None, "n": 0}, "n": 0},
+        record(LIST), {"next": {"next": None}},
+        record(LIST, field("n", "int", default=0)), {"next": {"next": None, "n": 0}, "n": 0},
     ),
 }  # fmt: skip
 
@@ -88,31 +106,44 @@ def decode(writer: Any, value: Any, reader: Any) -> Any:
 
 # writer, a value that the reader cannot read, reader, the reason
 UNREADABLE: dict[str, tuple[Any, Any, Any, str]] = {
-    "a field without default added": (record(A), {"a": 1}, record(A, field("b", "string")), "field b has no default and is not in the data"),
-    "a field renamed": (record(A), {"a": 1}, record(field("z", "int")), "field z has no default and is not in the data"),
+    "a field without default added": (
+        record(A), {"a": 1}, record(A, B), "field b has no default and is not in the data",
+    ),
+    "a field renamed": (
+        record(A), {"a": 1}, record(field("z", "int")), "field z has no default and is not in the data",
+    ),
     "a type changed": (record(A), {"a": 1}, record(field("a", "string")), "a: string cannot read int"),
     "a type narrowed": (record(field("a", "long")), {"a": 1}, record(A), "a: int cannot read long"),
-    "double to float": (record(field("a", "double")), {"a": 1.0}, record(field("a", "float")), "a: float cannot read double"),
-    "an optional field made required": (record(field("a", ["null", "int"])), {"a": None}, record(A), "a: int cannot read null"),
-    "a union shrunk": (record(field("a", ["null", "int"])), {"a": 1}, record(field("a", ["null", "string", "boolean"])), "a: the union cannot hold int"),
-    "an optional type changed": (record(field("a", ["null", "int"])), {"a": 1}, record(field("a", ["null", "string"])), "a: string cannot read int"),
-    "a symbol removed": (record(field("e", enum("A", "B"))), {"e": "B"}, record(field("e", enum("A"))), "e: enum lacks the symbols 'B' and has no default"),
+    "double to float": (
+        record(field("a", "double")), {"a": 1.0}, record(field("a", "float")), "a: float cannot read double",
+    ),
+    "an optional field made required": (
+        record(field("a", ["null", "int"])), {"a": None}, record(A), "a: int cannot read null",
+    ),
+    "a union shrunk": (
+        record(field("a", ["null", "int"])), {"a": 1},
+        record(field("a", ["null", "string", "boolean"])), "a: the union cannot hold int",
+    ),
+    "an optional type changed": (
+        record(field("a", ["null", "int"])), {"a": 1},
+        record(field("a", ["null", "string"])), "a: string cannot read int",
+    ),
+    "a symbol removed": (
+        record(field("e", enum("A", "B"))), {"e": "B"},
+        record(field("e", enum("A"))), "e: enum lacks the symbols 'B' and has no default",
+    ),
     "a fixed resized": (
-        record(field("f", {"type": "fixed", "name": "F", "size": 2})), {"f": b"ab"},
-        record(field("f", {"type": "fixed", "name": "F", "size": 4})), "f: fixed of size 4 cannot read size 2",
+        record(field("f", fixed(2))), {"f": b"ab"},
+        record(field("f", fixed(4))), "f: fixed of size 4 cannot read size 2",
     ),
-    "items narrowed": (
-        {"type": "array", "items": "string"}, ["x"], {"type": "array", "items": "int"}, "items: int cannot read string",
-    ),
+    "items narrowed": (array("string"), ["x"], array("int"), "items: int cannot read string"),
     "inside an optional record": (
-        record(field("o", ["null", {"type": "record", "name": "In", "fields": [A]}])), {"o": {"a": 1}},
-        record(field("o", ["null", {"type": "record", "name": "In", "fields": [A, field("b", "int")]}])),
-        "o: field b has no default and is not in the data",
+        record(field("o", ["null", inner("In", A)])), {"o": {"a": 1}},
+        record(field("o", ["null", inner("In", A, B)])), "o: field b has no default and is not in the data",
     ),
     "deep inside": (
-        record(field("x", {"type": "record", "name": "X", "fields": [field("y", {"type": "map", "values": "long"})]})), {"x": {"y": {"k": 1}}},
-        record(field("x", {"type": "record", "name": "X", "fields": [field("y", {"type": "map", "values": "int"})]})),
-        "x.y.values: int cannot read long",
+        record(field("x", inner("X", field("y", mapped("long"))))), {"x": {"y": {"k": 1}}},
+        record(field("x", inner("X", field("y", mapped("int"))))), "x.y.values: int cannot read long",
     ),
 }  # fmt: skip
 
@@ -129,7 +160,8 @@ def test_an_incompatible_reader_fails_on_the_data_and_the_reason_names_the_field
     ("writer", "reader", "reason"),
     [
         (
-            {"type": "long", "logicalType": "timestamp-millis"}, {"type": "long", "logicalType": "timestamp-micros"},
+            {"type": "long", "logicalType": "timestamp-millis"},
+            {"type": "long", "logicalType": "timestamp-micros"},
             "timestamp-micros would read timestamp-millis, whose numbers mean something else",
         ),
         (

@@ -1,4 +1,4 @@
-"""The registry's rows: ids and numbers that are never given twice, writers that take turns, clear refusals."""
+"""The registry's rows: ids and numbers never given twice, writers that take turns, clear refusals."""
 
 from __future__ import annotations
 
@@ -150,3 +150,14 @@ def test_a_file_that_is_no_database_is_one_clear_line_and_is_not_touched(tmp_pat
     with pytest.raises(MillraceError, match="not a database"):
         Store.open(f"sqlite:///{file}")
     assert file.read_text().startswith("not a database")
+
+
+def test_sqlite_commits_reach_the_disk_before_they_are_acknowledged(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/registry.db")
+    with store.read() as rows:
+        pragmas = [
+            rows._connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys")
+        ]
+    assert pragmas == ["wal", 2, 1], "write-ahead log, synchronous FULL, foreign keys on"
+    store.close()
