@@ -14,7 +14,7 @@ from millrace.config import OriginConfig
 from millrace.mirror.puller import MirrorTarget, TopicPuller
 from millrace.mirror.states import MirrorStates
 
-STOP_SECONDS = 5.0
+STOP_SECONDS = 2.0
 
 
 class Mirror:
@@ -42,7 +42,7 @@ class Mirror:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """Stop copying. The loop must still run: appends under way are waited for, within limits."""
+        """Stop copying; a thread that waits for an origin is left behind, it appends nothing any more."""
         for puller in self._pullers:
             puller.stop()
         deadline = time.monotonic() + STOP_SECONDS

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from millrace.config import OriginConfig
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.mirror.runs import OffsetRules
+from millrace.mirror.runs import OffsetRules, OriginChanged, next_run, readable_from
+from millrace.storage.position import MirrorPosition
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
@@ -67,6 +68,20 @@ class OriginTopic:
         """The first offset still there, and the high watermark."""
         earliest = self._client.list_offsets(self._topic, EARLIEST, [partition])[partition]
         return earliest, self._client.list_offsets(self._topic, LATEST, [partition])[partition]
+
+    def examine(self, recorded: MirrorPosition) -> OriginChanged | None:
+        """Why the copying cannot go on behind a position, or None when it can."""
+        partition, rules = recorded.origin.partition, self.offset_rules()
+        earliest, high_watermark = self.bounds(partition)
+        try:
+            offset = readable_from(recorded.cursor, earliest, high_watermark, rules)
+            if offset < high_watermark:
+                found, _ = self.fetch({partition: offset})
+                if partition in found and not found[partition].error:
+                    next_run(recorded, recorded, found[partition], rules)
+        except OriginChanged as error:
+            return error
+        return None
 
     def fetch(self, offsets: Mapping[int, int]) -> tuple[dict[int, FetchedPartition], dict[int, str]]:
         """What is new in each partition from its offset on, and why some could not be asked."""

@@ -30,7 +30,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mirror.origin import FETCH_WAIT_MS, OriginTopic
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run
+from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run, readable_from
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.fetch import FetchedPartition, error_name
@@ -216,7 +216,7 @@ class TopicPuller:
         appends = []
         for partition, answer in found.items():
             run = self._take(pulls[partition], *before[partition], answer)
-            if run is not None:
+            if run is not None and not self._stopping.is_set():
                 appends.append((pulls[partition], self._append(pulls[partition], run)))
         for pull, future in appends:
             self._finish(pull, future)
@@ -271,22 +271,11 @@ class TopicPuller:
 
     def _out_of_range(self, pull: Pull, recorded: Recorded, position: MirrorPosition) -> None:
         """OriginChanged when offsets that were to be read are gone; else find where reading goes on."""
-        cursor = position.cursor
         earliest, pull.high_watermark = self._origin.bounds(pull.origin.partition)
         if recorded is None:
             pull.start = earliest
-        elif self._rules.byte_positions and cursor.next_offset < earliest == cursor.next_base:
-            pull.skip_to = earliest  # the last batch copied has expired, and nothing else
-        elif cursor.next_offset < earliest:
-            raise OriginChanged(
-                f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they "
-                "were copied"
-            )
-        elif cursor.next_offset > pull.high_watermark:
-            raise OriginChanged(
-                f"the origin ends at offset {pull.high_watermark}, before the position {cursor.next_offset}: "
-                "it has lost what it showed before"
-            )
+        else:
+            pull.skip_to = readable_from(position.cursor, earliest, pull.high_watermark, self._rules)
 
     def _append(self, pull: Pull, run: Run) -> Future[int]:
         return self._target.append_mirrored(

@@ -21,7 +21,14 @@ from millrace.wire.fetch import FetchedPartition
 
 
 class OriginChanged(MillraceError):
-    """The origin's log no longer goes on where the mirror ended; only an operator can tell what to do."""
+    """The origin's log no longer goes on where the mirror ended; only an operator can tell what to do.
+
+    `resume_at` is the next offset it still has: where `millrace mirror reset` goes on.
+    """
+
+    def __init__(self, message: str, resume_at: int) -> None:
+        super().__init__(message)
+        self.resume_at = resume_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +103,37 @@ def next_run(
 def _check_follows(cursor: Cursor, header: BatchHeader, rules: OffsetRules) -> None:
     if not cursor.follows(header) and not rules.compacted:
         raise OriginChanged(
-            f"offsets {cursor.next_offset} to {header.base_offset - 1} are missing in the origin's log"
+            f"offsets {cursor.next_offset} to {header.base_offset - 1} are missing in the origin's log",
+            header.base_offset,
         )
     # Right behind a start or a reset the first batch may begin earlier: nothing of it was copied yet.
     if header.base_offset < cursor.next_offset and cursor.next_base is not None:
         raise OriginChanged(
             f"the origin's batch at offset {header.base_offset} covers offset {cursor.next_offset - 1}, "
-            "which is copied already"
+            "which is copied already",
+            header.next_offset,
         )
+
+
+def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
+    """The offset to fetch from, for an origin that holds [earliest, high_watermark).
+
+    Raises OriginChanged when it has lost what was to be read next, or what it had shown before.
+    """
+    if rules.byte_positions and cursor.next_offset < earliest == cursor.next_base:
+        return earliest  # the last batch copied has expired, and nothing else
+    if cursor.next_offset < earliest:
+        raise OriginChanged(
+            f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they were copied",
+            earliest,
+        )
+    if cursor.next_offset > high_watermark:
+        raise OriginChanged(
+            f"the origin ends at offset {high_watermark}, before the position {cursor.next_offset}: it has "
+            "lost what it showed before",
+            high_watermark,
+        )
+    return cursor.next_offset
 
 
 class _Aborted:

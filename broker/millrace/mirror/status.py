@@ -1,0 +1,128 @@
+"""How far every mirrored partition has come, asked from outside the brokers: rows for people and scripts.
+
+ZooKeeper names the partitions, their leaders tell what is recorded and what their pullers do, the origins
+tell how far they are. Whoever does not answer leaves a gap in the row, never an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from millrace.cluster import Cluster
+from millrace.cluster_state import PartitionState
+from millrace.config import OriginConfig
+from millrace.errors import MillraceError
+from millrace.mirror.origin import OriginTopic
+from millrace.mirror.states import State
+from millrace.storage.position import MirrorPosition, Origin
+from millrace.wire.client import ClusterClient
+from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorRow:
+    """One origin partition and its mirror; None where nobody could tell."""
+
+    topic: str
+    partition: int
+    """The target partition in this cluster."""
+    origin: Origin
+    leader: int
+    position: MirrorPosition | None
+    origin_high_watermark: int | None
+    state: str
+    """running, batch (filled from outside), waiting, stopped, retired or unknown."""
+    detail: str = ""
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets of the origin that are not copied yet: bytes on a Millrace origin."""
+        if self.origin_high_watermark is None or self.state == "retired":
+            return None
+        done = self.position.cursor.next_offset if self.position is not None else 0
+        return max(0, self.origin_high_watermark - done)
+
+
+class MirrorStatus:
+    """Asks once about everything that is mirrored into one cluster."""
+
+    def __init__(self, cluster: Cluster, origins: Mapping[str, OriginConfig]) -> None:
+        self._cluster, self._origins = cluster, origins
+        brokers = ",".join(f"{b.host}:{b.port}" for b in cluster.brokers.values())
+        self._client = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS) if brokers else None
+        self._readers: dict[tuple[str, str], OriginTopic] = {}
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+        for reader in self._readers.values():
+            reader.close()
+
+    def reader(self, cluster: str, topic: str) -> OriginTopic:
+        """A reader of an origin's topic; MillraceError when the configuration names no such cluster."""
+        if (cluster, topic) not in self._readers:
+            config = self._origins.get(cluster)
+            if config is None:
+                raise MillraceError(f"the configuration has no [mirror.{cluster}]")
+            self._readers[cluster, topic] = OriginTopic(config, topic, "millrace-mirror-status")
+        return self._readers[cluster, topic]
+
+    def former(self, origin: Origin) -> Origin | None:
+        """What was mirrored under the same name and number, if `origin` itself has no target yet."""
+        topic = self._cluster.topics.get(origin.topic)
+        if topic is None or topic.target_of(origin) is not None:
+            return None
+        return topic.former_origin(origin)
+
+    def rows(self) -> list[MirrorRow]:
+        """One row for every mirrored partition, by topic and number."""
+        return [
+            self._row(topic.name, number, state, state.origin)
+            for topic in self._cluster.topics.values()
+            for number, state in sorted(topic.partitions.items())
+            if state.origin is not None
+        ]
+
+    def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
+        """The answer of the leader of the origin's target partition."""
+        if self._client is None:
+            raise MillraceError(f"no broker of cluster {self._cluster.name} is alive: start one")
+        return self._client.mirror_append(topic, request)
+
+    def _row(self, topic: str, number: int, partition: PartitionState, origin: Origin) -> MirrorRow:
+        position, state, detail = None, "unknown", f"broker {partition.leader} is not alive"
+        if partition.leader in self._cluster.brokers:
+            try:
+                answer = self.ask(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
+                position = answer.position
+                state, _, detail = answer.state.partition(": ")
+            except MillraceError as error:
+                detail = str(error)
+        high_watermark = None
+        try:
+            reader = self.reader(origin.cluster, origin.topic)
+            if reader.has_id(origin.topic_id):
+                high_watermark = reader.bounds(origin.partition)[1]
+                if not state and position is not None and (changed := reader.examine(position)) is not None:
+                    state, detail = State.STOPPED, str(changed)
+            else:
+                state, detail = self._of_former_topic(topic, origin, detail)
+        except MillraceError as error:
+            state, detail = state or State.WAITING, detail or str(error)
+        return MirrorRow(
+            topic=topic, partition=number, origin=origin, leader=partition.leader, position=position,
+            origin_high_watermark=high_watermark, state=state or "batch", detail=detail,
+        )  # fmt: skip
+
+    def _of_former_topic(self, topic: str, origin: Origin, detail: str) -> tuple[str, str]:
+        """A partition that mirrors a topic which is gone: retired once its successor has a partition."""
+        current = self.reader(origin.cluster, origin.topic).describe().topic_id
+        successor = dataclasses.replace(origin, topic_id=current)
+        if self._cluster.topics[topic].target_of(successor) is not None:
+            return "retired", "its topic is gone from the origin; the new one has a partition of its own"
+        return State.STOPPED, detail or "the origin's topic was deleted and created anew"

@@ -1,0 +1,186 @@
+"""The registries in a real ZooKeeper: what one broker writes the others see, and who may hold an id."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from kazoo.client import KazooClient
+
+from millrace.cluster import Cluster
+from millrace.cluster_state import BrokerAddress, OriginRecreated
+from millrace.errors import MillraceError, NoLiveBroker, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.storage.position import Origin
+from tests.support import wait_until
+
+TOPIC_ID = UUID(int=9)
+
+
+class Member:
+    """A cluster object and a listening port of its own, as a broker would have."""
+
+    def __init__(self, zookeeper: str, name: str, session_timeout_ms: int = 2000) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.cluster = Cluster.connect(zookeeper, name, session_timeout_ms=session_timeout_ms)
+
+    def register(self, broker_id: int) -> None:
+        self.cluster.register_broker(broker_id, "127.0.0.1", self.port)
+
+    def close(self) -> None:
+        self.cluster.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def members(zookeeper: str) -> Iterator[list[Member]]:
+    """Two members of a cluster that no other test uses; the first is broker 1, the second broker 2."""
+    name = f"cluster-{uuid.uuid4().hex[:8]}"
+    found = [Member(zookeeper, name), Member(zookeeper, name)]
+    found[0].register(1)
+    found[1].register(2)
+    yield found
+    for member in found:
+        member.close()
+
+
+def test_members_see_each_other_and_a_member_that_leaves_is_gone(members: list[Member]) -> None:
+    first, second = members
+    both = {1: BrokerAddress("127.0.0.1", first.port), 2: BrokerAddress("127.0.0.1", second.port)}
+    wait_until("both see both", lambda: first.cluster.brokers == second.cluster.brokers == both)
+    assert first.cluster.cluster_id == second.cluster.cluster_id
+    assert first.cluster.cluster_id.startswith("millrace-")
+    second.cluster.close()
+    wait_until("the second is gone", lambda: list(first.cluster.brokers) == [1], timeout_s=1)
+
+
+def test_topics_are_created_once_seen_by_all_and_deleted(members: list[Member]) -> None:
+    first, second = members
+    wait_until("both brokers are known", lambda: len(first.cluster.brokers) == 2)
+    changes = threading.Event()
+    second.cluster.on_change(changes.set)
+    topic = first.cluster.create_topic("clicks", 4, {"retention.ms": "60000"})
+    assert first.cluster.topics["clicks"] == topic, "an own change is in the snapshot at once"
+    assert sorted(p.leader for p in topic.partitions.values()) == [1, 1, 2, 2]
+    wait_until("the other sees it", lambda: second.cluster.topics.get("clicks") == topic)
+    assert changes.wait(5)
+    with pytest.raises(TopicAlreadyExists):
+        second.cluster.create_topic("clicks", 1, {})
+    second.cluster.delete_topic("clicks")
+    wait_until("it is gone", lambda: "clicks" not in first.cluster.topics)
+    with pytest.raises(UnknownTopicOrPartition):
+        first.cluster.delete_topic("clicks")
+    again = first.cluster.create_topic("clicks", 1, {})
+    assert again.topic_id != topic.topic_id
+    wait_until("the new one is seen", lambda: second.cluster.topics.get("clicks") == again)
+
+
+def test_a_topic_needs_a_live_broker(zookeeper: str) -> None:
+    with (
+        Cluster.connect(zookeeper, f"cluster-{uuid.uuid4().hex[:8]}") as cluster,
+        pytest.raises(NoLiveBroker),
+    ):
+        cluster.create_topic("clicks", 1, {})
+
+
+def test_racing_members_allocate_each_origin_partition_once(members: list[Member]) -> None:
+    origins = [Origin("dc1", "clicks", TOPIC_ID, number) for number in range(12)]
+    found: dict[tuple[int, Origin], int] = {}
+
+    def allocate(index: int) -> None:
+        for origin in origins if index % 2 else reversed(origins):
+            found[index, origin] = members[index % 2].cluster.allocate_mirror("clicks", origin)
+
+    threads = [threading.Thread(target=allocate, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 4 * len(origins)
+    for origin in origins:
+        assert len({found[index, origin] for index in range(4)}) == 1
+    assert sorted(found[0, origin] for origin in origins) == list(range(12))
+    leaders = [p.leader for p in members[0].cluster.topics["clicks"].partitions.values()]
+    assert (leaders.count(1), leaders.count(2)) == (6, 6)
+
+
+def test_a_recreated_origin_needs_a_word_and_never_takes_the_old_partition(members: list[Member]) -> None:
+    cluster = members[0].cluster
+    cluster.allocate_mirror("clicks", Origin("dc1", "clicks", TOPIC_ID, 0))
+    anew = Origin("dc1", "clicks", uuid.uuid4(), 0)
+    with pytest.raises(OriginRecreated):
+        cluster.allocate_mirror("clicks", anew)
+    assert cluster.allocate_mirror("clicks", anew, recreated=True) == 1
+
+
+def test_an_id_held_by_a_live_broker_is_refused_in_one_line(members: list[Member], zookeeper: str) -> None:
+    third = Member(zookeeper, members[0].cluster.name)
+    with pytest.raises(MillraceError, match=f"broker id 1 .* live broker at 127.0.0.1:{members[0].port}"):
+        third.register(1)
+    third.close()
+    assert members[0].cluster.brokers[1].port == members[0].port
+
+
+CRASHER = """
+import os, signal, socket, sys
+from millrace.cluster import Cluster
+listener = socket.create_server(("127.0.0.1", int(sys.argv[3])))
+cluster = Cluster.connect(sys.argv[1], sys.argv[2], session_timeout_ms=30000)
+cluster.register_broker(7, "127.0.0.1", listener.getsockname()[1])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_restarted_broker_takes_over_what_its_killed_self_left(
+    members: list[Member], zookeeper: str
+) -> None:
+    name = members[0].cluster.name
+    subprocess.run([sys.executable, "-c", CRASHER, zookeeper, name, "0"], check=False, timeout=60)
+    wait_until("the dead broker is still listed", lambda: 7 in members[0].cluster.brokers)
+    restarted = Member(zookeeper, name)
+    began = time.monotonic()
+    restarted.register(7)
+    assert time.monotonic() - began < 5, "its session of 30 s is not waited for"
+    expected = BrokerAddress("127.0.0.1", restarted.port)
+    wait_until("the new address is seen", lambda: members[0].cluster.brokers.get(7) == expected)
+    restarted.close()
+
+
+def test_a_lost_session_is_replaced_and_the_broker_listed_again(
+    members: list[Member], zookeeper: str
+) -> None:
+    first, second = members
+    wait_until("both brokers are known", lambda: len(second.cluster.brokers) == 2)
+    gone = threading.Event()
+
+    def note() -> None:
+        if 1 not in second.cluster.brokers:
+            gone.set()
+
+    second.cluster.on_change(note)
+    # Closing a session under its own id and password is how ZooKeeper's own tests make it expire.
+    thief = KazooClient(hosts=zookeeper, client_id=first.cluster._client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+    assert gone.wait(20)
+    wait_until("it is listed again", lambda: 1 in second.cluster.brokers)
+    first.cluster.create_topic("after", 1, {})
+    wait_until("watches work again", lambda: "after" in second.cluster.topics)
+
+
+def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace.cluster.CONNECT_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(MillraceError, match=f"no ZooKeeper answers at {address}: start one"):
+        Cluster.connect(address, "nowhere")
+    assert time.monotonic() - began < 6

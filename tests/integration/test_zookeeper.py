@@ -1,0 +1,117 @@
+"""The embedded ZooKeeper: real process, real errors, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from millrace.zookeeper import answers
+from tests.support import Process, run_millrace, wait_until
+
+Start = Callable[..., Process]
+
+
+def java_children(pid: int) -> list[int]:
+    found = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    return [int(child) for child in found.stdout.split()]
+
+
+def test_it_answers_when_it_says_so_keeps_its_data_and_ends_with_sigterm(
+    start: Start, tmp_path: Path
+) -> None:
+    first = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    address = first.ready()
+    host, port = address.split(":")
+    assert host == "127.0.0.1"
+    client = KazooClient(hosts=address)
+    client.start()
+    client.create("/kept", b"value")
+    client.stop()
+    client.close()
+    (java,) = java_children(first.pid)
+    assert first.stop() == 0
+    assert not Path(f"/proc/{java}").exists()
+
+    second = start("zookeeper", "--port", port, "--data-dir", str(tmp_path / "data"))
+    client = KazooClient(hosts=second.ready())
+    client.start()
+    assert client.get("/kept")[0] == b"value"
+    client.stop()
+    client.close()
+
+
+def test_java_does_not_survive_a_killed_parent(start: Start, tmp_path: Path) -> None:
+    process = start("zookeeper", "--port", "0", "--data-dir", str(tmp_path))
+    host, port = process.ready().split(":")
+    (java,) = java_children(process.pid)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    wait_until("java is gone", lambda: not Path(f"/proc/{java}").exists())
+    assert not answers(host, int(port))
+
+
+def test_a_taken_port_and_a_taken_directory_are_one_clear_line_each(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = run_millrace("zookeeper", "--port", port, "--data-dir", str(tmp_path / "a"))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in result.stderr
+    assert "give another port" in result.stderr
+
+    start("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "b")).ready()
+    result = run_millrace("zookeeper", "--port", "0", "--data-dir", str(tmp_path / "b"))
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "another ZooKeeper uses" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (None, "install Java 17 or newer"),
+        ("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n", "is Java 11: install Java 17"),
+        ("#!/bin/sh\necho 'java version \"1.8.0_202\"' >&2\n", "is Java 8: install Java 17"),
+        ("#!/bin/sh\nexit 1\n", "does not tell its version"),
+    ],
+)
+def test_missing_or_old_java_is_one_clear_line(script: str | None, expected: str, tmp_path: Path) -> None:
+    home = tmp_path / "java"
+    (home / "bin").mkdir(parents=True)
+    if script is not None:
+        java = home / "bin" / "java"
+        java.write_text(script)
+        java.chmod(java.stat().st_mode | stat.S_IXUSR)
+    result = run_millrace(
+        "zookeeper", "--port", "0", "--data-dir", str(tmp_path / "data"), env={"JAVA_HOME": str(home)}
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert expected in result.stderr
+
+
+def test_missing_pyspark_is_one_clear_line(tmp_path: Path) -> None:
+    # A folder that shadows nothing else: the real one is hidden by a finder that knows no pyspark.
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text(
+        "import importlib.util as util\n"
+        "found = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'pyspark' else found(name, *more)\n"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    result = run_millrace(
+        "zookeeper", "--port", "0", "--data-dir", str(tmp_path / "data"), env={"PYTHONPATH": path}
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "pip install 'millrace[spark]'" in result.stderr

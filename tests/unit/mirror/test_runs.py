@@ -1,0 +1,246 @@
+"""From a fetch answer to one append: what is copied, what is left out, when the origin no longer fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from millrace.errors import CorruptMessage
+from millrace.mirror.runs import OffsetRules, OriginChanged, beginning, next_run, readable_from
+from millrace.records import (
+    CONTROL_BIT,
+    HEADER_BYTES,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Cursor,
+    Message,
+    batch_crc,
+    build_batch,
+    control_batch,
+    filler_after,
+)
+from millrace.storage.position import MirrorPosition, Origin
+from millrace.wire.fetch import FetchedPartition
+
+ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
+MILLRACE = OffsetRules(byte_positions=True)
+KAFKA = OffsetRules(byte_positions=False)
+COMPACTED = OffsetRules(byte_positions=False, compacted=True)
+
+
+def batch(base: int, records: int = 3, **fields: Any) -> bytes:
+    return build_batch([Message(1, None, b"v%d" % i) for i in range(records)], base_offset=base, **fields)
+
+
+def in_bytes(count: int, start: int = 0) -> list[bytes]:
+    """Batches as a Millrace log holds them: each base is where the batch lies."""
+    found: list[bytes] = []
+    for _ in range(count):
+        found.append(batch(start))
+        start += len(found[-1])
+    return found
+
+
+def consecutive(count: int, start: int = 0, **fields: int) -> list[bytes]:
+    """Batches of three records as Apache Kafka numbers them."""
+    return [batch(start + 3 * index, **fields) for index in range(count)]
+
+
+def fetched(batches: Sequence[bytes], aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
+    return FetchedPartition(0, 10**9, 10**9, 0, memoryview(b"".join(batches)), tuple(aborted))
+
+
+def header(data: bytes) -> BatchHeader:
+    found = BatchHeader.parse(data)
+    assert found is not None
+    return found
+
+
+def changed(data: bytes, **fields: int) -> bytes:
+    """The batch with other header fields, and a CRC that fits."""
+    new = dataclasses.replace(header(data), **fields)
+    body = bytearray(struct.pack(">qiibIhiqqqhii", *dataclasses.astuple(new)) + data[HEADER_BYTES:])
+    struct.pack_into(">I", body, 17, batch_crc(body))
+    return bytes(body)
+
+
+def test_whole_batches_are_taken_as_they_are_and_the_position_lies_behind_them() -> None:
+    data = in_bytes(3)
+    before = beginning(ORIGIN, 0)
+    run = next_run(None, before, fetched(data), MILLRACE)
+    assert run is not None
+    assert run.expected is None
+    assert [bytes(taken) for taken in run.batches] == data
+    last = header(data[-1])
+    assert run.position == MirrorPosition(
+        ORIGIN, 0, Cursor(last.next_offset, last.base_offset + last.size), 3, 9, 0
+    )
+
+
+def test_a_second_run_begins_where_the_first_ended_and_skips_what_it_has() -> None:
+    data = in_bytes(5)
+    first = next_run(None, beginning(ORIGIN, 0), fetched(data[:2]), MILLRACE)
+    assert first is not None
+    # An origin answers with the whole batch that holds the offset: here the last one copied.
+    second = next_run(first.position, first.position, fetched(data[1:]), MILLRACE)
+    assert second is not None
+    assert second.expected == first.position.cursor.next_offset
+    assert [bytes(taken) for taken in second.batches] == data[2:]
+    assert (second.position.batches, second.position.records) == (5, 15)
+
+
+def test_an_answer_with_nothing_new_is_no_run() -> None:
+    data = in_bytes(1)
+    assert next_run(None, beginning(ORIGIN, 0), fetched([]), MILLRACE) is None
+    run = next_run(None, beginning(ORIGIN, 0), fetched(data), MILLRACE)
+    assert run is not None
+    assert next_run(run.position, run.position, fetched(data), MILLRACE) is None
+
+
+@pytest.mark.parametrize("cut", range(0, 2 * len(in_bytes(1)[0]), 7))
+def test_an_unfinished_batch_at_the_end_waits_for_the_next_fetch(cut: int) -> None:
+    data = in_bytes(2)
+    raw = memoryview(b"".join(data)[:cut])
+    run = next_run(None, beginning(ORIGIN, 0), dataclasses.replace(fetched([]), records=raw), MILLRACE)
+    whole = cut // len(data[0])
+    assert (0 if run is None else len(run.batches)) == whole
+
+
+@pytest.mark.parametrize("rules", [MILLRACE, KAFKA])
+def test_a_missing_batch_ends_the_run_before_it_and_stops_the_next(rules: OffsetRules) -> None:
+    data = in_bytes(4) if rules is MILLRACE else consecutive(4)
+    run = next_run(None, beginning(ORIGIN, 0), fetched([data[0], data[2], data[3]]), rules)
+    assert run is not None
+    assert [bytes(taken) for taken in run.batches] == data[:1]
+    with pytest.raises(OriginChanged, match="are missing") as caught:
+        next_run(run.position, run.position, fetched(data[2:]), rules)
+    assert caught.value.resume_at == header(data[2]).base_offset
+
+
+def test_a_gap_in_kafka_is_a_gap_even_where_it_fits_the_bytes() -> None:
+    first = batch(0)
+    run = next_run(None, beginning(ORIGIN, 0), fetched([first]), KAFKA)
+    assert run is not None
+    with pytest.raises(OriginChanged):
+        next_run(run.position, run.position, fetched([batch(len(first))]), KAFKA)
+
+
+def test_a_gap_in_a_compacted_topic_is_no_loss() -> None:
+    data = consecutive(4)
+    run = next_run(None, beginning(ORIGIN, 0), fetched([data[0], data[3]]), COMPACTED)
+    assert run is not None
+    assert len(run.batches) == 2
+    assert run.position.cursor.next_offset == 12
+
+
+def test_a_batch_that_compaction_has_emptied_is_left_out() -> None:
+    empty = changed(batch(3), records_count=0)
+    run = next_run(None, beginning(ORIGIN, 0), fetched([batch(0), empty, batch(6)]), COMPACTED)
+    assert run is not None
+    assert len(run.batches) == 2
+    assert (run.position.records, run.position.dropped, run.position.cursor.next_offset) == (6, 0, 9)
+
+
+def test_control_batches_of_a_millrace_origin_are_dropped_and_counted() -> None:
+    tiny = changed(batch(0, 1), last_offset_delta=199, records_count=1)
+    filler = filler_after(header(tiny), timestamp=1)
+    assert filler is not None
+    at = len(tiny) + len(filler)
+    marker = control_batch(at, b"position", timestamp=1)
+    data = batch(at + len(marker))
+    run = next_run(None, beginning(ORIGIN, 0), fetched([tiny, filler, marker, data]), MILLRACE)
+    assert run is not None
+    assert [bytes(taken) for taken in run.batches] == [tiny, data]
+    assert run.position.dropped == 2
+    assert run.position.cursor == Cursor(header(data).next_offset, header(data).base_offset + len(data))
+
+
+def transaction(base: int, producer: int, *, commit: bool) -> tuple[list[bytes], tuple[int, int]]:
+    """A batch of three records and its marker, as Apache Kafka has them; (producer, first offset)."""
+    data = batch(base, attributes=TRANSACTIONAL_BIT, producer_id=producer, producer_epoch=0, base_sequence=0)
+    key = b"\0\0\0\1" if commit else b"\0\0\0\0"
+    marker = build_batch(
+        [Message(1, key, b"\0\0\0\0\0\0")], base_offset=base + 3, producer_id=producer, producer_epoch=0,
+        attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
+    )  # fmt: skip
+    return [data, marker], (producer, base)
+
+
+def test_aborted_transactions_are_dropped_committed_ones_are_kept() -> None:
+    kept, _ = transaction(0, 5, commit=True)
+    gone, aborted = transaction(4, 5, commit=False)
+    after, _ = transaction(8, 5, commit=True)
+    other = batch(12, attributes=TRANSACTIONAL_BIT, producer_id=6, producer_epoch=0, base_sequence=0)
+    run = next_run(None, beginning(ORIGIN, 0), fetched([*kept, *gone, *after, other], [aborted]), KAFKA)
+    assert run is not None
+    assert [bytes(taken) for taken in run.batches] == [kept[0], after[0], other]
+    assert (run.position.records, run.position.dropped) == (9, 3 + 3)
+    assert run.position.cursor.next_offset == 15
+
+
+def test_an_aborted_transaction_that_began_before_the_fetch_is_known() -> None:
+    gone, _ = transaction(4, 5, commit=False)
+    before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(4, 4))
+    run = next_run(before, before, fetched(gone, [(5, 0)]), KAFKA)
+    assert run is not None
+    assert (run.batches, run.position.dropped, run.position.cursor.next_offset) == ((), 4, 8)
+
+
+def test_a_damaged_batch_is_never_copied() -> None:
+    data = in_bytes(3)
+    damaged = bytearray(data[1])
+    damaged[-1] ^= 1
+    answer = fetched([data[0], bytes(damaged), data[2]])
+    run = next_run(None, beginning(ORIGIN, 0), answer, MILLRACE)
+    assert run is not None
+    assert [bytes(taken) for taken in run.batches] == data[:1], "what precedes it is"
+    with pytest.raises(CorruptMessage):
+        next_run(run.position, run.position, answer, MILLRACE)
+
+
+def test_a_batch_that_covers_what_is_copied_is_refused_except_right_after_a_start() -> None:
+    before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(4, 4))
+    with pytest.raises(OriginChanged, match="copied already") as caught:
+        next_run(before, before, fetched([batch(3)]), KAFKA)
+    assert caught.value.resume_at == 6
+    # Records below a log's start may still lie in its first batch.
+    start = beginning(ORIGIN, 4)
+    run = next_run(None, start, fetched([batch(3)]), KAFKA)
+    assert run is not None
+    assert run.position.start == 4
+
+
+@pytest.mark.parametrize(
+    ("cursor", "earliest", "high_watermark", "expected"),
+    [
+        (Cursor(100, 150), 0, 100, 100),
+        (Cursor(100, 150), 100, 400, 100),
+        (Cursor(100, 150), 150, 400, 150),
+    ],
+)
+def test_reading_goes_on_when_nothing_that_was_missing_has_expired(
+    cursor: Cursor, earliest: int, high_watermark: int, expected: int
+) -> None:
+    assert readable_from(cursor, earliest, high_watermark, MILLRACE) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "cursor", "earliest", "high_watermark", "reason"),
+    [
+        (MILLRACE, Cursor(100, 150), 151, 400, "expired"),
+        (KAFKA, Cursor(100, 100), 150, 400, "expired"),
+        (MILLRACE, Cursor(100), 150, 400, "expired"),
+        (MILLRACE, Cursor(100, 150), 0, 99, "lost what it showed"),
+    ],
+)
+def test_lost_offsets_stop_the_mirror_and_say_where_it_may_go_on(
+    rules: OffsetRules, cursor: Cursor, earliest: int, high_watermark: int, reason: str
+) -> None:
+    with pytest.raises(OriginChanged, match=reason) as caught:
+        readable_from(cursor, earliest, high_watermark, rules)
+    assert caught.value.resume_at == (earliest if reason == "expired" else high_watermark)
