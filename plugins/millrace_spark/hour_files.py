@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from millrace.audit.counts import SequenceCounts
 from millrace.manifest import DataFile
+from millrace_spark.decode import event_times
 
 ROW_GROUP_ROWS = 200_000
 HELD_ROWS = 1_000_000
@@ -44,23 +45,23 @@ def hour_folder(hour: str) -> str:
     return f"date={date}/hour={clock}"
 
 
-def event_times(rows: pa.RecordBatch) -> Times:
-    """Event time of every row in ms: the audit header's, or the message's own where there is no header."""
-    if "header" in rows.schema.names:
-        times = rows.column("header").field("time")
-    else:
-        times = rows.column("_timestamp")
-    if pa.types.is_timestamp(times.type):
-        times = times.cast(pa.timestamp("ms", times.type.tz), safe=False)
-    ms: Times = np.asarray(times.cast(pa.int64()).to_numpy(zero_copy_only=False), dtype=np.int64)
-    return ms
+def event_times_ms(rows: pa.RecordBatch) -> Times:
+    """Event time of every row in ms; 0 for a row that has none (only without audit headers)."""
+    times = event_times(rows)
+    ms = times.cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64()).fill_null(0)
+    return np.asarray(ms.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def count_rows(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
     """Count every row's sequence number under its producer; rows without an audit header count nowhere."""
-    if "header" not in rows.schema.names:
+    header = rows.column("header") if "header" in rows.schema.names else None
+    names = (
+        [field.name for field in header.type]
+        if header is not None and pa.types.is_struct(header.type)
+        else []
+    )
+    if header is None or not {"server", "service", "instance", "sequence"} <= set(names):
         return
-    header = rows.column("header")
     servers, services = header.field("server"), header.field("service")
 
     def producer_of(row: int) -> tuple[str, str]:
@@ -68,7 +69,7 @@ def count_rows(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
 
     counts.add_arrays(
         header.field("instance").to_numpy(zero_copy_only=False),
-        event_times(rows),
+        event_times_ms(rows),
         header.field("sequence").to_numpy(zero_copy_only=False),
         producer_of,
     )
@@ -99,7 +100,7 @@ class HourFiles:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Put every row into the file of its hour."""
-        hours = np.clip(event_times(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
+        hours = np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
         for hour in np.unique(hours).tolist():
             mask = hours == hour
             self._hold(hour_of(hour * HOUR_MS), rows if mask.all() else rows.filter(pa.array(mask)))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from millrace.audit.counts import SequenceCounts
 from millrace.manifest import MANIFEST, REJECTED, DataFile, LoadManifest, PartitionRange
 from millrace_spark.filesystem import Filesystem
-from millrace_spark.hour_files import FIRST_HOUR, HOUR_MS, LAST_HOUR, count_rows, event_times, hour_of
+from millrace_spark.hour_files import FIRST_HOUR, HOUR_MS, LAST_HOUR, count_rows, event_times_ms, hour_of
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 _COLUMNS = ("header", "_partition", "_offset", "_timestamp")
@@ -84,7 +84,7 @@ def _collect(batch: pa.RecordBatch, offsets: dict[int, list[Offsets]]) -> None:
 
 
 def _in_other_hours(path: str, file: DataFile, batch: pa.RecordBatch) -> list[str]:
-    found = np.unique(np.clip(event_times(batch) // HOUR_MS, FIRST_HOUR, LAST_HOUR)).tolist()
+    found = np.unique(np.clip(event_times_ms(batch) // HOUR_MS, FIRST_HOUR, LAST_HOUR)).tolist()
     wrong = [hour for hour in (hour_of(each * HOUR_MS) for each in found) if hour != file.hour]
     return [f"{path} has rows of {wrong[0]}: it lies in the wrong hour"] if wrong else []
 

@@ -10,10 +10,12 @@ import io
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import fastavro
+import pyarrow.parquet as pq
 
 from millrace.compression import Codec
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
@@ -213,3 +215,25 @@ def hourly_run(warehouse: Path, *, progress: Progress = no_progress) -> HourlyRu
         run_id="hours",
         progress=progress,
     )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loaded row, and the file it is in."""
+
+    sequence: int
+    time: datetime
+    partition: int
+    offset: int
+    path: str
+
+
+def rows_of(warehouse: Path, pattern: str = f"{TOPIC}/load=*/date=*/hour=*/*.parquet") -> list[Row]:
+    """Every row by sequence, read from the Parquet files the plainest way."""
+    rows = []
+    for path in warehouse.glob(pattern):
+        for row in pq.read_table(path, partitioning=None).to_pylist():
+            header = row["header"]
+            place = (row["_partition"], row["_offset"], str(path))
+            rows.append(Row(header["sequence"], header["time"], *place))
+    return sorted(rows, key=lambda row: row.sequence)

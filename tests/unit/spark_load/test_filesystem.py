@@ -1,0 +1,91 @@
+"""The local file system of a warehouse: exclusive, whole, never nested."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_spark.filesystem import LocalFilesystem, open_filesystem
+
+
+@pytest.fixture
+def fs(tmp_path: Path) -> LocalFilesystem:
+    return LocalFilesystem(str(tmp_path))
+
+
+def staged(fs: LocalFilesystem, name: str) -> str:
+    fs.create(f"_staging/{name}/date=1/file", name.encode())
+    return f"_staging/{name}"
+
+
+def test_a_move_makes_the_folder_visible_as_a_whole(fs: LocalFilesystem) -> None:
+    assert fs.move(staged(fs, "a"), "load=1")
+    assert fs.files("load=1") == [("date=1/file", 1)]
+    assert fs.names("_staging") == []
+
+
+def test_a_move_onto_a_folder_with_something_in_it_changes_nothing(fs: LocalFilesystem) -> None:
+    fs.move(staged(fs, "a"), "load=1")
+    assert not fs.move(staged(fs, "b"), "load=1")
+    assert fs.read("load=1/date=1/file") == b"a"
+    assert fs.files("load=1") == [("date=1/file", 1)]
+    assert fs.names("_staging/b") == ["date=1"]
+
+
+def test_an_empty_folder_in_the_way_is_taken_and_never_nested_into(fs: LocalFilesystem) -> None:
+    fs.make_folder("load=1")
+    assert fs.move(staged(fs, "a"), "load=1")
+    assert fs.files("load=1") == [("date=1/file", 1)]
+
+
+def test_of_many_movers_to_one_target_exactly_one_wins(fs: LocalFilesystem) -> None:
+    for turn in range(20):
+        sources = [staged(fs, f"{turn}-{index}") for index in range(4)]
+        barrier, won = threading.Barrier(len(sources)), []
+
+        def race(source: str, barrier: threading.Barrier = barrier, won: list[str] = won) -> None:
+            barrier.wait()
+            if fs.move(source, f"load={turn}"):  # noqa: B023  # joined within the turn
+                won.append(source)
+
+        threads = [threading.Thread(target=race, args=(source,)) for source in sources]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert len(won) == 1
+        assert fs.read(f"load={turn}/date=1/file").decode() == won[0].removeprefix("_staging/")
+
+
+def test_create_is_exclusive_and_leaves_no_draft(fs: LocalFilesystem) -> None:
+    assert fs.create("_plans/run.json", b"first")
+    assert not fs.create("_plans/run.json", b"second")
+    assert fs.read("_plans/run.json") == b"first"
+    assert fs.names("_plans") == ["run.json"]
+
+
+def test_what_is_not_there_reads_as_nothing(fs: LocalFilesystem) -> None:
+    assert fs.names("nowhere") == []
+    assert fs.files("nowhere") == []
+    fs.delete("nowhere")
+    with pytest.raises(FileNotFoundError):
+        fs.read("nowhere")
+
+
+def test_a_warehouse_is_a_path_or_a_file_uri(tmp_path: Path) -> None:
+    assert open_filesystem(str(tmp_path)).root == str(tmp_path)
+    assert open_filesystem(f"file://{tmp_path}/with%20space").root == f"{tmp_path}/with space"
+
+
+@pytest.mark.parametrize("uri", ["s3a://bucket/x", "gs://bucket", "file://host/x", "file://"])
+def test_a_warehouse_without_an_exclusive_rename_is_refused(uri: str) -> None:
+    with pytest.raises(ConfigError, match="warehouse"):
+        open_filesystem(uri)
+
+
+def test_hdfs_without_spark_says_what_to_do() -> None:
+    with pytest.raises(MillraceError, match="through Spark"):
+        open_filesystem("hdfs://namenode/warehouse")
