@@ -28,7 +28,7 @@ class Producing(Protocol):
 
     acks_all: bool
 
-    def appended(self, index: int, outcome: Appended | BrokerError) -> None:
+    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
         """What became of the request's batch number `index`; for acks=all only once it is on the disk."""
 
 
@@ -58,9 +58,7 @@ class Partition:
         self.gone: BrokerError | None = None
         """Why it is not served any more."""
         self._mailbox, self._flushes = mailbox, flushes
-        self._batches: list[memoryview] = []
-        self._headers: list[BatchHeader] = []
-        self._producers: list[tuple[Producing, int]] = []
+        self._staged: list[tuple[memoryview, BatchHeader, Producing, int]] = []
         self._unsynced: deque[tuple[int, Producing, int, Appended]] = deque()
         self._flushing = False
         self._timer: Timer | None = None
@@ -73,25 +71,19 @@ class Partition:
 
     def stage(self, batch: memoryview, header: BatchHeader, producing: Producing, index: int) -> None:
         """Take a checked batch; `write` appends it with all others of this turn."""
-        self._batches.append(batch)
-        self._headers.append(header)
-        self._producers.append((producing, index))
+        self._staged.append((batch, header, producing, index))
 
     def write(self) -> None:
         """Append what is staged; answer acks=1, note acks=all, see to the flush."""
-        batches, headers, producers = self._batches, self._headers, self._producers
-        self._batches, self._headers, self._producers = [], [], []
-        outcomes: list[Appended | BrokerError]
-        try:
-            outcomes = self.log.append(batches, headers)
-        except BrokerError as error:
-            outcomes = [error] * len(batches)
-        for (producing, index), outcome in zip(producers, outcomes, strict=True):
-            if producing.acks_all and isinstance(outcome, Appended) and outcome.end > self.log.visible_end:
+        staged, self._staged = self._staged, []
+        outcomes = self.log.append([item[0] for item in staged], [item[1] for item in staged])
+        visible, start = self.log.visible_end, self.log.log_start_offset
+        for (_, _, producing, index), outcome in zip(staged, outcomes, strict=True):
+            if producing.acks_all and isinstance(outcome, Appended) and outcome.end > visible:
                 # A duplicate waits, too: the first one may still be on its way to the disk.
                 self._unsynced.append((outcome.end, producing, index, outcome))
             else:
-                producing.appended(index, outcome)
+                producing.appended(index, outcome, start)
         self.see_to_flush()
 
     def see_to_flush(self) -> None:
@@ -145,12 +137,13 @@ class Partition:
         if flushed is None:
             logger.error("flush of %s failed: %s; it takes no more writes until a restart", self.name, error)
             self._refuse_waiting(StorageError(f"{self.name} could not be flushed"))
+            self.wake_parked()
         else:
             self.log.publish(flushed)
-            visible = self.log.visible_end
+            visible, start = self.log.visible_end, self.log.log_start_offset
             while self._unsynced and self._unsynced[0][0] <= visible:
                 _, producing, index, outcome = self._unsynced.popleft()
-                producing.appended(index, outcome)
+                producing.appended(index, outcome, start)
             self.wake_parked()
             self.see_to_flush()
         if self._when_idle is not None:

@@ -35,6 +35,4 @@ def handle(broker: Broker, request: Request) -> None:
     request.answer([encode(response, ApiKey.OFFSET_FETCH, request.api_version)])
 
 
-OFFSET_FETCH = Api(
-    key=ApiKey.OFFSET_FETCH, versions=frozenset(range(1, 6)), advertised=(1, 5), handle=handle
-)
+OFFSET_FETCH = Api(key=ApiKey.OFFSET_FETCH, versions=frozenset(range(1, 6)), advertised=(1, 5), handle=handle)

@@ -55,6 +55,11 @@ class Request:
             self.parts = [prefix, *parts]
         self.client.answered()
 
+    def answer_bytes(self, body: bytes) -> None:
+        """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
+        self.parts = (_PREFIX.pack(4 + len(body), self.correlation_id) + body,)
+        self.client.answered()
+
     def answer_nothing(self) -> None:
         """Free the place: the client expects no answer (acks=0)."""
         self.parts = ()

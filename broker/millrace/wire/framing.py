@@ -8,12 +8,13 @@ that a read cut in two is kept. Knows no sockets and nothing behind the request 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NoReturn
 
 from millrace.errors import MillraceError
 
 _HEADER = struct.Struct(">hhih")
 _SHORT_HEADER = struct.Struct(">hhi")
+_SIZE = struct.Struct(">i")
 _SIZE_BYTES = 4
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
@@ -56,17 +57,20 @@ class RequestFramer:
         if self._kept:
             return self._complete_kept()
         data, start = self._data, self._position
-        rest = len(data) - start
-        if rest < _SIZE_BYTES:
+        if len(data) - start < _SIZE_BYTES:
             self._keep_rest()
             return None
-        end = start + _SIZE_BYTES + self._size(data, start)
+        (size,) = _SIZE.unpack_from(data, start)
+        if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
+            self._refuse(size)
+        start += _SIZE_BYTES
+        end = start + size
         if end > len(data):
-            self._wanted = end - start
+            self._wanted = _SIZE_BYTES + size
             self._keep_rest()
             return None
         self._position = end
-        return data[start + _SIZE_BYTES : end]
+        return data[start:end]
 
     def release(self) -> None:
         """Let go of the bytes given to `receive_data`; frames not handed out yet are copied."""
@@ -76,14 +80,11 @@ class RequestFramer:
             self._data = memoryview(b"")
         self._position = 0
 
-    def _size(self, data: memoryview | bytearray, start: int) -> int:
-        size = int.from_bytes(data[start : start + _SIZE_BYTES], "big", signed=True)
-        # Refuse before buffering: a bad client could otherwise make us hold 2 GiB for one request.
-        if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
-            raise FrameRefused(
-                f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}"
-            )
-        return size
+    def _refuse(self, size: int) -> NoReturn:
+        # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
+        raise FrameRefused(
+            f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}"
+        )
 
     def _keep_rest(self) -> None:
         self._kept += self._data[self._position :]
@@ -94,7 +95,10 @@ class RequestFramer:
             self._fill_kept(_SIZE_BYTES)
             if len(self._kept) < _SIZE_BYTES:
                 return None
-            self._wanted = _SIZE_BYTES + self._size(self._kept, 0)
+            (size,) = _SIZE.unpack_from(self._kept)
+            if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
+                self._refuse(size)
+            self._wanted = _SIZE_BYTES + size
         self._fill_kept(self._wanted)
         if len(self._kept) < self._wanted:
             return None
@@ -109,22 +113,16 @@ class RequestFramer:
         self._position += len(part)
 
 
-class RequestHeader(NamedTuple):
-    """What stands in front of every request. `body` is where the request's own fields begin."""
+def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
+    """(API key, version, correlation id, where the body begins) of a frame of at least 8 bytes.
 
-    api_key: int
-    api_version: int
-    correlation_id: int
-    body: int
-
-
-def parse_header(frame: memoryview) -> RequestHeader:
-    """The header of a frame, the client's name skipped; tagged fields of a flexible header are not."""
+    The client's name is skipped; the tagged fields of a flexible header are not.
+    """
     if len(frame) < _HEADER.size:
         api_key, version, correlation_id = _SHORT_HEADER.unpack_from(frame)
-        return RequestHeader(api_key, version, correlation_id, len(frame))
+        return api_key, version, correlation_id, len(frame)
     api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
-    return RequestHeader(api_key, version, correlation_id, _HEADER.size + size if size > 0 else _HEADER.size)
+    return api_key, version, correlation_id, _HEADER.size + size if size > 0 else _HEADER.size
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:

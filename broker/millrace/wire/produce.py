@@ -13,8 +13,9 @@ them where they are and writes them from there; kio would copy them twice (a 945
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
 
@@ -23,27 +24,32 @@ _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _PAIR = struct.Struct(">ii")
 _RESULT = struct.Struct(">ihqqq")
+_NULL_STRING = b"\xff\xff"
+_ONE_TOPIC = b"\0\0\0\1"
 _NO_THROTTLE = b"\0\0\0\0"
 _NO_RECORD_ERRORS = b"\0\0\0\0"
 
 
-@dataclass(slots=True)  # not frozen: one is made per request, and freezing triples the cost of making it
-class ProduceRequest:
-    """Batches for partitions: `topics` is [(topic, [(partition, records or None)])]."""
+class ProduceRequest(NamedTuple):
+    """Batches for partitions, in the order of the request.
+
+    `topics` is [(topic, number of its batches)], `batches` [(topic, partition, records)]; a batch that is
+    null on the wire is empty here.
+    """
 
     transactional_id: str | None
     acks: int
-    topics: list[tuple[str, list[tuple[int, memoryview | None]]]]
+    topics: list[tuple[str, int]]
+    batches: list[tuple[str, int, memoryview]]
 
 
-@dataclass(slots=True)
-class ProducedPartition:
+class ProducedPartition(NamedTuple):
     """What became of one partition's batch. `error` 0 is success, then `message` is None."""
 
-    index: int
+    partition: int
     error: int
-    base_offset: int
-    log_start_offset: int
+    base_offset: int = -1
+    log_start_offset: int = -1
     message: str | None = None
 
 
@@ -56,34 +62,29 @@ def decode_request(version: int, body: memoryview) -> ProduceRequest:
 
 
 def _decode_request(version: int, body: memoryview) -> ProduceRequest:
-    position = 0
-    transactional_id = None
+    position, transactional_id = 0, None
     if version >= 3:
-        (size,) = _INT16.unpack_from(body)
-        position = 2
-        if size >= 0:
+        if body[:2] == _NULL_STRING:
+            position = 2
+        else:
             transactional_id, position = _string(body, 0)
     acks, _, topic_count = _ACKS.unpack_from(body, position)
-    position += _ACKS.size
-    topics = []
+    position += 10
+    topics, batches, size_of_all = [], [], len(body)
     for _ in range(topic_count):
         name, position = _string(body, position)
-        (partition_count,) = _INT32.unpack_from(body, position)
+        (count,) = _INT32.unpack_from(body, position)
         position += 4
-        partitions: list[tuple[int, memoryview | None]] = []
-        for _ in range(partition_count):
-            index, size = _PAIR.unpack_from(body, position)
+        topics.append((name, count))
+        for _ in range(count):
+            number, size = _PAIR.unpack_from(body, position)
             position += 8
-            if size < 0:
-                partitions.append((index, None))
-                continue
-            end = position + size
-            if end > len(body):
+            end = position + size if size > 0 else position
+            if end > size_of_all:
                 raise InvalidRequest("a produce request's records reach past its end")
-            partitions.append((index, body[position:end]))
+            batches.append((name, number, body[position:end]))
             position = end
-        topics.append((name, partitions))
-    return ProduceRequest(transactional_id, acks, topics)
+    return ProduceRequest(transactional_id, acks, topics, batches)
 
 
 def _string(body: memoryview, position: int) -> tuple[str, int]:
@@ -94,26 +95,32 @@ def _string(body: memoryview, position: int) -> tuple[str, int]:
     return str(body[start:end], "utf-8"), end
 
 
-def encode_response(version: int, topics: Iterable[tuple[str, Sequence[ProducedPartition]]]) -> bytes:
-    """The body of a produce response."""
-    topics = list(topics)
+def encode_response(
+    version: int, topics: Sequence[tuple[str, int]], partitions: Sequence[ProducedPartition]
+) -> bytes:
+    """The body of a produce response: `topics` as in the request, `partitions` one for each batch."""
+    end = _NO_THROTTLE if version >= 1 else b""
+    if len(partitions) == len(topics) == 1:  # nearly every request, and worth the short way
+        return _ONE_TOPIC + _topic(topics[0][0], 1) + _encode_partition(version, partitions[0]) + end
     parts = [_INT32.pack(len(topics))]
-    for name, partitions in topics:
-        encoded = name.encode()
-        parts.append(_INT16.pack(len(encoded)) + encoded + _INT32.pack(len(partitions)))
-        parts += [_encode_partition(version, partition) for partition in partitions]
-    if version >= 1:
-        parts.append(_NO_THROTTLE)
-    return b"".join(parts)
+    rest = iter(partitions)
+    for name, count in topics:
+        parts.append(_topic(name, count))
+        parts += [_encode_partition(version, next(rest)) for _ in range(count)]
+    return b"".join(parts) + end
+
+
+@lru_cache(maxsize=1024)
+def _topic(name: str, partitions: int) -> bytes:
+    encoded = name.encode()
+    return _INT16.pack(len(encoded)) + encoded + _INT32.pack(partitions)
 
 
 def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
+    number, error, base_offset, log_start_offset, message = partition
     # -1 as append time: the batch keeps the times its producer gave.
-    fixed = _RESULT.pack(
-        partition.index, partition.error, partition.base_offset, -1, partition.log_start_offset
-    )
+    fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset)
     if version >= 8:
-        message = partition.message
         if message is None:
             return fixed + _NO_RECORD_ERRORS + b"\xff\xff"
         text = message.encode()[:0x7FFF]
