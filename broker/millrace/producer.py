@@ -114,7 +114,7 @@ class AuditedProducer:
         self._promised = NOTHING
         self._reported = NOTHING
         self._number = 0
-        self._unsent: deque[tuple[bytes, int]] = deque()
+        self._unsent: deque[Report] = deque()  # a report keeps its number and content until it is there
         self._told_failures = 0
         self._closed = False
         self._stop = threading.Event()
@@ -318,25 +318,19 @@ class AuditedProducer:
                 promised = self._clock_promise(self._promised)
                 closed_through = min(promised, self._outcomes.open_from)
                 news = self._outcomes.take_news(RANGES_PER_REPORT)
-            last_planned = self._unsent[-1][1] if self._unsent else self._reported
-            if not news and closed_through != last_planned:
+            said = self._unsent[-1].closed_through if self._unsent else self._reported
+            if not news and closed_through != said:
                 news = [[]]
             for index, windows in enumerate(news):
                 # Only with the last portion is everything before that time told.
-                through = closed_through if index == len(news) - 1 else last_planned
+                through = closed_through if index == len(news) - 1 else said
                 report = Report(time=_now_ms(), number=self._number, closed_through=through,
                                 windows=windows, **self._names)  # fmt: skip
-                self._unsent.append((self._codec.encode(report), through))
+                self._unsent.append(report)
                 self._number += 1
             while self._unsent:
-                message, through = self._unsent[0]
-                failure = self._publish(message)
-                if failure is not None:
-                    raise MillraceError(
-                        f"{self._where} takes no report of instance {self.instance}: {failure}"
-                    )
-                self._unsent.popleft()
-                self._reported = through
+                self._reports.publish([self._codec.encode(self._unsent[0])])
+                self._reported = self._unsent.popleft().closed_through
 
     def _raise_failures(self) -> None:
         failed = {state.topic: list(state.failed) for state in self._outcomes.topics.values() if state.failed}

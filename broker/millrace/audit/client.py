@@ -58,8 +58,6 @@ class Completeness:
     watermark: datetime | None
     """Every window before it is complete, without a hole; None when not even the first one is."""
     windows: Sequence[Window]
-    reasons: Sequence[str] = ()
-    """Why the topic as a whole has no verdict."""
 
     @property
     def complete(self) -> bool:
@@ -77,7 +75,6 @@ class Completeness:
             verdict=answer["verdict"],
             watermark=None if watermark is None else datetime.fromisoformat(watermark),
             windows=[_window(window) for window in answer["windows"]],
-            reasons=answer.get("reasons", []),
         )
 
 

@@ -74,8 +74,9 @@ class AuditPublisher:
         outcomes: list[KafkaError | None] = []
         try:
             for message in messages:
+                # One partition, whatever the topic has: what is said later must be read later.
                 self._producer.produce(
-                    self.topic, message, on_delivery=lambda error, _: outcomes.append(error)
+                    self.topic, message, partition=0, on_delivery=lambda error, _: outcomes.append(error)
                 )
             give_up_at = time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:

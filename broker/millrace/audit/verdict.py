@@ -184,12 +184,12 @@ def _silence(
             waiting.append(
                 f"{origin} is counted through {iso(heartbeat)}, needed is {iso(end + around.grace_ms)}"
             )
-    known = {instance.instance: instance for instance in instances}
-    strangers = {e.instance.instance: e.instance for e in evidence if e.instance.accepted is not None}
-    for instance in {**strangers, **known}.values():
+    everyone = {entry.instance.instance: entry.instance for entry in evidence}
+    everyone |= {instance.instance: instance for instance in instances}
+    for instance in everyone.values():
         silent = instance.silent_about(end)
-        if silent is None:
-            continue
+        if silent is None or (instance.cluster is None and instance.accepted is None):
+            continue  # of a stranger nothing is awaited: what it sent is unexpected
         if instance.accepted is None:
             waiting.append(silent)
         else:

@@ -1,0 +1,270 @@
+"""From the database to verdicts: gathers the evidence, has it judged, and writes the answer.
+
+Reads only, but for `settle`, which notes the verdicts of final windows so that a later change is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from millrace.audit.counts import WINDOW_MS, SequenceTally, window_start
+from millrace.audit.messages import FOR_EVER, NOTHING
+from millrace.audit.ranges import SequenceRanges
+from millrace.audit.store import (
+    CountedRow,
+    InstanceRow,
+    InstanceTopicRow,
+    ReportedRow,
+    TierRow,
+    TopicRow,
+    WindowRow,
+)
+from millrace.audit.verdict import (
+    Evidence,
+    Instance,
+    Judgement,
+    Surroundings,
+    Verdict,
+    WindowFinding,
+    final_through,
+    iso,
+    judge,
+    overall,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRules:
+    """What the operator says about the installation."""
+
+    origins: Sequence[str]
+    """Clusters that are produced to; each must be heard of before anything is final."""
+    grace_ms: int = 60_000
+    """How far clocks may differ: a window can be final this long after its end at the earliest."""
+
+
+@dataclass(slots=True)
+class _TopicView:
+    """Everything about a topic that does not belong to one window."""
+
+    topic: str
+    instances: dict[int, Instance]
+    around: Surroundings
+
+    @property
+    def final_through(self) -> int:
+        return final_through(self.instances.values(), self.around)
+
+
+def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> dict[str, Any]:
+    """The JSON answer about [start, end), ms: a verdict on each window it touches and on all together."""
+    first, last = window_start(start), window_start(end - 1)
+    windows = range(first, last + WINDOW_MS, WINDOW_MS)
+    answer: dict[str, Any] = {"topic": topic, "from": iso(start), "to": iso(end)}
+    known = session.get(TopicRow, topic)
+    if known is None:
+        # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
+        reason = f"no producer and no reader has spoken of topic {topic}"
+        judgements = [Judgement(w, Verdict.UNKNOWN, False, 0, 0, {}, [], [reason]) for w in windows]
+        revisions: Mapping[int, int] = {}
+        watermark = None
+    else:
+        view = _view(session, rules, topic)
+        judgements = _judge(session, view, windows)
+        revisions = {row.window: row.revision for row in _window_rows(session, topic, first, last)}
+        watermark = _watermark(session, view)
+    return answer | {
+        "verdict": overall(judgement.verdict for judgement in judgements),
+        "watermark": None if watermark is None else iso(watermark),
+        "foreign": known.foreign if known else {},
+        "windows": [_window_json(judgement, revisions) for judgement in judgements],
+    }
+
+
+def settle(session: Session, rules: AuditRules) -> None:
+    """Note the verdict of every window that has become final; call it when all that was said is applied."""
+    for row in session.scalars(select(TopicRow)):
+        view = _view(session, rules, row.topic)
+        through = view.final_through
+        row.settled_through = max(row.settled_through, through)
+        open_windows = session.scalars(
+            select(WindowRow).where(
+                WindowRow.topic == row.topic,
+                WindowRow.settled.is_(None),
+                WindowRow.window <= max(through, NOTHING + WINDOW_MS) - WINDOW_MS,
+            )
+        )
+        windows = {window.window: window for window in open_windows}
+        for judgement in _judge(session, view, sorted(windows)):
+            if judgement.final and judgement.verdict != Verdict.UNKNOWN:
+                windows[judgement.window].settled = judgement.verdict
+
+
+def topics(session: Session, rules: AuditRules) -> list[dict[str, Any]]:
+    """Every topic the auditor knows, with its watermark and the instances that have not closed it."""
+    answer = []
+    for row in session.scalars(select(TopicRow).order_by(TopicRow.topic)):
+        view = _view(session, rules, row.topic)
+        watermark = _watermark(session, view)
+        answer.append(
+            {
+                "topic": row.topic,
+                "watermark": None if watermark is None else iso(watermark),
+                "instances": [_instance_json(instance) for instance in view.instances.values()],
+            }
+        )
+    return answer
+
+
+def heartbeats(session: Session) -> dict[str, str]:
+    """Tier -> time up to which it is counted."""
+    return {row.tier: iso(row.heartbeat) for row in session.scalars(select(TierRow).order_by(TierRow.tier))}
+
+
+def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
+    rows = session.scalars(
+        select(InstanceRow)
+        .join(InstanceTopicRow, InstanceTopicRow.instance == InstanceRow.instance)
+        .where(InstanceTopicRow.topic == topic)
+        .order_by(InstanceRow.instance)
+    )
+    tiers = {row.tier: row.heartbeat for row in session.scalars(select(TierRow)) if row.heartbeat > NOTHING}
+    around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms)
+    return _TopicView(topic, {row.instance: _instance(row) for row in rows}, around)
+
+
+def _instance(row: InstanceRow) -> Instance:
+    reports = SequenceRanges(row.reports)
+    numbers = SequenceRanges([(0, reports.last)] if reports else [])
+    return Instance(
+        instance=row.instance,
+        server=row.server,
+        service=row.service,
+        cluster=row.cluster,
+        closed_through=row.closed_through,
+        missing_reports=numbers - reports,
+        accepted=row.accepted,
+    )
+
+
+def _window_rows(session: Session, topic: str, first: int, last: int) -> Iterable[WindowRow]:
+    return session.scalars(
+        select(WindowRow).where(WindowRow.topic == topic, WindowRow.window.between(first, last))
+    )
+
+
+def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[Judgement]:
+    if not windows:
+        return []
+    evidence = _evidence(session, view, windows[0], windows[-1])
+    return [
+        judge(window, view.instances.values(), evidence.get(window, []), view.around) for window in windows
+    ]
+
+
+def _evidence(session: Session, view: _TopicView, first: int, last: int) -> dict[int, list[Evidence]]:
+    """Window -> what is known of each instance in it."""
+    reported = {
+        (row.window, row.instance): row
+        for row in session.scalars(
+            select(ReportedRow).where(
+                ReportedRow.topic == view.topic, ReportedRow.window.between(first, last)
+            )
+        )
+    }
+    counted: dict[tuple[int, int], dict[str, CountedRow]] = {}
+    for row in session.scalars(
+        select(CountedRow)
+        .where(CountedRow.topic == view.topic, CountedRow.window.between(first, last))
+        .order_by(CountedRow.tier)
+    ):
+        counted.setdefault((row.window, row.instance), {})[row.tier] = row
+    evidence: dict[int, list[Evidence]] = {}
+    for window, number in sorted({*reported, *counted}):
+        tiers = counted.get((window, number), {})
+        told = reported.get((window, number))
+        evidence.setdefault(window, []).append(
+            Evidence(
+                view.instances.get(number) or _stranger(session, number, tiers),
+                SequenceRanges(told.acknowledged if told else ()),
+                SequenceRanges(told.failed if told else ()),
+                told.reported_at if told else NOTHING,
+                {tier: SequenceTally(row.ranges) for tier, row in tiers.items()},
+            )
+        )
+    return evidence
+
+
+def _stranger(session: Session, number: int, tiers: Mapping[str, CountedRow]) -> Instance:
+    """An instance that has not announced this topic: known otherwise, accepted, or never heard of."""
+    row = session.get(InstanceRow, number)
+    if row is not None and row.cluster is not None:
+        return _instance(row)
+    found = next(iter(tiers.values()))
+    accepted = row.accepted if row is not None else None
+    return Instance(
+        instance=number, server=found.server, service=found.service, cluster=None, accepted=accepted
+    )
+
+
+def _watermark(session: Session, view: _TopicView) -> int | None:
+    """Time (ms) before which every window is complete; None when not even the first one is."""
+    rows = session.scalars(
+        select(WindowRow).where(WindowRow.topic == view.topic).order_by(WindowRow.window)
+    ).all()
+    through = view.final_through
+    if not rows or through < rows[0].window + WINDOW_MS:
+        return None
+    reached = window_start(min(through, FOR_EVER - WINDOW_MS))
+    for row in rows:
+        if row.window >= reached:
+            break
+        if row.settled != Verdict.COMPLETE:
+            (judgement,) = _judge(session, view, [row.window])
+            if judgement.verdict != Verdict.COMPLETE:
+                reached = row.window
+                break
+    return reached if reached > rows[0].window else None
+
+
+def _window_json(judgement: Judgement, revisions: Mapping[int, int]) -> dict[str, Any]:
+    return {
+        "start": iso(judgement.window),
+        "end": iso(judgement.window + WINDOW_MS),
+        "verdict": judgement.verdict,
+        "revision": revisions.get(judgement.window, 0),
+        "acknowledged": judgement.acknowledged,
+        "failed": judgement.failed,
+        "tiers": dict(judgement.tiers),
+        "findings": [_finding_json(finding) for finding in judgement.findings],
+        "reasons": list(judgement.reasons),
+    }
+
+
+def _finding_json(finding: WindowFinding) -> dict[str, Any]:
+    return {
+        "kind": finding.kind,
+        "tier": finding.tier,
+        "server": finding.instance.server,
+        "service": finding.instance.service,
+        "instance": finding.instance.instance,
+        "sequences": [list(pair) for pair in finding.sequences],
+        "count": finding.count,
+    }
+
+
+def _instance_json(instance: Instance) -> dict[str, Any]:
+    return {
+        "instance": instance.instance,
+        "server": instance.server,
+        "service": instance.service,
+        "cluster": instance.cluster,
+        "closed_through": iso(instance.closed_through),
+        "missing_reports": instance.missing_reports.pairs(),
+        "accepted": instance.accepted,
+    }

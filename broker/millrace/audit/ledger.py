@@ -1,0 +1,224 @@
+"""Applying audit records to the database: who is known, what was reported, what was counted.
+
+Each function runs inside the caller's transaction and may be given a record again: a report counts by its
+number, a range by where it begins, a load by its number. What changes a window that was final before raises
+its revision. Passes no verdict on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from millrace.audit.counts import WINDOW_MS, SequenceTally
+from millrace.audit.messages import (
+    NOTHING,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Hello,
+    OffsetRange,
+    Report,
+)
+from millrace.audit.ranges import SequenceRanges, merged
+from millrace.audit.store import (
+    CountedRow,
+    CoverageRow,
+    EndedReaderRow,
+    InstanceRow,
+    InstanceTopicRow,
+    LoadRow,
+    ReportedRow,
+    Row,
+    TierRow,
+    TopicRow,
+    WindowRow,
+)
+
+R = TypeVar("R", bound=Row)
+W = TypeVar("W", WindowRow, ReportedRow, CountedRow)
+_IN_ONE_QUERY = 500
+
+
+def apply(session: Session, record: AuditRecord) -> None:
+    """Take one audit record in; nothing happens if it was taken in before."""
+    if isinstance(record, Hello):
+        _hello(session, record)
+    elif isinstance(record, Report):
+        _report(session, record)
+    elif isinstance(record, Heartbeat):
+        _heartbeat(session, record)
+    else:
+        _count(session, record)
+
+
+def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
+    """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
+    row = session.get(InstanceRow, instance) or _added(session, InstanceRow(instance=instance))
+    row.accepted, row.accepted_at = reason, now_ms
+    return row
+
+
+def _hello(session: Session, hello: Hello) -> None:
+    row = _instance(session, hello)
+    if not row.reports:
+        row.closed_through = max(row.closed_through, hello.closed_through)
+    _join(session, hello.instance, hello.topic)
+
+
+def _instance(session: Session, word: Hello | Report) -> InstanceRow:
+    row = session.get(InstanceRow, word.instance)
+    if row is None:
+        row = _added(session, InstanceRow(instance=word.instance, heard_at=NOTHING, closed_through=NOTHING,
+                                          reports=[]))  # fmt: skip
+    row.cluster, row.server, row.service = word.cluster, word.server, word.service
+    row.heard_at = max(row.heard_at, word.time)
+    return row
+
+
+def _join(session: Session, instance: int, topic: str) -> None:
+    _topic(session, topic)
+    if session.get(InstanceTopicRow, (topic, instance)) is None:
+        session.add(InstanceTopicRow(topic=topic, instance=instance))
+
+
+def _topic(session: Session, topic: str) -> TopicRow:
+    row = session.get(TopicRow, topic)
+    return row or _added(session, TopicRow(topic=topic, settled_through=NOTHING, foreign={}))
+
+
+def _report(session: Session, report: Report) -> None:
+    row = _instance(session, report)
+    numbers = SequenceRanges(row.reports)
+    if report.number in numbers:
+        return
+    newest = not numbers or report.number > numbers.last
+    numbers.add(report.number, report.number)
+    row.reports = numbers.pairs()
+    for topic in {window.topic for window in report.windows}:
+        _join(session, report.instance, topic)
+        _report_windows(session, report, topic, row.closed_through)
+    if newest:
+        row.closed_through = report.closed_through
+
+
+def _report_windows(session: Session, report: Report, topic: str, promised: int) -> None:
+    """What a report says of one topic; `promised` is what its instance had closed before."""
+    told = {window.window: window for window in report.windows if window.topic == topic}
+    windows = _windows(session, topic, told)
+    rows = {
+        row.window: row for row in _rows(session, ReportedRow, topic, told) if row.instance == report.instance
+    }
+    for start, news in told.items():
+        window = windows[start]
+        late = promised >= start + WINDOW_MS  # it had said that nothing would follow
+        if window.settled is not None or (late and window.revision == 0):
+            window.revision += 1
+        window.settled = None
+        row = rows.get(start) or _added(
+            session,
+            ReportedRow(topic=topic, window=start, instance=report.instance, acknowledged=[], failed=[],
+                        reported_at=NOTHING),
+        )  # fmt: skip
+        row.acknowledged = merged((*row.acknowledged, *news.acknowledged)).pairs()
+        row.failed = merged((*row.failed, *news.failed)).pairs()
+        row.reported_at = max(row.reported_at, report.time)
+
+
+def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
+    tier = _turn(session, heartbeat.tier, heartbeat.reader)
+    if tier is not None:
+        tier.heartbeat = max(tier.heartbeat, heartbeat.time)
+
+
+def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
+    """The tier, if it is that reader's turn (an unknown one takes over); the rule of `turns.Turns`."""
+    if session.get(EndedReaderRow, (tier, reader)) is not None:
+        return None
+    row = session.get(TierRow, tier) or _added(session, TierRow(tier=tier, heartbeat=NOTHING))
+    if row.reader is not None and row.reader != reader:
+        session.add(EndedReaderRow(tier=tier, reader=row.reader))
+    row.reader = reader
+    return row
+
+
+def _count(session: Session, count: Count) -> None:
+    if not _is_new(session, count):
+        return
+    topic = _topic(session, count.topic)
+    if count.foreign:
+        topic.foreign = {**topic.foreign, count.tier: topic.foreign.get(count.tier, 0) + count.foreign}
+    starts = {key.window for key in count.counts.tallies}
+    for window in _windows(session, count.topic, starts).values():
+        if window.settled == "complete":
+            window.revision += 1
+        window.settled = None
+    rows = {
+        (r.window, r.instance): r
+        for r in _rows(session, CountedRow, count.topic, starts)
+        if r.tier == count.tier
+    }
+    for key, tally in count.counts.tallies.items():
+        row = rows.get((key.window, key.instance))
+        if row is None:
+            row = rows[key.window, key.instance] = _added(
+                session,
+                CountedRow(topic=count.topic, window=key.window, instance=key.instance, tier=count.tier,
+                           server=key.server, service=key.service, ranges=[]),
+            )  # fmt: skip
+        row.ranges = _sum(row.ranges, tally)
+
+
+def _sum(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
+    total = SequenceTally(ranges)
+    for first, last in tally.ranges():
+        total.add(first, last)
+    return [[first, last] for first, last in total.ranges()]
+
+
+def _is_new(session: Session, count: Count) -> bool:
+    """True if the source was not counted before; it is from now on."""
+    source = count.source
+    if not isinstance(source, OffsetRange):
+        key = (count.tier, count.topic, source.load)
+        if session.get(LoadRow, key) is not None:
+            return False
+        session.add(LoadRow(tier=count.tier, topic=count.topic, load=source.load))
+        return True
+    if _turn(session, count.tier, source.reader) is None:
+        return False
+    row = session.get(CoverageRow, (count.tier, source.topic_id, source.partition))
+    if row is None:
+        row = _added(session, CoverageRow(tier=count.tier, topic_id=source.topic_id, topic=count.topic,
+                                          partition=source.partition, end=source.start))  # fmt: skip
+    if row.end != source.start:
+        return False
+    row.end = source.end
+    return True
+
+
+def _windows(session: Session, topic: str, starts: Iterable[int]) -> dict[int, WindowRow]:
+    """The rows of the windows; a new one of a time that was final already begins at revision 1."""
+    rows = {row.window: row for row in _rows(session, WindowRow, topic, starts)}
+    settled_through = _topic(session, topic).settled_through
+    for start in starts:
+        if start not in rows:
+            revision = int(start + WINDOW_MS <= settled_through)
+            rows[start] = _added(session, WindowRow(topic=topic, window=start, revision=revision))
+    return rows
+
+
+def _rows(session: Session, table: type[W], topic: str, starts: Iterable[int]) -> Iterator[W]:
+    """The rows of those windows; asking for each by itself would cost as much as everything else here."""
+    wanted = sorted(starts)
+    for index in range(0, len(wanted), _IN_ONE_QUERY):
+        some = wanted[index : index + _IN_ONE_QUERY]
+        yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some)))
+
+
+def _added(session: Session, row: R) -> R:
+    session.add(row)
+    return row

@@ -1,0 +1,193 @@
+"""The auditor's database: what was read from the audit topics, and how far, in one transaction.
+
+Rows only; what they mean is decided in `ledger` and `verdict`. Any SQLAlchemy database; SQLite by default.
+Sets of sequences are JSON lists of [first, last]. Times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, Engine, String, Text, create_engine, event
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from millrace.audit.messages import NOTHING
+from millrace.errors import MillraceError
+
+Ranges = list[list[int]]
+
+
+class Row(DeclarativeBase):
+    """Every table of the auditor."""
+
+    type_annotation_map = {int: BigInteger, Ranges: JSON}  # noqa: RUF012  # SQLAlchemy's own convention
+
+
+class AuditPosition(Row):
+    """How far a partition of an audit topic is applied: exactly as far as all the other rows say."""
+
+    __tablename__ = "audit_positions"
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    next_offset: Mapped[int]
+
+
+class InstanceRow(Row):
+    """One producer instance, or one that an operator has accepted without ever having heard of it."""
+
+    __tablename__ = "instances"
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    cluster: Mapped[str | None] = mapped_column(String(255))
+    server: Mapped[str] = mapped_column(String(255), default="?")
+    service: Mapped[str] = mapped_column(String(255), default="?")
+    heard_at: Mapped[int] = mapped_column(default=NOTHING)
+    closed_through: Mapped[int] = mapped_column(default=NOTHING)
+    reports: Mapped[Ranges] = mapped_column(default=list)
+    """Numbers of the reports that were applied."""
+    accepted: Mapped[str | None] = mapped_column(Text)
+    accepted_at: Mapped[int | None]
+
+
+class InstanceTopicRow(Row):
+    """An instance sends events of a topic."""
+
+    __tablename__ = "instance_topics"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class TopicRow(Row):
+    """A topic that a producer or a reader has spoken of."""
+
+    __tablename__ = "topics"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    settled_through: Mapped[int] = mapped_column(default=NOTHING)
+    """Windows before this were final once, even those without a row."""
+    foreign: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    """Tier -> messages without an audit header."""
+
+
+class WindowRow(Row):
+    """A window with events, and how often it changed after a final verdict."""
+
+    __tablename__ = "windows"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    revision: Mapped[int] = mapped_column(default=0)
+    settled: Mapped[str | None] = mapped_column(String(16))
+    """The verdict when the window was last seen final; None when it was not, or has changed since."""
+
+
+class ReportedRow(Row):
+    """What an instance reported of a window."""
+
+    __tablename__ = "reported"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    acknowledged: Mapped[Ranges]
+    failed: Mapped[Ranges]
+    reported_at: Mapped[int]
+
+
+class CountedRow(Row):
+    """What a tier holds of an instance in a window; ranges that overlap are there more than once."""
+
+    __tablename__ = "counted"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    server: Mapped[str] = mapped_column(String(255))
+    service: Mapped[str] = mapped_column(String(255))
+    ranges: Mapped[Ranges]
+
+
+class TierRow(Row):
+    """A tier that readers count: whose turn it is and up to when everything is counted."""
+
+    __tablename__ = "tiers"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    heartbeat: Mapped[int] = mapped_column(default=NOTHING)
+    reader: Mapped[int | None]
+
+
+class EndedReaderRow(Row):
+    """A reader whose turn is over: it is not listened to again."""
+
+    __tablename__ = "ended_readers"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reader: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class CoverageRow(Row):
+    """Up to which offset a partition of a tier is counted."""
+
+    __tablename__ = "coverage"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    topic: Mapped[str] = mapped_column(String(249))
+    end: Mapped[int]
+
+
+class LoadRow(Row):
+    """A load whose rows are counted."""
+
+    __tablename__ = "loads"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class AuditStore:
+    """The database; its tables are made at the first start. Safe between threads of one process."""
+
+    def __init__(self, url: str) -> None:
+        """Raises MillraceError in one line when the URL or the database behind it will not do."""
+        try:
+            self._engine = _engine(url)
+            Row.metadata.create_all(self._engine)
+        except (ArgumentError, NoSuchModuleError, ImportError) as error:
+            raise MillraceError(f"--database-url {url!r} is not usable: {_line(error)}") from error
+        except SQLAlchemyError as error:
+            raise MillraceError(f"cannot open the database {url}: {_line(error)}") from error
+        self._write_lock = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session on one consistent state; what it changes is thrown away."""
+        with Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session whose changes are committed together at the end, or not at all on an error."""
+        # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
+        with self._write_lock, Session(self._engine) as session, session.begin():
+            yield session
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url)
+    if engine.dialect.name == "sqlite":
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: Any, _: Any) -> None:
+            # Readers go on while the one writer commits; a commit survives a power cut.
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+                connection.execute(f"PRAGMA {pragma}")
+
+    return engine
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.audit import answers, ledger
+from millrace.audit.answers import AuditRules
+from millrace.audit.counts import WINDOW_MS, SequenceCounts
+from millrace.audit.messages import (
+    FOR_EVER,
+    NOTHING,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Hello,
+    LoadNumber,
+    OffsetRange,
+    Report,
+    ReportedWindow,
+)
+from millrace.audit.ranges import SequenceRanges
+from millrace.audit.store import AuditStore
+from millrace.errors import MillraceError
+
+W = 1_431_856_800_000
+NOW = W + 10 * WINDOW_MS
+RULES = AuditRules(origins=("dc1", "dc2"), grace_ms=60_000)
+TOPIC = "PageView"
+
+
+class Audit:
+    """A store with records applied to it, each in a transaction as the auditor does."""
+
+    def __init__(self, store: AuditStore) -> None:
+        self.store = store
+
+    def apply(self, *records: AuditRecord) -> None:
+        with self.store.writing() as session:
+            for record in records:
+                ledger.apply(session, record)
+
+    def settle(self) -> None:
+        with self.store.writing() as session:
+            answers.settle(session, RULES)
+
+    def answer(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> dict[str, Any]:
+        with self.store.reading() as session:
+            return answers.completeness(session, RULES, topic, start, start + windows * WINDOW_MS)
+
+    def window(self, start: int = W) -> dict[str, Any]:
+        (window,) = self.answer(start)["windows"]
+        assert isinstance(window, dict)
+        return window
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Iterator[Audit]:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    yield Audit(store)
+    store.close()
+
+
+def hello(instance: int = 1, cluster: str = "dc1", topic: str = TOPIC) -> Hello:
+    return Hello(
+        time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance, topic=topic
+    )
+
+
+def report(
+    number: int,
+    *ranges: tuple[int, int],
+    instance: int = 1,
+    window: int = W,
+    closed: int = FOR_EVER,
+    failed: tuple[tuple[int, int], ...] = (),
+    cluster: str = "dc1",
+) -> Report:
+    told = ReportedWindow(TOPIC, window, SequenceRanges(ranges), SequenceRanges(failed))
+    return Report(time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance,
+                  number=number, closed_through=closed, windows=[told] if ranges or failed else [])  # fmt: skip
+
+
+def heartbeat(tier: str, reader: int = 100, time: int = NOW) -> Heartbeat:
+    return Heartbeat(time=time, cluster=tier, tier=tier, reader=reader, positions=[])
+
+
+def found(*ranges: tuple[int, int], instance: int = 1, window: int = W) -> SequenceCounts:
+    counts = SequenceCounts()
+    for first, last in ranges:
+        counts.add(f"web-{instance}", "shop", instance, window, first, last)
+    return counts
+
+
+def count(
+    tier: str, start: int, end: int, counts: SequenceCounts, *, reader: int = 100, partition: int = 0
+) -> Count:
+    source = OffsetRange(
+        reader=reader, cluster=tier, topic_id="ab", partition=partition, start=start, end=end
+    )
+    return Count(time=NOW, tier=tier, topic=TOPIC, source=source, foreign=0, counts=counts)
+
+
+def load(number: int, counts: SequenceCounts) -> Count:
+    return Count(time=NOW, tier="warehouse", topic=TOPIC, source=LoadNumber(number), foreign=0, counts=counts)
+
+
+BEATS: list[AuditRecord] = [heartbeat("dc1"), heartbeat("dc2"), heartbeat("offline")]
+WHOLE: list[AuditRecord] = [
+    hello(),
+    report(0, (0, 9)),
+    count("dc1", 0, 900, found((0, 9))),
+    count("offline", 0, 900, found((0, 9))),
+    load(1, found((0, 9))),
+    *BEATS,
+]
+
+
+def test_a_whole_story_is_complete_and_moves_the_watermark(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    answer = audit.answer()
+    assert answer["verdict"] == "complete"
+    assert answer["watermark"] == "2015-05-17T11:30:00Z", "as far as the heartbeats less the grace"
+    assert answer["windows"][0]["tiers"] == {"dc1": 10, "offline": 10, "warehouse": 10}
+    assert answer["windows"][0]["acknowledged"] == 10
+
+
+def test_every_record_counts_once_however_often_it_comes(audit: Audit) -> None:
+    audit.apply(*WHOLE, *WHOLE, *reversed(WHOLE))
+    assert audit.answer()["verdict"] == "complete"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_between_clusters_does_not_matter(audit: Audit, seed: int) -> None:
+    parts: list[list[AuditRecord]] = [
+        [hello(), heartbeat("dc1", time=W), report(0, (0, 4), closed=NOTHING), report(1, (5, 9)),
+         count("dc1", 0, 500, found((0, 4))), count("dc1", 500, 900, found((5, 9))), heartbeat("dc1")],
+        [hello(2, "dc2"), report(0, (0, 3), instance=2, cluster="dc2"),
+         count("dc2", 0, 400, found((0, 3), instance=2)), heartbeat("dc2")],
+        [count("offline", 0, 900, found((0, 9))),
+         count("offline", 0, 400, found((0, 3), instance=2), partition=1), heartbeat("offline"),
+         load(1, found((0, 9))), load(2, found((0, 3), instance=2))],
+    ]  # fmt: skip
+    chance = random.Random(seed)
+    while any(parts):
+        part = chance.choice([part for part in parts if part])
+        audit.apply(part.pop(0))
+    assert audit.answer()["verdict"] == "complete"
+    assert audit.window()["tiers"] == {"dc1": 10, "dc2": 4, "offline": 14, "warehouse": 14}
+
+
+def test_a_topic_nobody_has_spoken_of_is_unknown_never_complete(audit: Audit) -> None:
+    audit.apply(*BEATS)
+    answer = audit.answer(windows=2)
+    assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
+    assert [window["verdict"] for window in answer["windows"]] == ["unknown", "unknown"]
+    assert "no producer and no reader has spoken of topic PageView" in answer["windows"][0]["reasons"]
+
+
+def test_only_a_range_that_goes_on_where_the_partition_is_covered_is_taken(audit: Audit) -> None:
+    audit.apply(*WHOLE[:2], *BEATS, load(1, found((0, 9))), count("offline", 0, 900, found((0, 9))))
+    audit.apply(
+        count("dc1", 100, 500, found((0, 4))),  # the first begins wherever it begins
+        count("dc1", 100, 500, found((0, 4))),
+        count("dc1", 400, 600, found((4, 5))),
+        count("dc1", 600, 900, found((6, 9))),
+        count("dc1", 500, 900, found((5, 9))),
+        count("dc1", 500, 900, found((5, 9))),
+    )
+    assert audit.answer()["verdict"] == "complete"
+
+
+def test_a_reader_whose_turn_is_over_is_not_listened_to(audit: Audit) -> None:
+    audit.apply(
+        *WHOLE[:2], *BEATS, load(1, found((0, 9))), count("offline", 0, 900, found((0, 9))),
+        count("dc1", 0, 500, found((0, 4))),
+        heartbeat("dc1", reader=101, time=NOTHING),
+        count("dc1", 500, 800, found((5, 7)), reader=100),  # sent before it was killed, arrived after
+        heartbeat("dc1", reader=100, time=FOR_EVER),
+        count("dc1", 500, 900, found((5, 9)), reader=101),
+    )  # fmt: skip
+    assert audit.answer()["verdict"] == "complete"
+    with audit.store.reading() as session:
+        assert answers.heartbeats(session)["dc1"] == "2015-05-17T11:40:00Z"
+
+
+def test_a_missing_report_keeps_the_topic_unknown_until_it_arrives(audit: Audit) -> None:
+    audit.apply(hello(), report(0, (0, 3), closed=NOTHING), report(2, (7, 9)), *WHOLE[2:])
+    window = audit.window()
+    assert window["verdict"] == "unknown"
+    assert window["reasons"] == ["report 1 of instance 1 (shop on web-1 in dc1) is missing"]
+    assert audit.answer()["watermark"] is None
+    audit.apply(report(1, (4, 6), closed=NOTHING))
+    assert audit.window()["verdict"] == "complete", "an older report does not take the closing back"
+
+
+def test_an_instance_that_only_said_hello_keeps_its_topic_unknown_and_no_other(audit: Audit) -> None:
+    audit.apply(*WHOLE, hello(7, topic="SearchQuery"))
+    assert audit.answer()["verdict"] == "complete"
+    assert audit.answer(topic="SearchQuery")["verdict"] == "unknown"
+    audit.apply(hello(7))
+    assert audit.answer()["verdict"] == "unknown"
+
+
+def test_an_accepted_instance_goes_on_with_its_reason_in_sight(audit: Audit) -> None:
+    audit.apply(*WHOLE, hello(7))
+    with audit.store.writing() as session:
+        ledger.accept(session, 7, "host burnt down", NOW)
+    window = audit.window()
+    assert window["verdict"] == "complete"
+    assert window["reasons"][0].endswith("accepted: host burnt down")
+
+
+def test_a_stranger_can_be_accepted_before_anything_is_known_of_it(audit: Audit) -> None:
+    everywhere = found((0, 2), instance=9)
+    audit.apply(
+        *WHOLE, count("dc2", 0, 9, everywhere), count("offline", 900, 999, everywhere), load(2, everywhere)
+    )
+    assert {f["kind"] for f in audit.window()["findings"]} == {"unexpected"}
+    with audit.store.writing() as session:
+        ledger.accept(session, 9, "a test client", NOW)
+    assert audit.window()["verdict"] == "complete"
+    audit.apply(hello(9, "dc2"))
+    assert audit.window()["verdict"] == "complete"
+    assert "shop on web-9 in dc2" in audit.window()["reasons"][0]
+
+
+def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
+    audit.apply(report(1, (10, 11)))
+    window = audit.window()
+    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
+    assert {(f["kind"], f["tier"]) for f in window["findings"]} == {
+        ("missing", "dc1"), ("missing", "offline"), ("missing", "warehouse"),
+    }  # fmt: skip
+    assert audit.answer()["watermark"] is None, "the watermark goes back with the verdict"
+    late = found((10, 11))
+    audit.apply(count("dc1", 900, 950, late), count("offline", 900, 950, late), load(2, late))
+    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 1)
+
+
+def test_a_second_producer_of_a_time_that_was_final_raises_the_revision(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    audit.apply(hello(2, "dc2"))
+    assert (audit.window()["verdict"], audit.window()["revision"]) == ("unknown", 0)
+    audit.apply(report(0, (0, 3), instance=2, cluster="dc2"))
+    assert audit.window()["revision"] == 1
+
+
+def test_a_report_of_a_time_that_was_final_and_empty_begins_at_revision_one(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    assert audit.window(W + WINDOW_MS)["verdict"] == "complete"
+    audit.apply(report(1, (10, 11), window=W + WINDOW_MS))
+    assert audit.window(W + WINDOW_MS)["revision"] == 1
+
+
+def test_an_event_before_the_instances_own_promise_is_late(audit: Audit) -> None:
+    audit.apply(hello(), report(0, (0, 3), closed=W + WINDOW_MS), report(1, (4, 4), closed=W + WINDOW_MS))
+    assert audit.window()["revision"] == 1
+
+
+def test_a_duplicate_that_turns_up_after_the_verdict_raises_the_revision(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    audit.apply(load(2, found((3, 3))))
+    window = audit.window()
+    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
+    assert [(f["kind"], f["tier"], f["sequences"]) for f in window["findings"]] == [
+        ("duplicate", "warehouse", [[3, 3]])
+    ]
+
+
+def test_a_load_after_the_window_is_final_is_no_revision(audit: Audit) -> None:
+    audit.apply(
+        *[record for record in WHOLE if not (isinstance(record, Count) and record.tier == "warehouse")]
+    )
+    audit.settle()
+    assert audit.window()["verdict"] == "incomplete"
+    audit.apply(load(1, found((0, 9))))
+    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
+
+
+def test_the_watermark_never_jumps_over_a_window_that_is_not_complete(audit: Audit) -> None:
+    audit.apply(hello(), *BEATS)
+    everywhere = SequenceCounts()
+    for index in (0, 1, 3):
+        audit.apply(report(index, (index, index), window=W + index * WINDOW_MS))
+        if index != 1:
+            everywhere.merge(found((index, index), window=W + index * WINDOW_MS))
+    audit.apply(report(2))
+    audit.apply(count("dc1", 0, 9, everywhere), count("offline", 0, 9, everywhere), load(1, everywhere))
+    answer = audit.answer(windows=4)
+    assert [window["verdict"] for window in answer["windows"]] == [
+        "complete", "incomplete", "complete", "complete",
+    ]  # fmt: skip
+    assert answer["verdict"] == "incomplete"
+    assert answer["watermark"] == "2015-05-17T10:10:00Z"
+
+
+def test_foreign_messages_are_counted_beside(audit: Audit) -> None:
+    source = OffsetRange(reader=100, cluster="dc1", topic_id="ab", partition=0, start=0, end=9)
+    for _ in range(2):
+        audit.apply(Count(time=1, tier="dc1", topic=TOPIC, source=source, foreign=3, counts=SequenceCounts()))
+    assert audit.answer()["foreign"] == {"dc1": 3}
+
+
+def test_what_was_applied_before_an_error_is_not_kept_in_half(audit: Audit) -> None:
+    def fail_halfway() -> None:
+        with audit.store.writing() as session:
+            ledger.apply(session, WHOLE[0])
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    with audit.store.reading() as session:
+        assert answers.topics(session, RULES) == []
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:////nowhere/at/all.db"])
+def test_a_database_that_will_not_do_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(MillraceError) as caught:
+        AuditStore(url)
+    assert "\n" not in str(caught.value)
