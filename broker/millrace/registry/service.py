@@ -7,6 +7,7 @@ its rows. Every change reads and writes in one transaction that no other writer 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ from millrace.registry.errors import (
 )
 from millrace.registry.settings import Mode, forget, level_of, mode_of
 from millrace.registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
+
+_log = logging.getLogger("millrace.registry")
 
 LARGEST = 2**31 - 1
 """The largest id and version: both travel as 32-bit signed numbers."""
@@ -136,7 +139,9 @@ class Registry:
             stored = rows.schema_of(fingerprint)
             if stored is None:
                 stored = rows.add_schema(fingerprint, schema.text, candidate.references)
-            return rows.add_version(subject, stored)
+            version = rows.add_version(subject, stored)
+        _log.info("subject %s version %d is schema %d", subject, version.version, version.schema.id)
+        return version
 
     def check(self, subject: str, candidate: Candidate, number: str | None = None) -> list[str]:
         """Why the schema could not be registered, one line each; empty when it could.
@@ -322,3 +327,5 @@ def _delete(rows: Transaction, versions: Sequence[StoredVersion], *, permanent: 
             rows.remove_version(version)
         else:
             rows.mark_deleted(version)
+        how = " permanently" if permanent else ""
+        _log.info("subject %s version %d is deleted%s", version.subject, version.version, how)

@@ -279,6 +279,7 @@ def test_a_deleted_version_is_hidden_but_its_id_still_reads_data(ask: Client) ->
     assert ask("POST", "/subjects/s?deleted=true", {"schema": json.dumps(V2)})["version"] == 2
     assert ask.register("s", V2) == 2
     assert ask("GET", "/subjects/s/versions") == [1, 3]
+    assert ask("POST", "/subjects/s?deleted=true", {"schema": json.dumps(V2)})["version"] == 3
 
 
 def test_a_subject_is_deleted_in_two_steps_and_only_then_are_its_ids_gone(ask: Client) -> None:
