@@ -37,7 +37,7 @@ def verify(
             _check_log(fs, each, client, loads)
         reports.append(loads)
         if f"{each}{HOURLY}" in names:
-            reports.append(verify_hours(fs, each, on_folder))
+            reports.append(verify_hours(fs, each, loads.damaged, on_folder))
     return reports
 
 

@@ -46,6 +46,8 @@ def batches(fs: Filesystem, path: str) -> Iterator[pa.RecordBatch]:
     """The columns of a Parquet file that say where each row belongs; ArrowInvalid or OSError if broken."""
     with pq.ParquetFile(fs.uri(path)) as file:
         columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+        if not {"_partition", "_offset"} <= set(columns):
+            raise pa.ArrowInvalid("it has no columns _partition and _offset")
         yield from file.iter_batches(columns=columns)
 
 

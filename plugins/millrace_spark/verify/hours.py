@@ -21,10 +21,13 @@ Loads = Callable[[int], LoadManifest | None]
 """The manifest of a load, None when there is none that can be read."""
 
 
-def verify_hours(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableReport:
-    """Check the hourly table of a topic: every revision, and the newest ones' rows against the loads."""
+def verify_hours(fs: Filesystem, topic: str, damaged: set[str], on_folder: OnFolder) -> TableReport:
+    """Check the hourly table of a topic: every revision, and the newest ones' rows against the loads.
+
+    `damaged` are the loads that are known to be: an hour is not compared with those.
+    """
     table = f"{topic}{HOURLY}"
-    report = TableReport(table)
+    report = TableReport(table, damaged=set(damaged))
     ledger = set(recorded_folders(fs, table))
     present: set[str] = set()
     loads = functools.cache(functools.partial(_load, fs, topic))
@@ -44,9 +47,7 @@ def verify_hours(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableReport
             previous = _check_revision(fs, topic, hour, number, previous, report)
         if newest := _readable(fs, topic, hour, numbers):
             report.rows += newest.rows
-            report.problems += _against_loads(
-                fs, topic, f"{table}/{revision_folder(hour, numbers[-1])}", newest, loads
-            )
+            report.problems += _against_loads(fs, topic, newest, loads, report.damaged)
     for folder in sorted(ledger - present):
         report.problems.append(f"{table}/{folder} is missing: the hour lost a revision that was published")
     dates = {name for name in fs.names(table) if re.fullmatch(r"date=\d{4}-\d\d-\d\d", name)}
@@ -74,7 +75,9 @@ def _check_revision(
     if not manifest.rows == sum(file.rows for file in manifest.files) == sum(p.rows for p in manifest.loads):
         found.append(f"{manifest.rows} rows stated, its files and its loads state other numbers")
     report.problems += [f"{where}: {problem}" for problem in found if problem]
-    report.problems += check_files(fs, where, manifest.files)
+    if damaged := check_files(fs, where, manifest.files):
+        report.problems += damaged
+        report.damaged.add(where)
     return manifest.sha256
 
 
@@ -92,8 +95,11 @@ def _readable(fs: Filesystem, topic: str, hour: str, numbers: list[int]) -> Hour
         return None  # named where the revision is checked
 
 
-def _against_loads(fs: Filesystem, topic: str, where: str, manifest: HourManifest, loads: Loads) -> list[str]:
+def _against_loads(
+    fs: Filesystem, topic: str, manifest: HourManifest, loads: Loads, damaged: set[str]
+) -> list[str]:
     """Compare the hour's rows, offset by offset, with those of the loads it was made from."""
+    where = f"{topic}{HOURLY}/{revision_folder(manifest.hour, manifest.revision)}"
     sources: list[str] = []
     for part in manifest.loads:
         folder, load = f"{topic}/{load_folder(part.load)}", loads(part.load)
@@ -102,12 +108,16 @@ def _against_loads(fs: Filesystem, topic: str, where: str, manifest: HourManifes
         files = [file for file in load.files if file.hour == manifest.hour]
         if sum(file.rows for file in files) != part.rows:
             return [f"{where}: {folder} has {sum(f.rows for f in files)} rows of it, not {part.rows}"]
+        if folder in damaged:
+            return []
         sources += [f"{folder}/{file.path}" for file in files]
+    if where in damaged:
+        return []
     try:
         mine = offsets_by_partition(fs, (f"{where}/{file.path}" for file in manifest.files))
         theirs = offsets_by_partition(fs, sources)
-    except (pa.ArrowException, OSError):
-        return []  # a file that cannot be read is named where it is checked
+    except (pa.ArrowException, OSError) as error:
+        return [f"{where}: its rows cannot be compared with its loads: {str(error).splitlines()[0]}"]
     return [
         f"{where}: its rows of {topic}-{partition} are not those of its loads"
         for partition in sorted(mine.keys() | theirs.keys())

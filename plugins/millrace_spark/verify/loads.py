@@ -61,8 +61,10 @@ def _check_load(
     report.problems += [f"{folder}: {problem}" for problem in found if problem]
     damaged = check_files(fs, folder, manifest.files)
     report.problems += damaged
-    # A file that is damaged as such is named once; its rows would only say the same again.
-    report.problems += check_load_rows(fs, folder, manifest) if not damaged else []
+    if damaged:
+        report.damaged.add(folder)
+    else:
+        report.problems += check_load_rows(fs, folder, manifest)
 
 
 def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: dict[int, LoadManifest | None]) -> str:

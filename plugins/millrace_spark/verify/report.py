@@ -24,10 +24,12 @@ class TableReport:
     rows: int = 0
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    damaged: set[str] = field(default_factory=set)
+    """Folders with files that are not the published ones: nothing else is read from them."""
 
     def as_json(self) -> dict[str, Any]:
         """As JSON values."""
-        return {name: getattr(self, name) for name in TableReport.__slots__}
+        return {name: getattr(self, name) for name in TableReport.__slots__ if name != "damaged"}
 
 
 def against_ledger(fs: Filesystem, table: str, folder: str, sha256: str) -> str | None:

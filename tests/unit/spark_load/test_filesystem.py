@@ -44,7 +44,7 @@ def test_an_empty_folder_in_the_way_is_taken_and_never_nested_into(fs: LocalFile
 def test_of_many_movers_to_one_target_exactly_one_wins(fs: LocalFilesystem) -> None:
     for turn in range(20):
         sources = [staged(fs, f"{turn}-{index}") for index in range(4)]
-        barrier, won = threading.Barrier(len(sources)), []
+        barrier, won = threading.Barrier(len(sources)), list[str]()
 
         def race(source: str, barrier: threading.Barrier = barrier, won: list[str] = won) -> None:
             barrier.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -259,7 +260,7 @@ def test_files_of_attempts_that_do_not_count_are_not_published(tmp_path: Path) -
     log = filled_log()
     fs = LocalFilesystem(str(tmp_path))
 
-    def twice(tasks: list[CutTask]) -> list[CutResult]:
+    def twice(tasks: Sequence[CutTask]) -> list[CutResult]:
         local_run(tasks)  # speculative attempts whose results nobody collects
         return local_run(tasks)
 
@@ -287,7 +288,7 @@ def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
     fs = LocalFilesystem(str(tmp_path))
 
-    def forgetful(tasks: list[CutTask]) -> list[CutResult]:
+    def forgetful(tasks: Sequence[CutTask]) -> list[CutResult]:
         results = local_run(tasks)
         results[0].stats.records -= 1
         return results

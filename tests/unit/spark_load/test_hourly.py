@@ -1,0 +1,183 @@
+"""Hours: made from every load that has some of them, published once, revised when rows come late."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from millrace.errors import ConfigError, MillraceError
+from millrace.manifest import Verdict
+from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.hourly import HourResult, hours_between, publish_hours
+from millrace_spark.load import load_topic
+from millrace_spark.tables import dataset, newest_revisions, read_revision
+from tests.unit.spark_load.memory_log import (
+    HOUR,
+    SCHEMA,
+    SCHEMA_ID,
+    START,
+    TOPIC,
+    MemoryLog,
+    filled_log,
+    hourly_run,
+    load_run,
+)
+
+TEN, ELEVEN, TWELVE = "2015-05-17T10", "2015-05-17T11", "2015-05-17T12"
+
+
+@pytest.fixture
+def log() -> MemoryLog:
+    return filled_log()
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path, log: MemoryLog) -> Path:
+    load_topic(load_run(log, tmp_path), TOPIC)
+    return tmp_path
+
+
+def publish(warehouse: Path, *hours: str) -> list[HourResult]:
+    return publish_hours(hourly_run(warehouse), TOPIC, hours)
+
+
+def sequences(warehouse: Path, hour: int | None = None) -> list[int]:
+    table = dataset(str(warehouse), TOPIC).to_table(filter=None if hour is None else pc.field("hour") == hour)
+    return sorted(row["sequence"] for row in table["header"].to_pylist())
+
+
+def test_hours_hold_the_rows_of_their_loads(warehouse: Path) -> None:
+    results = publish(warehouse, TEN, ELEVEN, TWELVE)
+    assert [(each.hour, each.revision, each.rows) for each in results] == [
+        (TEN, 1, 87),
+        (ELEVEN, 1, 38),
+        (TWELVE, 1, 55),
+    ]
+    assert sequences(warehouse) == list(range(180))
+
+
+def test_an_hour_without_news_keeps_its_revision(warehouse: Path) -> None:
+    publish(warehouse, TEN)
+    (again,) = publish(warehouse, TEN)
+    assert (again.revision, again.rows, again.published) == (1, 87, False)
+    assert again.message == "nothing new since rev=1"
+
+
+def test_late_rows_make_the_next_revision_and_readers_see_that_one_only(
+    warehouse: Path, log: MemoryLog
+) -> None:
+    publish(warehouse, TEN, ELEVEN)
+    log.append_events(1, [START + 1, START + 2])
+    load_topic(load_run(log, warehouse, "late"), TOPIC)
+    ten, eleven = publish(warehouse, TEN, ELEVEN)
+    assert (ten.revision, ten.rows, ten.published) == (2, 89, True)
+    assert (eleven.revision, eleven.published) == (1, False)
+    assert len(sequences(warehouse, 10)) == 89
+    fs = LocalFilesystem(str(warehouse))
+    first, second = (read_revision(fs, TOPIC, TEN, number).manifest for number in (1, 2))
+    assert [part.load for part in second.loads] == [1, 2]
+    assert second.previous == first.sha256
+
+
+def test_the_tenth_revision_is_newer_than_the_ninth(warehouse: Path, log: MemoryLog) -> None:
+    publish(warehouse, TEN)
+    for turn in range(10):
+        log.append_events(1, [START])
+        load_topic(load_run(log, warehouse, f"late {turn}"), TOPIC)
+        publish(warehouse, TEN)
+    (newest,) = newest_revisions(LocalFilesystem(str(warehouse)), TOPIC)
+    assert newest.manifest.revision == 11
+    assert len(sequences(warehouse, 10)) == 97
+
+
+def test_an_hour_no_load_has_is_not_published(warehouse: Path) -> None:
+    (result,) = publish(warehouse, "2015-05-18T00")
+    assert (result.revision, result.published, result.message) == (None, False, "no load has rows of it")
+    assert not (warehouse / f"{TOPIC}.hourly" / "date=2015-05-18").exists()
+
+
+def test_the_verdict_of_the_moment_is_written_in(warehouse: Path) -> None:
+    verdict = Verdict(verdict="incomplete", watermark="2015-05-17T09:00:00Z", reasons=("web1 is silent",))
+    run = dataclasses.replace(hourly_run(warehouse), verdict_of=lambda *_: verdict)
+    (result,) = publish_hours(run, TOPIC, [TEN])
+    assert result.verdict == "incomplete"
+    assert read_revision(LocalFilesystem(str(warehouse)), TOPIC, TEN, 1).manifest.verdict == verdict
+
+
+def test_the_loser_of_a_race_for_an_hour_finds_nothing_left_to_do(warehouse: Path) -> None:
+    raced: list[bool] = []
+
+    def overtaken(step: str) -> None:
+        if step == "verified" and not raced:
+            raced.append(True)
+            publish(warehouse, TEN, ELEVEN)
+
+    results = publish_hours(hourly_run(warehouse, progress=overtaken), TOPIC, [TEN, ELEVEN, TWELVE])
+    assert [(each.revision, each.published) for each in results] == [(1, False), (1, False), (1, True)]
+    assert sequences(warehouse) == list(range(180))
+    assert not list((warehouse / f"{TOPIC}.hourly" / "_staging").iterdir())
+
+
+def test_many_hours_are_published_in_one_go(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append_events(0, [START + HOUR * (n % 84) for n in range(500)])
+    load_topic(load_run(log, tmp_path, cut_bytes=1 << 20), TOPIC)
+    written: list[str] = []
+    run = hourly_run(tmp_path, progress=written.append)
+    start = datetime.fromtimestamp(START / 1000, UTC)
+    hours = hours_between(start, start.replace(day=21))
+    results = publish_hours(run, TOPIC, hours)
+    assert sum(result.published for result in results) == 84
+    assert written.count("written") == 1
+    assert sequences(tmp_path) == list(range(500))
+
+
+def test_a_column_that_came_later_is_null_in_older_rows(warehouse: Path, log: MemoryLog) -> None:
+    from millrace_spark.load import Pinned
+    from millrace_spark.sinks import Source
+
+    publish(warehouse, TEN, ELEVEN)
+    log.append_events(1, [START + HOUR])
+    status = {"name": "status", "type": ["null", "int"], "default": None}
+    wider = {**SCHEMA, "fields": [*SCHEMA["fields"], status]}
+    source = Source(lambda: log, {SCHEMA_ID: SCHEMA, 9: wider}.get, wider)
+    load_topic(load_run(log, warehouse, "wider", pin=lambda _: Pinned(source, 9)), TOPIC)
+    publish(warehouse, TEN, ELEVEN)
+    table = dataset(str(warehouse), TOPIC).to_table()
+    assert table.schema.field("status").type == pa.int32()
+    assert table["status"].null_count == len(table) == 87 + 39
+
+
+def test_a_load_that_is_gone_stops_the_hour_instead_of_shrinking_it(warehouse: Path) -> None:
+    publish(warehouse, TEN)
+    (warehouse / TOPIC / "load=0000000001").rename(warehouse / "elsewhere")
+    with pytest.raises(MillraceError, match="is gone"):
+        publish(warehouse, TEN)
+
+
+def test_a_revision_that_is_gone_is_not_silently_made_again(warehouse: Path) -> None:
+    publish(warehouse, TEN)
+    folder = warehouse / f"{TOPIC}.hourly" / "date=2015-05-17" / "hour=10" / "rev=1"
+    folder.rename(warehouse / "elsewhere")
+    with pytest.raises(MillraceError, match="rev=1 was published and is gone"):
+        publish(warehouse, TEN)
+
+
+def test_hours_of_a_topic_that_was_never_loaded_are_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="run `millrace load Nope` first"):
+        publish_hours(hourly_run(tmp_path), "Nope", [TEN])
+    with pytest.raises(MillraceError, match="millrace hourly Nope"):
+        dataset(str(tmp_path), "Nope")
+
+
+def test_an_interval_is_the_hours_it_touches() -> None:
+    start = datetime(2015, 5, 17, 10, 30, tzinfo=UTC)
+    assert hours_between(start, datetime(2015, 5, 17, 12, tzinfo=UTC)) == [TEN, ELEVEN]
+    assert hours_between(start, datetime(2015, 5, 17, 12, 1, tzinfo=UTC)) == [TEN, ELEVEN, TWELVE]
+    with pytest.raises(ConfigError, match="not before"):
+        hours_between(start, start)
