@@ -1,0 +1,125 @@
+"""The log directory: one broker at a time, one topic id per log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.errors import MillraceError
+from millrace.storage.log_directory import LogDirectory, parse_partition_name, partition_name
+from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
+
+TOPIC_ID = UUID("0190d3a4-1111-4222-8333-123456789abc")
+
+
+def open_directory(path: Path) -> LogDirectory:
+    return LogDirectory.open(path, LogConfig(), Clock())
+
+
+@pytest.mark.parametrize("topic", ["PageView", "a-1", "a-1-2", "x.y_z", "-", "a-" + "0" * 32])
+def test_a_directorys_name_says_topic_partition_and_topic_id(topic: str) -> None:
+    assert parse_partition_name(partition_name(topic, 12, TOPIC_ID)) == (topic, 12, TOPIC_ID)
+
+
+@pytest.mark.parametrize("name", ["lock", "t-0", "t-0-abc", f"t-0-{TOPIC_ID.hex}.foreign-1"])
+def test_other_names_are_no_partitions(name: str) -> None:
+    assert parse_partition_name(name) is None
+
+
+def test_a_second_broker_is_refused_with_the_directorys_name(tmp_path: Path) -> None:
+    logs = open_directory(tmp_path)
+    script = (
+        "import sys, time, pathlib\n"
+        "from millrace.config import LogConfig\n"
+        "from millrace.storage.log_directory import LogDirectory\n"
+        "LogDirectory.open(pathlib.Path(sys.argv[1]), LogConfig(), time.time)\n"
+    )
+    other = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert other.returncode != 0
+    message = other.stderr.strip().splitlines()[-1]
+    assert str(tmp_path) in message
+    assert "in use by another broker" in message
+    logs.close()
+    open_directory(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MillraceError, match="cannot create the log directory"):
+        open_directory(tmp_path / "file" / "logs")
+
+
+def test_a_partition_is_opened_once_and_found_again_after_a_restart(tmp_path: Path) -> None:
+    logs = open_directory(tmp_path)
+    log = logs.partition("t", 0, TOPIC_ID)
+    assert logs.partition("t", 0, TOPIC_ID) is log
+    assert list(logs.logs) == [("t", 0)]
+    appended(log, batch(3))
+    logs.close()
+    logs = open_directory(tmp_path)
+    assert len(list(consume(logs.partition("t", 0, TOPIC_ID), 0))) == 1
+    logs.close()
+
+
+def test_a_partition_has_its_topics_settings_or_the_brokers(tmp_path: Path) -> None:
+    logs = open_directory(tmp_path)
+    assert logs.partition("t", 0, TOPIC_ID, LogConfig(segment_bytes=5)).config.segment_bytes == 5
+    assert logs.partition("t", 1, TOPIC_ID).config == logs.config
+    logs.close()
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_recreated_topic_never_serves_the_old_ones_messages(tmp_path: Path, restart: bool) -> None:
+    logs = open_directory(tmp_path)
+    log = logs.partition("t", 0, TOPIC_ID)
+    kept = logs.partition("t-0", 1, TOPIC_ID)
+    appended(log, batch(3))
+    flush(log)
+    if restart:
+        logs.close()
+        logs = open_directory(tmp_path)
+    fresh = logs.partition("t", 0, uuid4())
+    assert (fresh.end, fresh.high_watermark, fresh.read(0, 10)) == (0, 0, None)
+    aside = [path for path in tmp_path.iterdir() if ".foreign-" in path.name]
+    assert [path.name.partition(".")[0] for path in aside] == [partition_name("t", 0, TOPIC_ID)]
+    assert log_files(aside[0])[0].stat().st_size > 0, "set aside, not deleted"
+    assert kept.directory.exists()
+    logs.close()
+
+
+def test_a_deleted_partition_leaves_no_file(tmp_path: Path) -> None:
+    logs = open_directory(tmp_path)
+    appended(logs.partition("t", 0, TOPIC_ID), batch(3))
+    logs.delete("t", 0)
+    logs.delete("t", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert not logs.logs
+    logs.close()
+
+
+def test_a_deletion_that_was_interrupted_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    doomed = tmp_path / f"{partition_name('t', 0, TOPIC_ID)}.deleted"
+    doomed.mkdir()
+    (doomed / "00000000000000000000.log").write_bytes(b"x")
+    open_directory(tmp_path).close()
+    assert not doomed.exists()
+
+
+def test_one_partition_that_cannot_be_recovered_does_not_keep_the_others(tmp_path: Path) -> None:
+    logs = open_directory(tmp_path)
+    for number in (0, 1):
+        appended(logs.partition("t", number, TOPIC_ID), batch(3))
+    logs.close()
+    log_files(tmp_path / partition_name("t", 0, TOPIC_ID))[0].unlink()
+    logs = open_directory(tmp_path)
+    with pytest.raises(MillraceError, match="lost the bytes"):
+        logs.partition("t", 0, TOPIC_ID)
+    assert len(list(consume(logs.partition("t", 1, TOPIC_ID), 0))) == 1
+    logs.close()

@@ -1,0 +1,162 @@
+"""Retention: whole segments, by the time of the last append, optionally by size."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.errors import OffsetOutOfRange
+from tests.unit.storage.logs import (
+    ORIGIN,
+    Clock,
+    appended,
+    batch,
+    batches_at,
+    consume,
+    crash,
+    flush,
+    log_files,
+    open_log,
+    origin_batches,
+    position,
+    slice_bytes,
+)
+
+
+def test_segments_expire_by_the_time_of_their_last_append_not_by_event_time(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=10_000)
+    for _ in range(8):
+        appended(log, batch(2, timestamp=5))  # events of 1970 are as young as their append
+        clock.now += 2
+    flush(log)
+    assert log.apply_retention() == [0]
+    bases = [int(path.stem) for path in log_files(tmp_path)]
+    assert log.log_start_offset == bases[0] > 0
+    with pytest.raises(OffsetOutOfRange):
+        log.read(0, 1000)
+    assert log.apply_retention() == []
+    clock.now += 100
+    assert log.apply_retention() == bases
+    assert log.log_start_offset == log.high_watermark
+    log.close()
+
+
+def test_no_retention_keeps_everything(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=None)
+    appended(log, *[batch(2) for _ in range(10)])
+    flush(log)
+    clock.now += 1e9
+    assert log.apply_retention() == []
+    log.close()
+
+
+def test_retention_by_size_deletes_the_oldest_and_never_the_active_segment(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=300, retention_bytes=700)
+    appended(log, *[batch(2) for _ in range(20)])
+    flush(log)
+    assert log.apply_retention()
+    assert sum(path.stat().st_size for path in log_files(tmp_path)) <= 700
+    log.config = LogConfig(segment_bytes=300, retention_bytes=1)
+    log.apply_retention()
+    assert len(log_files(tmp_path)) == 1
+    assert len(list(consume(log, log.log_start_offset))) >= 1
+    log.close()
+
+
+def test_nothing_is_deleted_before_it_is_flushed(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
+    appended(log, *[batch(2) for _ in range(10)])
+    clock.now += 100
+    assert log.apply_retention() == []
+    flush(log)
+    assert log.apply_retention()
+    log.close()
+
+
+def test_an_expired_active_segment_is_rolled_once_and_deleted(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, retention_ms=1000)
+    appended(log, batch(4))
+    flush(log)
+    clock.now += 5
+    assert log.apply_retention() == [0]
+    only = log_files(tmp_path)
+    clock.now += 5
+    assert log.apply_retention() == []
+    assert log_files(tmp_path) == only, "an empty segment does not expire again and again"
+    log.close()
+
+
+def test_a_slice_handed_out_outlives_its_segment(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, retention_ms=1000)
+    appended(log, batch(4))
+    flush(log)
+    found = log.read(0, 1000)
+    clock.now += 5
+    log.apply_retention()
+    assert len(slice_bytes(found)) > 0
+    log.close()
+
+
+def test_after_a_restart_the_age_counts_from_the_files_last_write(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
+    appended(log, *[batch(2) for _ in range(4)])
+    log.close()
+    for path in log_files(tmp_path):
+        os.utime(path, (clock.now, clock.now))
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
+    assert log.apply_retention() == []
+    clock.now += 2
+    assert len(log.apply_retention()) == 2
+    log.close()
+
+
+def test_a_reader_that_had_read_all_that_was_deleted_goes_on_without_an_error(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=250, retention_ms=10_000)
+    appended(log, batch(2), batch(2))
+    clock.now += 20
+    third = appended(log, batch(3))[0]
+    flush(log)
+    done = [header.next_offset for header in consume(log, 0)][1]
+    assert log.apply_retention() == [0]
+    assert done < log.log_start_offset == third.base_offset
+    for _ in range(2):
+        assert batches_at(log, done)[0].base_offset == third.base_offset
+        with pytest.raises(OffsetOutOfRange):
+            log.read(done - 1, 1000)
+        crash(log)
+        log = open_log(tmp_path, clock, segment_bytes=250)
+    log.close()
+
+
+def test_retention_keeps_the_last_position_of_a_mirrored_partition(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, retention_ms=1000)
+    log.append_mirrored(ORIGIN, None, origin_batches([3, 4]), position(7, batches=2, records=7, dropped=1))
+    flush(log)
+    recorded, mark = log.mirror_position, log.high_watermark
+    for _ in range(3):
+        clock.now += 5
+        log.apply_retention()
+        flush(log)
+        assert len(log_files(tmp_path)) == 1
+        assert log_files(tmp_path)[0].stat().st_size > 0
+        assert (log.mirror_position, log.high_watermark) == (recorded, mark)
+        crash(log)
+        (tmp_path / "checkpoint").unlink()  # the position stands in the log itself
+        log = open_log(tmp_path, clock, retention_ms=1000)
+        assert log.mirror_position == recorded
+        mark = log.high_watermark
+    log.append_mirrored(ORIGIN, 7, origin_batches([1], 7), position(8, batches=3, records=8, dropped=1))
+    flush(log)
+    assert [header.records_count for header in consume(log, log.log_start_offset)] == [1]
+    log.close()

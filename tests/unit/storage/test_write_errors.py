@@ -1,0 +1,224 @@
+"""When the disk refuses: a full disk, a write that stops half-way, a flush that fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.errors import StorageError
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.segment import CutFailed, Segment
+from tests.unit.storage.logs import (
+    ORIGIN,
+    Clock,
+    append,
+    appended,
+    batch,
+    consume,
+    crash,
+    flush,
+    log_files,
+    open_log,
+    origin_batches,
+    position,
+)
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """The kernel takes what fits and then fails the write, as on a full disk (EFBIG in place of ENOSPC)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 73, 100, 145])
+def test_a_full_disk_refuses_the_append_cuts_what_was_written_and_reads_go_on(
+    tmp_path: Path, room: int
+) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(3))
+    flush(log)
+    end = log.end
+    with no_file_larger_than(end + room):
+        results = append(log, batch(1), batch(1))
+    assert [type(result) for result in results] == [StorageError, StorageError]
+    assert (log.end, log_files(tmp_path)[0].stat().st_size) == (end, end)
+    assert len(list(consume(log, 0))) == 1
+    # Room again: the log goes on.
+    assert appended(log, batch(2))[0].base_offset == end
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.close()
+
+
+def test_a_mirrored_append_on_a_full_disk_leaves_neither_data_nor_position(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.append_mirrored(ORIGIN, None, origin_batches([2]), position(2, batches=1, records=2))
+    end, recorded = log.end, log.mirror_position
+    with no_file_larger_than(end + 100), pytest.raises(StorageError):
+        log.append_mirrored(ORIGIN, 2, origin_batches([2], 2), position(4, batches=2, records=4))
+    assert (log.end, log.mirror_position) == (end, recorded)
+    log.append_mirrored(ORIGIN, 2, origin_batches([2], 2), position(4, batches=2, records=4))
+    log.close()
+
+
+def test_what_was_written_to_an_earlier_segment_stays_when_the_next_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=200)
+
+    def refuse(*_: object) -> Segment:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Segment, "create", refuse)
+    results = append(log, batch(1), batch(1), batch(1), batch(1))
+    assert [type(result).__name__ for result in results] == ["Appended", "Appended"] + ["StorageError"] * 2
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.close()
+
+
+def test_a_retry_of_a_batch_that_could_not_be_written_is_no_duplicate(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    with no_file_larger_than(10):
+        assert isinstance(append(log, batch(2, producer=1, sequence=0))[0], StorageError)
+    assert not appended(log, batch(2, producer=1, sequence=0))[0].duplicate
+    assert appended(log, batch(2, producer=1, sequence=0))[0].duplicate
+    log.close()
+
+
+def test_when_the_cut_fails_too_writes_are_refused_until_the_log_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(3))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with no_file_larger_than(log.end + 50):
+        assert isinstance(append(log, batch(3))[0], StorageError)
+    monkeypatch.undo()
+    assert isinstance(append(log, batch(1))[0], StorageError)
+    with pytest.raises(StorageError):
+        log.append_mirrored(ORIGIN, None, [], position(5))
+    assert log.refusal is not None
+    assert flush(log), "what was appended before can still be flushed and read"
+    assert len(list(consume(log, 0))) == 1
+    end = log.end
+    crash(log)
+    log = open_log(tmp_path)
+    assert appended(log, batch(1))[0].base_offset == end
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.close()
+
+
+def test_cut_failed_is_an_os_error() -> None:
+    assert issubclass(CutFailed, OSError)
+
+
+class FailingDisk:
+    """fdatasync that fails when told to, in the place of the real one."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.calls = 0
+
+    def sync(self, fd: int) -> None:
+        self.calls += 1
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        os.fdatasync(fd)
+
+
+def test_after_a_failed_flush_nothing_becomes_visible_and_nothing_is_taken_until_a_restart(
+    tmp_path: Path,
+) -> None:
+    disk = FailingDisk()
+    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), disk.sync)
+    appended(log, batch(3))
+    flush(log)
+    mark, visible = log.high_watermark, log.visible_end
+    appended(log, batch(5))
+    disk.fails = True
+    with pytest.raises(StorageError):
+        log.flush()
+    disk.fails = False
+    calls = disk.calls
+    with pytest.raises(StorageError):
+        log.flush()
+    assert disk.calls == calls, "a second fdatasync could succeed without the bytes being there"
+    assert isinstance(append(log, batch(1))[0], StorageError)
+    assert (log.high_watermark, log.visible_end) == (mark, visible)
+    assert len(list(consume(log, 0))) == 1
+    assert log.flush_refusal is not None
+    log.close()
+    reopened = open_log(tmp_path)
+    assert reopened.high_watermark >= mark
+    assert appended(reopened, batch(1))
+    flush(reopened)
+    assert len(list(consume(reopened, 0))) == 3, "the batch was in the file, written again and flushed"
+    reopened.close()
+
+
+def test_a_flush_syncs_every_segment_that_was_written_to(tmp_path: Path) -> None:
+    synced: set[str] = set()
+
+    def sync(fd: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+    log = PartitionLog.open(tmp_path, LogConfig(segment_bytes=300), Clock(), sync)
+    synced.clear()
+    appended(log, *[batch(2) for _ in range(10)])
+    flush(log)
+    assert synced == {path.name for path in log_files(tmp_path)}
+    synced.clear()
+    appended(log, batch(1))
+    flush(log)
+    assert synced == {log_files(tmp_path)[-1].name}
+    synced.clear()
+    flush(log)
+    assert not synced, "nothing new, nothing to sync"
+    log.close()
+
+
+def test_a_segment_created_since_the_last_flush_has_its_name_synced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=300)
+    synced = []
+    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
+    appended(log, batch(1))
+    flush(log)
+    assert synced == []
+    appended(log, *[batch(2) for _ in range(4)])
+    flush(log)
+    assert synced == [tmp_path]
+    log.close()
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    clock.now += 60
+    with no_file_larger_than(0):
+        log.flush()
+    assert "cannot write the checkpoint" in caplog.text
+    appended(log, batch(1))
+    assert flush(log)
+    log.close()
