@@ -76,7 +76,7 @@ def describe(found: Completeness) -> str:
     findings = [(window, finding) for window in found.windows for finding in window.findings]
     findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
     details = [_finding(window, finding) for window, finding in findings]
-    details += [*found.reasons, *_reasons(found.windows)]
+    details += _reasons(found.windows)
     if not details and found.verdict != "complete":
         details = ["the audit gives no reason"]
     if len(details) > SHOWN:

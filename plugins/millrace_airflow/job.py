@@ -31,6 +31,8 @@ from millrace.errors import MillraceError
 
 KILL_AFTER_S = 10.0
 """What a stopped job gets to end by itself."""
+KEEP_S = 7 * 24 * 3600.0
+"""How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
 
 
 class JobFailed(MillraceError):
@@ -48,6 +50,7 @@ class Job:
         """Start `command` detached from this process, its folder a new one under `parent`."""
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
+        _sweep(parent)
         job._path("command.json").write_text(json.dumps(list(command)))
         with job._path("lock").open("wb") as lock:
             # Taken here and inherited: there is no moment at which the job exists and looks dead.
@@ -150,6 +153,14 @@ class Job:
                 # The command's own summary of what went wrong; Spark may still talk after it.
                 return line.removeprefix("millrace: ").strip()
         return last or "it left no word; see the log of the machine it ran on"
+
+
+def _sweep(parent: Path) -> None:
+    """Delete the folders of jobs that ended long ago; another starter may be doing the same."""
+    for directory in parent.iterdir():
+        with suppress(FileNotFoundError, JobFailed):
+            if time.time() - directory.stat().st_mtime > KEEP_S and not Job(directory).alive():
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _printable(command: Sequence[str]) -> str:

@@ -37,8 +37,8 @@ def window(number: int = 0, **fields: Any) -> Window:
     return Window(start=start, end=start + timedelta(minutes=10), **{**values, **fields})
 
 
-def answer(verdict: str, *windows: Window, reasons: Sequence[str] = ()) -> Completeness:
-    return Completeness("PageView", START, END, verdict, None, windows, reasons)
+def answer(verdict: str, *windows: Window) -> Completeness:
+    return Completeness("PageView", START, END, verdict, None, windows)
 
 
 def step(found: Completeness, **deadlines: datetime) -> Step:
@@ -78,8 +78,8 @@ def test_the_line_names_tier_server_instance_sequences_and_window() -> None:
 
 def test_a_reason_that_holds_for_many_windows_is_said_once() -> None:
     windows = [window(n, verdict="unknown", reasons=["web-7 has not closed the hour"]) for n in range(6)]
-    line = describe(answer("unknown", *windows, reasons=["no heartbeat of dc2"]))
-    assert line.endswith(": unknown: no heartbeat of dc2; web-7 has not closed the hour (6 windows)")
+    line = describe(answer("unknown", *windows, window(reasons=["no heartbeat of dc2"])))
+    assert line.endswith(": unknown: web-7 has not closed the hour (6 windows); no heartbeat of dc2")
 
 
 def test_a_line_stays_a_line_however_much_is_missing() -> None:

@@ -152,3 +152,21 @@ def test_a_job_that_is_stopped_the_moment_it_starts_does_not_miss_the_signal(tmp
         began = time.monotonic()
         job.kill(timeout_s=20)
         assert time.monotonic() - began < 5
+
+
+def test_folders_nobody_came_back_for_are_deleted_a_week_later_unless_their_job_still_runs(
+    tmp_path: Path,
+) -> None:
+    forgotten = Job.start(python("print(1)"), tmp_path, "forgotten")
+    recent = Job.start(python("print(1)"), tmp_path, "recent")
+    running = Job.start(python("import time; time.sleep(60)"), tmp_path, "running")
+    for job in (forgotten, recent):
+        job.follow(lambda line: None)
+    wait_until("the runners are gone", lambda: not forgotten.alive() and not recent.alive())
+    week_ago = time.time() - 8 * 24 * 3600
+    for job in (forgotten, running):
+        os.utime(job.directory, (week_ago, week_ago))
+    new = Job.start(python("print(1)"), tmp_path, "new")
+    kept = {job.directory for job in (recent, running, new)}
+    running.kill()
+    assert set(tmp_path.iterdir()) == kept

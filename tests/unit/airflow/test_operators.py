@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from millrace.audit.client import Completeness
+from millrace.audit.client import Completeness, Window
 from millrace.errors import MillraceError
 from millrace_airflow import completeness
 from millrace_airflow.job import Job, JobFailed
@@ -221,7 +221,8 @@ class Auditor:
     def __call__(self, url: str, topic: str, start: datetime, end: datetime) -> Completeness:
         self.asked.append((url, topic, start, end))
         verdict = self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
-        return Completeness(topic, start, end, verdict, None, [], ["dc2 is silent"])
+        window = Window(start, end, verdict, 0, 0, 0, {}, [], ["dc2 is silent"])
+        return Completeness(topic, start, end, verdict, None, [window])
 
 
 def sensor(**options: Any) -> CompletenessSensor:
