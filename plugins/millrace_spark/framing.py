@@ -106,19 +106,20 @@ def _walk(data: bytes, position: int, end: int, count: int) -> Longs:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
     starts = array("q", bytes(8 * (count + 1)))
     starts[0] = position
-    for index in range(1, count + 1):
-        first = data[position]
-        if first < 0x80:
-            position += 1 + (first >> 1)
-        elif (second := data[position + 1]) < 0x80:
-            position += 2 + ((first & 0x7F) >> 1) + (second << 6)
-        else:
-            position = _long_step(data, position)
-        if position > end:  # also keeps the next reads inside the buffer
-            raise CorruptMessage("a record reaches past its batch")
-        starts[index] = position
+    try:
+        for index in range(1, count + 1):
+            first = data[position]
+            if first < 0x80:
+                position += 1 + (first >> 1)
+            elif (second := data[position + 1]) < 0x80:
+                position += 2 + ((first & 0x7F) >> 1) + (second << 6)
+            else:
+                position = _long_step(data, position)
+            starts[index] = position
+    except (IndexError, OverflowError):  # as good as a position that is not the end
+        position = -1
     if position != end:
-        raise CorruptMessage("bytes are left after the last record")
+        raise CorruptMessage("the lengths of the records do not add up to the batch")
     return np.frombuffer(starts, np.int64)
 
 
