@@ -175,7 +175,14 @@ def _zero(field: dataclasses.Field[Any]) -> Any:
         return ()
     if type(None) in typing.get_args(field.type):
         return None
+    if dataclasses.is_dataclass(field.type):
+        nested = typing.cast(Any, field.type)
+        return nested(**{f.name: _zero(f) for f in dataclasses.fields(nested)})
     kind = str(field.metadata["kafka_type"])
     if kind.startswith("timedelta"):
         return 0 * _MILLISECOND
-    return {"error_code": KioErrorCode.none, "string": "", "bool": False}.get(kind, 0)
+    empty = {
+        "error_code": KioErrorCode.none, "string": "", "bytes": b"", "records": b"", "bool": False,
+        "datetime_i64": datetime.datetime.fromtimestamp(0, datetime.UTC),
+    }  # fmt: skip
+    return empty.get(kind, 0)

@@ -1,0 +1,166 @@
+"""Every message we send at every version we claim goes through kio and comes back the same."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+import pytest
+
+from millrace.errors import ErrorCode, InvalidRequest
+from millrace.wire.codec import decode, encode, encode_error, is_flexible
+from millrace.wire.messages import (
+    ApiKey,
+    ApiVersion,
+    ApiVersionsResponse,
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+    FindCoordinatorResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+    ListOffsetsTopicResponse,
+    MetadataBroker,
+    MetadataPartition,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataTopic,
+)
+
+TOPIC_ID = uuid.UUID(int=5)
+PARTITION = MetadataPartition(
+    error_code=5, partition_index=3, leader_id=1, replica_nodes=(1, 2), isr_nodes=(1,)
+)
+METADATA = MetadataResponse(
+    brokers=(MetadataBroker(node_id=1, host="h", port=9092),),
+    cluster_id="c",
+    controller_id=1,
+    topics=(MetadataTopic(error_code=0, name="t", topic_id=TOPIC_ID, partitions=(PARTITION,)),),
+)
+FETCH = FetchRequest(
+    max_wait=500, min_bytes=1, max_bytes=2, isolation_level=1,
+    topics=(
+        FetchTopic(
+            topic="t", partitions=(FetchPartition(partition=1, fetch_offset=1 << 40, partition_max_bytes=9),)
+        ),
+    ),
+)  # fmt: skip
+LIST_OFFSETS = ListOffsetsRequest(
+    topics=(
+        ListOffsetsTopic(
+            name="t",
+            partitions=tuple(
+                ListOffsetsPartition(partition_index=i, timestamp=t) for i, t in enumerate((-1, -2, 1 << 41))
+            ),
+        ),
+    )
+)
+LISTED = ListOffsetsResponse(
+    topics=(
+        ListOffsetsTopicResponse(
+            name="t",
+            partitions=(
+                ListOffsetsPartitionResponse(partition_index=0, error_code=0, timestamp=7, offset=8),
+            ),
+        ),
+    )
+)
+CREATE = CreateTopicsRequest(
+    topics=(
+        CreatableTopic(
+            name="t", num_partitions=3, replication_factor=1,
+            assignments=(CreatableReplicaAssignment(partition_index=0, broker_ids=(1, 2)),),
+            configs=(CreatableTopicConfig(name="retention.ms", value="1"),),
+        ),
+    ),
+    timeout=1234,
+    validate_only=True,
+)  # fmt: skip
+CREATED = CreateTopicsResponse(topics=(CreatableTopicResult(name="t", error_code=36, error_message="there"),))
+DELETED = DeleteTopicsResponse(responses=(DeletableTopicResult(name="t", error_code=3),))
+NAMED = MetadataRequest(topics=(MetadataRequestTopic(name="t"),), allow_auto_topic_creation=False)
+
+
+def cases(message: object, api_key: int, versions: Iterable[int]) -> list[object]:
+    return [pytest.param(message, api_key, v, id=f"{type(message).__name__}-v{v}") for v in versions]
+
+
+@pytest.mark.parametrize(
+    ("message", "api_key", "version"),
+    [
+        *cases(METADATA, ApiKey.METADATA, [12]),
+        *cases(NAMED, ApiKey.METADATA, [4, 5, 6, 7, 8, 12]),
+        *cases(MetadataRequest(topics=None), ApiKey.METADATA, [*range(1, 9), 12]),
+        *cases(FETCH, ApiKey.FETCH, range(4, 12)),
+        *cases(LIST_OFFSETS, ApiKey.LIST_OFFSETS, range(2, 6)),
+        *cases(LISTED, ApiKey.LIST_OFFSETS, range(1, 6)),
+        *cases(CREATE, ApiKey.CREATE_TOPICS, range(2, 5)),
+        *cases(CREATED, ApiKey.CREATE_TOPICS, range(2, 5)),
+        *cases(DeleteTopicsRequest(topic_names=("a", "b"), timeout=5), ApiKey.DELETE_TOPICS, range(1, 4)),
+        *cases(DELETED, ApiKey.DELETE_TOPICS, range(1, 4)),
+        *cases(InitProducerIdRequest(transactional_id=None), ApiKey.INIT_PRODUCER_ID, range(2)),
+        *cases(InitProducerIdRequest(transactional_id="x"), ApiKey.INIT_PRODUCER_ID, range(2)),
+        *cases(
+            InitProducerIdResponse(error_code=0, producer_id=(1 << 63) - 1, producer_epoch=0),
+            ApiKey.INIT_PRODUCER_ID, range(2),
+        ),
+        *cases(
+            FindCoordinatorResponse(error_code=0, error_message="m", node_id=1, host="h", port=5),
+            ApiKey.FIND_COORDINATOR, [1, 2],
+        ),
+        *cases(
+            ApiVersionsResponse(
+                error_code=0, api_keys=(ApiVersion(api_key=0, min_version=0, max_version=8),)
+            ),
+            ApiKey.API_VERSIONS, range(4),
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_comes_back_as_it_was_sent(message: object, api_key: int, version: int) -> None:
+    assert decode(type(message), api_key, version, encode(message, api_key, version)) == message
+
+
+def test_old_metadata_requests_ask_for_creation_by_default() -> None:
+    body = encode(NAMED, ApiKey.METADATA, 1)
+    assert decode(MetadataRequest, ApiKey.METADATA, 1, body).allow_auto_topic_creation
+
+
+@pytest.mark.parametrize("cut", range(10))
+def test_a_request_that_does_not_fit_its_schema_is_refused_by_name(cut: int) -> None:
+    body = encode(FETCH, ApiKey.FETCH, 11)
+    with pytest.raises(InvalidRequest, match="malformed fetch v11"):
+        decode(FetchRequest, ApiKey.FETCH, 11, body[:cut])
+
+
+def test_a_length_beyond_the_request_is_refused_at_once() -> None:
+    with pytest.raises(InvalidRequest):
+        decode(MetadataRequest, ApiKey.METADATA, 8, b"\x7f\xff\xff\xff" + b"\0" * 20)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(0, 9), (1, 17), (3, 13), (11, 5), (18, 4), (60, 1), (36, 2)]
+)
+def test_an_error_can_be_said_at_versions_that_are_not_served(api_key: int, version: int) -> None:
+    assert encode_error(api_key, version, ErrorCode.UNSUPPORTED_VERSION)
+
+
+def test_an_error_of_an_unknown_api_is_the_code_alone() -> None:
+    assert encode_error(999, 0, ErrorCode.UNSUPPORTED_VERSION) == b"\x00\x23"
+    assert not is_flexible(999, 0)
+    assert is_flexible(ApiKey.METADATA, 12)
+    assert not is_flexible(ApiKey.METADATA, 8)

@@ -1,0 +1,193 @@
+"""The hand-laid bytes of Produce and Fetch are what kio, an independent implementation, reads and writes."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode as KioErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from millrace.errors import InvalidRequest
+from millrace.wire import fetch, produce
+from millrace.wire.fetch import FetchedPartition
+from millrace.wire.produce import ProducedPartition
+
+PRODUCE, FETCH = 0, 1
+
+
+@dataclass(frozen=True)
+class Records:
+    """Stands for a slice of a file."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+
+def read_with_kio(api_key: int, version: int, body: bytes) -> Any:
+    entity, size = entity_reader(load_response_schema(api_key, version))(body, 0)
+    assert size == len(body), "bytes left over"
+    return entity
+
+
+def produce_body(version: int, *, transactional_id: str | None = None) -> bytearray:
+    schema: Any = load_request_schema(PRODUCE, version)
+    module = __import__(schema.__module__, fromlist=["x"])
+    topics = tuple(
+        module.TopicProduceData(
+            name=name,
+            partition_data=tuple(module.PartitionProduceData(index=i, records=r) for i, r in partitions),
+        )
+        for name, partitions in [
+            ("alpha", [(0, b"batch zero"), (7, None)]),
+            ("β", [(1, b"x" * 300)]),
+            ("c", []),
+        ]
+    )
+    request = schema(
+        transactional_id=transactional_id, acks=-1, timeout=datetime.timedelta(seconds=30), topic_data=topics
+    )
+    out = io.BytesIO()
+    entity_writer(schema)(out, request)
+    return bytearray(out.getvalue())
+
+
+@pytest.mark.parametrize("version", range(3, 9))
+def test_a_produce_request_is_read_as_kio_wrote_it(version: int) -> None:
+    body = produce_body(version, transactional_id="tx" if version == 5 else None)
+    request = produce.decode_request(version, memoryview(body))
+    assert request.transactional_id == ("tx" if version == 5 else None)
+    assert request.acks == -1
+    assert request.topics == [("alpha", 2), ("β", 1), ("c", 0)]
+    assert [(t, p, bytes(r)) for t, p, r in request.batches] == [
+        ("alpha", 0, b"batch zero"), ("alpha", 7, b""), ("β", 1, b"x" * 300),
+    ]  # fmt: skip
+
+
+def test_records_are_views_of_the_received_bytes() -> None:
+    body = produce_body(8)
+    request = produce.decode_request(8, memoryview(body))
+    request.batches[0][2][:5] = b"BATCH"
+    assert b"BATCH zero" in body
+
+
+@pytest.mark.parametrize("cut", range(len(produce_body(7))))
+def test_a_produce_request_cut_anywhere_is_refused(cut: int) -> None:
+    with pytest.raises(InvalidRequest):
+        produce.decode_request(7, memoryview(produce_body(7))[:cut])
+
+
+@pytest.mark.parametrize("version", range(3, 9))
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_kio_reads_our_produce_response(version: int, partitions: int) -> None:
+    results = [
+        ProducedPartition(5, 0, 4711, 17),
+        ProducedPartition(6, 87, message="no"),
+        ProducedPartition(0, 3),
+    ]
+    topics = [("alpha", 1)] if partitions == 1 else [("alpha", 2), ("β", 1)]
+    body = produce.encode_response(version, topics, results[:partitions])
+    response = read_with_kio(PRODUCE, version, body)
+    assert [topic.name for topic in response.responses] == [name for name, _ in topics]
+    first = response.responses[0].partition_responses[0]
+    assert (first.index, first.error_code, first.base_offset, first.log_append_time) == (5, 0, 4711, None)
+    if version >= 5:
+        assert first.log_start_offset == 17
+    if partitions == 3:
+        second = response.responses[0].partition_responses[1]
+        assert (second.index, second.error_code, second.base_offset) == (6, 87, -1)
+        if version >= 8:
+            assert second.error_message == "no"
+        assert response.responses[1].partition_responses[0].error_code == 3
+
+
+def test_the_bytes_of_a_produce_response_stay_as_they_are() -> None:
+    body = produce.encode_response(7, [("t", 1)], [ProducedPartition(2, 0, 300, 0)])
+    assert body.hex() == (
+        "00000001" "0001" "74" "00000001" "00000002" "0000" "000000000000012c" "ffffffffffffffff"
+        "0000000000000000" "00000000"
+    )  # fmt: skip
+    assert struct.unpack(">i h1s i ihqqq i", body) == (1, 1, b"t", 1, 2, 0, 300, -1, 0, 0)
+
+
+@pytest.mark.parametrize("version", range(3))
+def test_old_produce_responses_have_their_old_layout(version: int) -> None:
+    body = produce.encode_response(version, [("t", 1)], [ProducedPartition(2, 35)])
+    layout = [">i h1s i ihq", ">i h1s i ihq i", ">i h1s i ihqq i"][version]
+    assert struct.unpack(layout, body)[3:6] == (1, 2, 35)
+
+
+def fetch_parts(version: int) -> bytes:
+    def part(index: int, error: int, records: Records | None) -> tuple[bytes, Records | None]:
+        size = records.length if records else 0
+        return fetch.encode_partition(version, index, error, 900, 100, size), records
+
+    topics = [
+        ("alpha", [part(0, 0, Records(b"first")), part(1, 3, None), part(2, 0, Records(b"second"))]),
+        ("β", [part(9, 0, None)]),
+    ]
+    parts = fetch.encode_response(version, topics)
+    assert [p.data for p in parts if isinstance(p, Records)] == [b"first", b"second"]
+    return b"".join(p if isinstance(p, bytes) else p.data for p in parts)
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_kio_reads_our_fetch_response(version: int) -> None:
+    response = read_with_kio(FETCH, version, fetch_parts(version))
+    assert [topic.topic for topic in response.responses] == ["alpha", "β"]
+    first, second, third = response.responses[0].partitions
+    assert (first.partition_index, first.error_code, bytes(first.records)) == (0, 0, b"first")
+    assert (first.high_watermark, first.last_stable_offset) == (900, 900)
+    assert (second.error_code, bytes(second.records), bytes(third.records)) == (3, b"", b"second")
+    if version >= 5:
+        assert first.log_start_offset == 100
+    if version >= 7:
+        assert (response.error_code, response.session_id) == (0, 0)
+    if version >= 11:
+        assert first.preferred_read_replica == -1
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_we_read_our_own_fetch_response(version: int) -> None:
+    decoded = fetch.decode_response(version, fetch_parts(version))
+    first = decoded["alpha"][0]
+    assert (first.error, first.high_watermark, bytes(first.records)) == (0, 900, b"first")
+    assert decoded["alpha"][1].error == 3
+    assert bytes(decoded["β"][9].records) == b""
+
+
+def test_we_read_a_fetch_response_with_aborted_transactions() -> None:
+    schema: Any = load_response_schema(FETCH, 11)
+    module = __import__(schema.__module__, fromlist=["x"])
+    aborted = (module.AbortedTransaction(producer_id=77, first_offset=12),)
+    partition = module.PartitionData(
+        partition_index=4, error_code=KioErrorCode.none, high_watermark=50, last_stable_offset=40,
+        log_start_offset=3, aborted_transactions=aborted, records=b"bytes",
+    )  # fmt: skip
+    topic = module.FetchableTopicResponse(topic="t", partitions=(partition,))
+    response = schema(throttle_time=datetime.timedelta(0), error_code=KioErrorCode.none, responses=(topic,))
+    out = io.BytesIO()
+    entity_writer(schema)(out, response)
+    decoded = fetch.decode_response(11, out.getvalue())["t"][4]
+    assert decoded == FetchedPartition(0, 50, 40, 3, decoded.records, ((77, 12),))
+    assert bytes(decoded.records) == b"bytes"
+
+
+def test_a_fetch_response_cut_anywhere_is_refused() -> None:
+    whole = fetch_parts(11)
+    for cut in range(len(whole)):
+        with pytest.raises(InvalidRequest):
+            fetch.decode_response(11, whole[:cut])
+
+
+def test_an_error_of_the_whole_fetch_is_raised_by_name() -> None:
+    with pytest.raises(InvalidRequest, match="UNSUPPORTED_VERSION"):
+        fetch.decode_response(11, struct.pack(">ihii", 0, 35, 0, 0))
