@@ -6,6 +6,9 @@ import uuid
 from collections.abc import Iterable
 
 import pytest
+from kio.index import load_response_schema
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.wire.codec import decode, encode, encode_error, is_flexible
@@ -152,11 +155,14 @@ def test_a_length_beyond_the_request_is_refused_at_once() -> None:
         decode(MetadataRequest, ApiKey.METADATA, 8, b"\x7f\xff\xff\xff" + b"\0" * 20)
 
 
-@pytest.mark.parametrize(
-    ("api_key", "version"), [(0, 9), (1, 17), (3, 13), (11, 5), (18, 4), (60, 1), (36, 2)]
-)
-def test_an_error_can_be_said_at_versions_that_are_not_served(api_key: int, version: int) -> None:
-    assert encode_error(api_key, version, ErrorCode.UNSUPPORTED_VERSION)
+def test_an_error_can_be_said_for_every_api_and_version_kafka_has() -> None:
+    for api_key, name in api_key_map.items():
+        for version in schema_name_map[name]:
+            body = encode_error(api_key, version, ErrorCode.UNSUPPORTED_VERSION)
+            schema = load_response_schema(api_key, version)
+            entity, size = entity_reader(schema)(body, 0)
+            assert size == len(body)
+            assert getattr(entity, "error_code", 35) == 35
 
 
 def test_an_error_of_an_unknown_api_is_the_code_alone() -> None:
