@@ -80,8 +80,10 @@ def report(
     cluster: str = "dc1",
 ) -> Report:
     told = ReportedWindow(TOPIC, window, SequenceRanges(ranges), SequenceRanges(failed))
-    return Report(time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance,
-                  number=number, closed_through=closed, windows=[told] if ranges or failed else [])  # fmt: skip
+    return Report(
+        time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance, number=number,
+        closed_through=closed, windows=[told] if ranges or failed else [],
+    )  # fmt: skip
 
 
 def heartbeat(tier: str, reader: int = 100, time: int = NOW) -> Heartbeat:
