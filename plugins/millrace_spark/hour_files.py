@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from millrace.audit.counts import SequenceCounts
 from millrace.manifest import DataFile
 from millrace_spark.decode import event_times
+from millrace_spark.sequences import HEADER_FIELDS, count_sequences
 
 ROW_GROUP_ROWS = 200_000
 HELD_ROWS = 1_000_000
@@ -52,27 +53,19 @@ def event_times_ms(rows: pa.RecordBatch) -> Times:
     return np.asarray(ms.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
+def has_audit_header(schema: pa.Schema) -> bool:
+    """True if the rows say which producer they come from and which of its messages they are."""
+    index = schema.get_field_index("header")
+    header = schema.types[index] if index >= 0 else None
+    if header is None or not pa.types.is_struct(header):
+        return False
+    return all(header.get_field_index(name) >= 0 for name in HEADER_FIELDS)
+
+
 def count_rows(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
     """Count every row's sequence number under its producer; rows without an audit header count nowhere."""
-    header = rows.column("header") if "header" in rows.schema.names else None
-    names = (
-        [field.name for field in header.type]
-        if header is not None and pa.types.is_struct(header.type)
-        else []
-    )
-    if header is None or not {"server", "service", "instance", "sequence"} <= set(names):
-        return
-    servers, services = header.field("server"), header.field("service")
-
-    def producer_of(row: int) -> tuple[str, str]:
-        return servers[row].as_py(), services[row].as_py()
-
-    counts.add_arrays(
-        header.field("instance").to_numpy(zero_copy_only=False),
-        event_times_ms(rows),
-        header.field("sequence").to_numpy(zero_copy_only=False),
-        producer_of,
-    )
+    if has_audit_header(rows.schema):
+        count_sequences(rows, counts)
 
 
 def data_file(folder: Path, path: str, rows: int, records: int | None = None) -> DataFile:

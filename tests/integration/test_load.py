@@ -1,0 +1,169 @@
+"""Loads from real brokers by real Spark, in one session and under spark-submit; killed, raced, repeated."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from millrace_spark import tables
+from millrace_spark.jobs.hourly import HourlySettings, publish
+from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.load import LoadResult
+from tests.support import ROUNDS, Process, run_millrace
+from tests.warehouses import HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., Process]
+START_MS = 1_431_856_800_000
+
+
+@pytest.fixture(scope="module")
+def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    folder = tmp_path_factory.mktemp("load")
+    return TestSite.start(start_for_module, f"offline-{uuid4().hex[:6]}", folder, zookeeper, brokers=2)
+
+
+def load(
+    spark: SparkSession, site: TestSite, warehouse: Path, *topics: str, **changes: object
+) -> list[LoadResult]:
+    settings: dict[str, object] = {
+        "topics": topics,
+        "bootstrap": site.cluster.bootstrap,
+        "registry": site.registry,
+        "warehouse": str(warehouse),
+        "run_id": uuid4().hex,
+        "cut_bytes": 200_000,
+    }
+    return load_topics(spark, LoadSettings(**{**settings, **changes}))  # type: ignore[arg-type]
+
+
+def hourly(
+    spark: SparkSession, warehouse: Path, topic: str, hours: list[str]
+) -> list[tuple[str, int | None, int]]:
+    settings = HourlySettings(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours")
+    return [(each.hour, each.revision, each.rows) for each in publish(spark, settings)]
+
+
+def test_ten_thousand_real_requests_become_exactly_as_many_rows_in_84_hours(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = site.topic("PageView")
+    assert site.publish(topic, log_times_ms()) == 10_000
+    (result,) = load(spark, site, tmp_path, topic)
+    assert (result.rows, result.rejected, result.gaps) == (10_000, 0, [])
+    hours = log_hours()
+    assert result.hours == hours
+    assert len(hours) == 84
+
+    started = time.monotonic()
+    published = hourly(spark, tmp_path, topic, sorted(hours))
+    assert time.monotonic() - started < 30, "84 hours are one Spark job, not 84"
+    assert published == [(hour, 1, rows) for hour, rows in sorted(hours.items())]
+
+    table = tables.read(spark, str(tmp_path), topic)
+    counted = {
+        (str(row["date"]), row["hour"]): row["count"]
+        for row in table.groupBy("date", "hour").count().collect()
+    }
+    assert counted == {(hour[:10], int(hour[11:])): rows for hour, rows in hours.items()}
+    assert table.select("header.instance", "header.sequence").distinct().count() == 10_000
+    assert tables.dataset(str(tmp_path), topic).count_rows() == 10_000
+    verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert json.loads(verified.stdout)["ok"]
+
+
+def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_others(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    for topic in ("TopicA", "TopicB"):
+        site.publish(site.topic(topic, 2), [START_MS + n for n in range(50)])
+    assert [each.rows for each in load(spark, site, tmp_path, "TopicA", "TopicB")] == [50, 50]
+    site.publish("TopicA", [START_MS])
+    site.publish("TopicB", [START_MS])
+    with pytest.raises(Exception, match="topic 'Missing' does not exist") as caught:
+        load(spark, site, tmp_path, "TopicA", "Missing", "TopicB")
+    assert "\n" not in str(caught.value)
+    assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
+
+
+def test_both_sinks_write_the_same_rows(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
+    topic = site.topic("BothSinks", 2)
+    site.publish(topic, [START_MS + n * 60_013 for n in range(500)])
+    with site.producer() as producer:
+        producer._producer.produce(topic, b"no schema id")
+    for sink in ("direct", "spark"):
+        (result,) = load(spark, site, tmp_path / sink, topic, sink=sink)
+        assert (result.rows, result.rejected) == (500, 1)
+        assert hourly(spark, tmp_path / sink, topic, sorted(result.hours))
+        verified = run_millrace("verify", str(tmp_path / sink), "--json")
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
+
+
+def test_the_command_loads_once_and_says_when_nothing_is_new(site: TestSite, tmp_path: Path) -> None:
+    topic = site.topic("Commanded", 2)
+    site.publish(topic, [START_MS + n for n in range(100)])
+    first = run_millrace("load", topic, *site.load_options(tmp_path), "--run-id", "run-1")
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)[0]["rows"] == 100
+    again = run_millrace("load", topic, *site.load_options(tmp_path), "--run-id", "run-2")
+    assert again.returncode == 0, again.stderr
+    (result,) = json.loads(again.stdout)
+    assert (result["published"], result["message"]) == (False, "nothing new since load=0000000001")
+
+
+def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
+    topic = site.topic("Raced", 2)
+    for turn in range(2 * ROUNDS):
+        site.publish(topic, [START_MS + n * HOUR_MS for n in range(200)])
+        barrier, failures = threading.Barrier(2), list[BaseException]()
+
+        def drive(
+            run_id: str, barrier: threading.Barrier = barrier, failures: list[BaseException] = failures
+        ) -> None:
+            try:
+                barrier.wait(30)
+                load(spark, site, tmp_path, topic, run_id=run_id)
+            except BaseException as error:
+                failures.append(error)
+
+        drivers = [threading.Thread(target=drive, args=(f"{turn} {rival}",)) for rival in "ab"]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join(120)
+        assert not failures
+        rows = loaded_rows(tmp_path, topic)
+        assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == 200 * (turn + 1)
+
+
+def test_killed_at_random_moments_and_run_again_the_rows_are_those_of_an_undisturbed_run(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = site.topic("Killed", 3)
+    chance = random.Random(7)
+    total = 0
+    for turn in range(ROUNDS):
+        total += site.publish(topic, [START_MS + n * 47_017 for n in range(5_000)])
+        command = ["load", topic, *site.load_options(tmp_path / "killed"), "--run-id", f"turn {turn}"]
+        process = Process(command)
+        time.sleep(chance.uniform(3, 9))  # from the start of the JVM to after the publication
+        process.kill()
+        done = run_millrace(*command)
+        assert done.returncode == 0, done.stderr
+        assert len(loaded_rows(tmp_path / "killed", topic)) == total
+    load(spark, site, tmp_path / "undisturbed", topic)
+    assert loaded_rows(tmp_path / "killed", topic) == loaded_rows(tmp_path / "undisturbed", topic)
+    verified = run_millrace("verify", str(tmp_path / "killed"), "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr

@@ -1,0 +1,124 @@
+"""A cluster with a registry and a warehouse to load into, for tests; and what is in that warehouse."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from millrace.producer import AuditedProducer
+from millrace.registry.client import SchemaRegistryClient
+from tests.brokers import TestCluster
+from tests.support import REPOSITORY, Process, access_log
+
+Start = Callable[..., Process]
+AUDIT_TOPICS = ("audit", "audit-offline")
+HOUR_MS = 3_600_000
+EMPTY_EVENT: dict[str, Any] = {
+    "memberId": None, "clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1",
+    "referrer": None, "userAgent": None, "status": 200, "bytes": None,
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class TestSite:
+    """One cluster, one registry that knows every schema of the project, and a folder for warehouses."""
+
+    __test__ = False
+
+    cluster: TestCluster
+    registry: str
+    folder: Path
+
+    @classmethod
+    def start(cls, start: Start, name: str, folder: Path, zookeeper: str, brokers: int = 1) -> TestSite:
+        """Start everything; the audit topics are there."""
+        registry = start(
+            "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
+        )
+        cluster = TestCluster(start, name, folder, zookeeper, "[log]\nflush_ms = 20\n")
+        cluster.start_brokers(*range(1, brokers + 1))
+        site = cls(cluster, f"http://{registry.ready()}", folder)
+        with SchemaRegistryClient(site.registry) as client:
+            for path in (REPOSITORY / "schemas").glob("*.avsc"):
+                client.register(path.stem, json.loads(path.read_text()))
+        with cluster.client() as client:
+            for topic in AUDIT_TOPICS:
+                client.create_topic(topic, 1)
+        return site
+
+    def topic(self, name: str, partitions: int = 4) -> str:
+        """Create a topic of events shaped like PageView, its schema registered under its own name."""
+        with self.cluster.client() as client:
+            client.create_topic(name, partitions)
+        if name != "PageView":
+            schema = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+            with SchemaRegistryClient(self.registry) as registry:
+                registry.register(name, schema)
+        return name
+
+    def producer(self, server: str = "web1") -> AuditedProducer:
+        """An audited producer of the cluster."""
+        return AuditedProducer(
+            self.cluster.bootstrap, self.registry, cluster=self.cluster.name, server=server, service="web"
+        )
+
+    def publish(self, topic: str, times_ms: Iterator[int] | list[int]) -> int:
+        """One acknowledged event per time; how many there were."""
+        count = 0
+        with self.producer() as producer:
+            for count, time_ms in enumerate(times_ms, 1):  # noqa: B007
+                producer.send(topic, topic, EMPTY_EVENT, time_ms=time_ms)
+        return count
+
+    def load_options(self, warehouse: Path) -> list[str]:
+        """What `millrace load` needs to know of the site."""
+        places = ["--warehouse", str(warehouse), "--bootstrap", self.cluster.bootstrap]
+        return [*places, "--registry", self.registry, "--json"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRow:
+    """One row of a warehouse, by what identifies it and where it came from."""
+
+    instance: int
+    sequence: int
+    time: datetime
+    partition: int
+    offset: int
+
+
+def loaded_rows(
+    warehouse: Path, topic: str, pattern: str = "load=*/date=*/hour=*/*.parquet"
+) -> list[LoadedRow]:
+    """Every row, read from the Parquet files the plainest way, in the order of partition and offset."""
+    rows = []
+    for path in (warehouse / topic).glob(pattern):
+        table = pq.read_table(path, partitioning=None, columns=["header", "_partition", "_offset"])
+        for row in table.to_pylist():
+            header = row["header"]
+            place = (row["_partition"], row["_offset"])
+            rows.append(LoadedRow(header["instance"], header["sequence"], header["time"], *place))
+    return sorted(rows, key=lambda row: (row.partition, row.offset))
+
+
+def log_times_ms() -> Iterator[int]:
+    """The event times of the real access log, in the order of its lines."""
+    for line in access_log().read_text(errors="replace").splitlines():
+        stamp = re.search(r"\[([^\]]+)\]", line)
+        assert stamp is not None
+        yield int(datetime.strptime(stamp[1], "%d/%b/%Y:%H:%M:%S %z").timestamp() * 1000)
+
+
+def log_hours() -> Counter[str]:
+    """Lines of the real access log by hour, `2015-05-17T10`."""
+    return Counter(
+        datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H") for time_ms in log_times_ms()
+    )
