@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def theirs(url: str) -> Iterator[SchemaRegistryClient]:
     """confluent-kafka's client."""
     with SchemaRegistryClient({"url": url}) as client:
         yield client
+
+
+Connect = Callable[..., ours.SchemaRegistryClient]
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """`connect(url)` -> our client, closed when the test ends."""
+    with ExitStack() as stack:
+        yield lambda *args, **options: stack.enter_context(ours.SchemaRegistryClient(*args, **options))
 
 
 def code(refused: pytest.ExceptionInfo[SchemaRegistryError]) -> tuple[int, int]:
@@ -145,9 +156,11 @@ def test_confluent_kafkas_client_sees_the_codes_it_compares(theirs: SchemaRegist
     assert code(refused) == (404, 40403)
 
 
-def test_our_client_registers_and_reads_and_keeps_what_it_read(start: Start, tmp_path: Path) -> None:
+def test_our_client_registers_and_reads_and_keeps_what_it_read(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     registry = serve(start, tmp_path / "r.db")
-    client = ours.SchemaRegistryClient(f"http://{registry.ready()}", timeout_s=2)
+    client = connect(f"http://{registry.ready()}", timeout_s=2)
     schema_id = client.register("PageView", PAGE_VIEW)
     assert client.register("PageView", PAGE_VIEW) == schema_id
     found_id, version, schema = client.latest("PageView")
@@ -160,8 +173,8 @@ def test_our_client_registers_and_reads_and_keeps_what_it_read(start: Start, tmp
         client.register("PageView", {**PAGE_VIEW, "name": "Other"})
     with pytest.raises(ours.SchemaRefused, match="unknown type"):
         client.register("x", "nonsense")
-    travelled = pickle.loads(pickle.dumps(client))
-    assert travelled.schema(schema_id) == client.schema(schema_id) == PAGE_VIEW
+    with pickle.loads(pickle.dumps(client)) as travelled:
+        assert travelled.schema(schema_id) == client.schema(schema_id) == PAGE_VIEW
 
     registry.kill()
     assert client.schema(schema_id) == PAGE_VIEW, "an id never changes its meaning, so it is not asked twice"
@@ -170,27 +183,31 @@ def test_our_client_registers_and_reads_and_keeps_what_it_read(start: Start, tmp
     assert "\n" not in str(error.value)
 
 
-def test_our_client_waits_for_a_registry_that_restarts(start: Start, tmp_path: Path) -> None:
+def test_our_client_waits_for_a_registry_that_restarts(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     registry = serve(start, tmp_path / "r.db")
     address = registry.ready()
-    client = ours.SchemaRegistryClient(f"http://{address}")
+    client = connect(f"http://{address}")
     schema_id = client.register("s", sized(1))
     registry.kill()
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ours.SchemaRegistryClient(f"http://{address}").schema, schema_id)
+        asked = pool.submit(connect(f"http://{address}").schema, schema_id)
         serve(start, tmp_path / "r.db", address).ready()
         assert asked.result(timeout=30) == sized(1)
 
 
-def test_our_client_says_when_the_other_side_is_no_registry(zookeeper: str) -> None:
+def test_our_client_says_when_the_other_side_is_no_registry(connect: Connect, zookeeper: str) -> None:
     with pytest.raises(ConfigError, match="write http://HOST:PORT"):
         ours.SchemaRegistryClient("127.0.0.1:8081")
     with pytest.raises(ours.RegistryUnavailable) as error:
-        ours.SchemaRegistryClient(f"http://{zookeeper}", timeout_s=0.2).schema(1)
+        connect(f"http://{zookeeper}", timeout_s=0.2).schema(1)
     assert "\n" not in str(error.value)
 
 
-def test_after_a_kill_every_acknowledged_id_still_means_its_schema(start: Start, tmp_path: Path) -> None:
+def test_after_a_kill_every_acknowledged_id_still_means_its_schema(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     acknowledged: dict[int, int] = {}
     number = 0
     for _ in range(ROUNDS):
@@ -212,16 +229,18 @@ def test_after_a_kill_every_acknowledged_id_still_means_its_schema(start: Start,
                     break
                 acknowledged[answer.json()["id"]] = number
     registry = serve(start, tmp_path / "r.db")
-    client = ours.SchemaRegistryClient(f"http://{registry.ready()}")
+    client = connect(f"http://{registry.ready()}")
     for schema_id, size in acknowledged.items():
         assert client.schema(schema_id) == sized(size)
     assert client.register("new", sized(10**6)) > max(acknowledged)
     assert registry.stop() == 0
 
 
-def test_two_processes_on_one_database_give_one_id_for_one_schema(start: Start, tmp_path: Path) -> None:
+def test_two_processes_on_one_database_give_one_id_for_one_schema(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     registries = [serve(start, tmp_path / "r.db") for _ in range(2)]
-    clients = [ours.SchemaRegistryClient(f"http://{registry.ready()}") for registry in registries]
+    clients = [connect(f"http://{registry.ready()}") for registry in registries]
     ready = threading.Barrier(2)
 
     def register(client: ours.SchemaRegistryClient) -> list[int]:
@@ -253,9 +272,11 @@ def test_a_taken_port_a_bad_database_and_a_bad_address_are_one_clear_line_each(
         assert run.stderr.count("\n") == 1, run.stderr
 
 
-def test_it_stops_cleanly_while_clients_hold_connections(start: Start, tmp_path: Path) -> None:
+def test_it_stops_cleanly_while_clients_hold_connections(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     registry = serve(start, tmp_path / "r.db")
-    client = ours.SchemaRegistryClient(f"http://{registry.ready()}")
+    client = connect(f"http://{registry.ready()}")
     client.register("s", sized(1))
     assert registry.stop() == 0
     assert "Traceback" not in registry.output
@@ -289,7 +310,9 @@ def test_plan_says_what_apply_then_does_and_a_repetition_changes_nothing(
     assert f"PageView        unchanged  1        {ids['PageView']}" in shown.stdout
 
 
-def test_apply_registers_nothing_when_one_schema_would_be_refused(start: Start, tmp_path: Path) -> None:
+def test_apply_registers_nothing_when_one_schema_would_be_refused(
+    connect: Connect, start: Start, tmp_path: Path
+) -> None:
     url = f"http://{serve(start, tmp_path / 'r.db').ready()}"
     folder = tmp_path / "schemas"
     folder.mkdir()
@@ -318,7 +341,7 @@ def test_apply_registers_nothing_when_one_schema_would_be_refused(start: Start, 
     assert run.stdout == ""
     assert run.stderr.startswith("millrace: nothing was registered: ")
     assert f"{folder}/B.avsc: the new schema cannot read version 1" in run.stderr
-    client = ours.SchemaRegistryClient(url)
+    client = connect(url)
     assert client.versions("A") == [1]
     assert client.versions("C") == []
 
