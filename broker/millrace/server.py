@@ -215,8 +215,9 @@ class ClientConnection:
         """True while the client must take answers before it may ask for more."""
         return self._queued_bytes > MAX_QUEUED_BYTES or len(self.requests) >= MAX_QUEUED_REQUESTS
 
-    def answered(self) -> None:
-        """Some request has its answer now."""
+    def answered(self, size: int) -> None:
+        """Some request has its answer now; `size` bytes of it are in memory."""
+        self._queued_bytes += size
         self._server.touch(self)
 
     def abort(self, reason: str) -> None:
@@ -235,10 +236,7 @@ class ClientConnection:
         requests = self.requests
         while requests and (parts := requests[0].parts) is not None:
             requests.popleft()
-            for part in parts:
-                self._out.append(part)
-                if isinstance(part, bytes):
-                    self._queued_bytes += len(part)
+            self._out.extend(parts)
         with contextlib.suppress(BlockingIOError):
             self._send_queued()
         events = 0 if self.full or self.framer.waiting else select.EPOLLIN

@@ -21,8 +21,8 @@ class Client(Protocol):
 
     closed: bool
 
-    def answered(self) -> None:
-        """Some request has its answer now."""
+    def answered(self, size: int) -> None:
+        """Some request has its answer now; `size` bytes of it are in memory."""
 
     def abort(self, reason: str) -> None:
         """Close the connection: the only sign that a request without an answer can get."""
@@ -45,22 +45,26 @@ class Request:
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
         """Answer with the response's body; `header` is what a flexible response header adds."""
-        size = 4 + len(header)
+        size, in_memory = 4 + len(header), 0
         for part in parts:
-            size += len(part) if isinstance(part, bytes) else part.length
-        prefix = _PREFIX.pack(size, self.correlation_id) + header
+            if isinstance(part, bytes):
+                in_memory += len(part)
+            else:
+                size += part.length
+        prefix = _PREFIX.pack(size + in_memory, self.correlation_id) + header
         if parts and isinstance(parts[0], bytes):
             self.parts = [prefix + parts[0], *parts[1:]]
         else:
             self.parts = [prefix, *parts]
-        self.client.answered()
+        self.client.answered(in_memory + len(prefix))
 
     def answer_bytes(self, body: bytes) -> None:
         """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
-        self.parts = (_PREFIX.pack(4 + len(body), self.correlation_id) + body,)
-        self.client.answered()
+        size = len(body)
+        self.parts = (_PREFIX.pack(4 + size, self.correlation_id) + body,)
+        self.client.answered(8 + size)
 
     def answer_nothing(self) -> None:
         """Free the place: the client expects no answer (acks=0)."""
         self.parts = ()
-        self.client.answered()
+        self.client.answered(0)

@@ -1,0 +1,92 @@
+"""Work reaches the loop from other threads and at its time."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+
+import pytest
+
+from millrace.broker.mailbox import Mailbox
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def mailbox(clock: Clock) -> Mailbox:
+    return Mailbox(clock)
+
+
+def test_a_post_from_a_thread_wakes_the_loop(mailbox: Mailbox) -> None:
+    done: list[int] = []
+    thread = threading.Thread(target=lambda: mailbox.post(lambda: done.append(1)))
+    thread.start()
+    readable, _, _ = select.select([mailbox.wake_fd], [], [], 10)
+    assert readable
+    mailbox.drain()
+    mailbox.run()
+    thread.join()
+    assert done == [1]
+    assert not select.select([mailbox.wake_fd], [], [], 0)[0]
+
+
+def test_a_call_brings_its_result_or_its_exception(mailbox: Mailbox) -> None:
+    good, bad = mailbox.call(lambda: 6 * 7), mailbox.call(lambda: 1 // 0)
+    mailbox.run()
+    assert good.result(timeout=0) == 42
+    assert isinstance(bad.exception(timeout=0), ZeroDivisionError)
+
+
+def test_timers_run_in_order_and_not_before_their_time(mailbox: Mailbox, clock: Clock) -> None:
+    done: list[str] = []
+    mailbox.after(2, lambda: done.append("second"))
+    mailbox.after(1, lambda: done.append("first"))
+    assert mailbox.seconds_to_next() == 1
+    mailbox.run()
+    assert done == []
+    clock.now += 2
+    assert mailbox.seconds_to_next() == 0
+    mailbox.run()
+    assert done == ["first", "second"]
+    assert mailbox.seconds_to_next() is None
+
+
+def test_a_cancelled_timer_neither_runs_nor_wakes(mailbox: Mailbox, clock: Clock) -> None:
+    done: list[int] = []
+    mailbox.after(1, lambda: done.append(1)).cancel()
+    assert mailbox.seconds_to_next() is None
+    clock.now += 2
+    mailbox.run()
+    assert done == []
+
+
+def test_work_that_fails_does_not_stop_the_rest(mailbox: Mailbox, caplog: pytest.LogCaptureFixture) -> None:
+    done: list[int] = []
+    mailbox.post(lambda: 1 // 0 and None)
+    mailbox.post(lambda: done.append(1))
+    with caplog.at_level(logging.ERROR):
+        mailbox.run()
+    assert done == [1]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_work_posted_by_work_waits_for_the_next_run(mailbox: Mailbox) -> None:
+    done: list[str] = []
+    mailbox.post(lambda: mailbox.post(lambda: done.append("later")))
+    mailbox.run()
+    assert done == []
+    assert mailbox.seconds_to_next() == 0
+    mailbox.run()
+    assert done == ["later"]

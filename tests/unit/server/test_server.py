@@ -1,0 +1,255 @@
+"""The loop and its sockets, with handlers that do as each test says."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace import server as server_module
+from millrace.broker.mailbox import Mailbox
+from millrace.errors import MillraceError
+from millrace.handlers.request import Request
+from millrace.server import ClientConnection, Server
+from millrace.storage.file_slice import FileSlice, ReadFile
+from tests.support import wait_until
+
+LIMIT = 1 << 20
+Serve = Callable[[Request, bytes], None]
+
+
+class Running:
+    """A server whose loop runs in a thread; `serve` gets each request with its text."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.server = Server("127.0.0.1", 0, self.mailbox, LIMIT)
+        self.serve: Serve = lambda request, text: request.answer([text])
+        self.requests: list[Request] = []
+        self.turns = 0
+        self.thread = threading.Thread(target=self.server.run, args=(self._handle, self._end_of_turn))
+        self.thread.start()
+
+    def _handle(self, client: ClientConnection, frame: memoryview) -> Request:
+        request = Request(client, 0, 0, int.from_bytes(frame[:4], "big"), frame)
+        self.requests.append(request)
+        self.serve(request, bytes(frame[4:]))
+        return request
+
+    def _end_of_turn(self) -> None:
+        self.turns += 1
+
+    def client(self) -> Client:
+        return Client(self.server.port)
+
+    def on_loop(self, function: Callable[[], None]) -> None:
+        self.mailbox.call(function).result(timeout=10)
+
+    def stop(self) -> None:
+        self.mailbox.post(self.server.stop)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.server.close()
+        self.mailbox.close()
+
+
+class Client:
+    """A blocking client of the frames above."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.file = self.socket.makefile("rb")
+
+    def send(self, number: int, text: bytes = b"-text-") -> None:
+        self.socket.sendall(struct.pack(">ii", 4 + len(text), number) + text)
+
+    def receive(self) -> tuple[int, bytes]:
+        size, number = struct.unpack(">ii", self.file.read(8))
+        return number, self.file.read(size - 4)
+
+    def at_end(self) -> bool:
+        try:
+            return self.file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    started = Running()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[Client]:
+    connected = running.client()
+    yield connected
+    connected.close()
+
+
+def waiting_requests(running: Running, count: int) -> None:
+    wait_until(f"{count} requests", lambda: len(running.requests) == count, timeout_s=10)
+
+
+def test_answers_leave_in_the_order_of_their_requests(running: Running, client: Client) -> None:
+    running.serve = lambda request, text: None
+    for number in range(5):
+        client.send(number)
+    waiting_requests(running, 5)
+    running.on_loop(
+        lambda: [r.answer([b"%d" % r.correlation_id]) for r in reversed(running.requests)] and None
+    )
+    assert [client.receive() for _ in range(5)] == [(n, b"%d" % n) for n in range(5)]
+
+
+def test_a_request_that_waits_does_not_stop_those_behind_it(running: Running, client: Client) -> None:
+    running.serve = lambda request, text: None if request.correlation_id == 0 else request.answer([text])
+    for number in range(3):
+        client.send(number)
+    waiting_requests(running, 3)  # all were read and served ...
+    client.socket.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        client.socket.recv(1)  # ... but nothing overtakes the first answer
+    client.socket.settimeout(10)
+    running.on_loop(lambda: running.requests[0].answer([b"late"]))
+    assert [client.receive() for _ in range(3)] == [(0, b"late"), (1, b"-text-"), (2, b"-text-")]
+
+
+def test_a_request_without_an_answer_takes_no_place(running: Running, client: Client) -> None:
+    def serve(request: Request, text: bytes) -> None:
+        if request.correlation_id == 1:
+            request.answer_nothing()
+        else:
+            request.answer_bytes(text)
+
+    running.serve = serve
+    for number in range(3):
+        client.send(number)
+    assert [client.receive()[0] for _ in range(2)] == [0, 2]
+
+
+def test_requests_that_arrive_together_are_served_in_few_turns(running: Running, client: Client) -> None:
+    client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(1000)))
+    assert [client.receive()[0] for _ in range(1000)] == list(range(1000))
+    assert running.turns < 100
+
+
+@pytest.mark.parametrize("size", [-5, 3, LIMIT + 1])
+def test_a_frame_that_cannot_be_ends_its_connection_only(running: Running, client: Client, size: int) -> None:
+    other = running.client()
+    client.socket.sendall(struct.pack(">i", size) + b"x" * 16)
+    assert client.at_end()
+    other.send(1)
+    assert other.receive() == (1, b"-text-")
+    other.close()
+
+
+@pytest.fixture
+def big_file(tmp_path: Path) -> Path:
+    path = tmp_path / "big"
+    path.write_bytes(b"".join(struct.pack(">q", n) for n in range(1 << 20)))
+    return path
+
+
+def file_answer(path: Path, start: int, length: int) -> Serve:
+    file = ReadFile(path, "rb")
+    return lambda request, text: request.answer([b"head", FileSlice(file, start, length), b"tail"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 8 << 20), (3, 1), (5, (512 << 10) + 1), (100, 4096)])
+def test_file_slices_arrive_whole_and_in_place(
+    running: Running, client: Client, big_file: Path, start: int, length: int
+) -> None:
+    running.serve = file_answer(big_file, start, length)
+    client.send(7)
+    client.send(8)
+    data = big_file.read_bytes()[start : start + length]
+    assert client.receive() == (7, b"head" + data + b"tail")
+    assert client.receive() == (8, b"head" + data + b"tail")
+
+
+def test_a_slow_reader_does_not_hold_up_the_others(running: Running, client: Client, big_file: Path) -> None:
+    sends_files = file_answer(big_file, 0, 8 << 20)
+    running.serve = lambda request, text: (
+        sends_files(request, text) if text == b"files" else request.answer([text])
+    )
+    for number in range(20):
+        client.send(number, b"files")  # 160 MB that nobody reads
+    waiting_requests(running, 20)
+    other = running.client()
+    for number in range(100):
+        other.send(number)
+        assert other.receive()[0] == number
+    other.close()
+    for number in range(20):
+        assert client.receive()[0] == number
+
+
+def test_a_client_that_takes_no_answers_is_not_read_any_more(running: Running, client: Client) -> None:
+    answer = bytes(100_000)
+    running.serve = lambda request, text: request.answer([answer])
+    count = 2000  # 200 MB of answers
+    sender = threading.Thread(target=lambda: [client.send(number) for number in range(count)])
+    sender.start()
+    sender.join(10)
+    other = running.client()
+    other.send(1)
+    assert other.receive()[0] == 1
+    served = len(running.requests) - 1
+    # What the sockets' buffers hold, the queue's limit, and no more.
+    assert served * len(answer) < server_module.MAX_QUEUED_BYTES + (16 << 20)
+    assert [client.receive()[0] for _ in range(count)] == list(range(count))
+    other.close()
+
+
+def test_a_client_with_too_many_open_requests_is_not_read_any_more(running: Running, client: Client) -> None:
+    running.serve = lambda request, text: None
+    count = server_module.MAX_QUEUED_REQUESTS + 500
+    client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(count)))
+    limit = server_module.MAX_QUEUED_REQUESTS
+    wait_until("as many as may wait", lambda: len(running.requests) >= limit, timeout_s=10)
+    assert len(running.requests) == limit
+    running.serve = lambda request, text: request.answer([text])
+    running.on_loop(lambda: [request.answer([b"."]) for request in list(running.requests)] and None)
+    assert [client.receive()[0] for _ in range(count)] == list(range(count))
+
+
+def test_a_file_cut_short_ends_the_connection_that_was_to_get_it(
+    running: Running, client: Client, big_file: Path
+) -> None:
+    running.serve = file_answer(big_file, 0, (8 << 20) + 1)
+    client.send(1)
+    with pytest.raises((struct.error, ConnectionResetError, AssertionError)):
+        assert len(client.receive()[1]) == (8 << 20) + 1 + 8
+    other = running.client()
+    running.serve = lambda request, text: request.answer([text])
+    other.send(2)
+    assert other.receive() == (2, b"-text-")
+    other.close()
+
+
+def test_a_client_that_goes_away_is_forgotten(running: Running) -> None:
+    running.serve = lambda request, text: None
+    gone = running.client()
+    gone.send(1)
+    waiting_requests(running, 1)
+    gone.close()
+    wait_until("the connection's end", lambda: running.requests[0].client.closed, timeout_s=10)
+    running.on_loop(lambda: running.requests[0].answer([b"to nobody"]))
+
+
+def test_a_port_in_use_is_one_line_that_says_so() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(MillraceError, match="cannot listen on"),
+    ):
+        Server("127.0.0.1", taken.getsockname()[1], Mailbox(), LIMIT)
