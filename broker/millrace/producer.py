@@ -88,6 +88,7 @@ class AuditedProducer:
         Without `lateness_ms` only `closed_through` and `close` say that a time is over.
         """
         self.instance = secrets.randbits(63)
+        self.server = server
         self._names: dict[str, Any] = {
             "cluster": cluster,
             "server": server,
@@ -355,7 +356,7 @@ def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "bootstrap.servers": bootstrap,
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
         "linger.ms": 5,
-        "log_level": 3,
+        "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         **chosen,
         **_FIXED,
     }

@@ -46,15 +46,16 @@ class AuditPublisher:
                 "compression.type": "zstd",
                 "message.max.bytes": MAX_MESSAGE_BYTES,
                 "delivery.timeout.ms": int(timeout_s * 1000),
-                "log_level": 3,
+                "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
             }
         )
 
     def check_topics(self, *names: str) -> None:
         """MillraceError unless a broker answers and has the audit topic and all the topics named."""
+        wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s)
         for name in (*names, self.topic):
             try:
-                found = self._producer.list_topics(name, timeout=_METADATA_TIMEOUT_S).topics[name]
+                found = self._producer.list_topics(name, timeout=wait_s).topics[name]
             except KafkaException as error:
                 raise MillraceError(
                     f"no broker answers at {self.bootstrap} ({text_of(error)}): start one or give the right"

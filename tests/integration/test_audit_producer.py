@@ -1,0 +1,337 @@
+"""AuditedProducer on a real broker: what it says of its events is true, whatever is killed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fastavro
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from millrace.audit.counts import WINDOW_MS
+from millrace.audit.event import EventHeader, read_header
+from millrace.audit.messages import (
+    FOR_EVER,
+    NOTHING,
+    AuditCodec,
+    AuditRecord,
+    Hello,
+    Report,
+    schema_file,
+)
+from millrace.audit.ranges import SequenceRanges
+from millrace.errors import ConfigError, MillraceError
+from millrace.producer import AuditedProducer, Delivered, DeliveryFailed
+from millrace.registry.client import SchemaRegistryClient
+from tests.brokers import TestCluster, free_port, read_topic
+from tests.support import Process, wait_until
+
+Start = Callable[..., Process]
+PAGE_VIEW = schema_file("PageView")
+START = 1_431_856_800_000
+EVENT: dict[str, Any] = {
+    "clientAddress": "10.0.0.1",
+    "method": "GET",
+    "url": "/",
+    "protocol": "HTTP/1.1",
+    "status": 200,
+}
+
+
+@dataclass
+class World:
+    """One cluster with an audit topic, and a registry."""
+
+    cluster: TestCluster
+    registry: str
+
+    def topic(self, partitions: int = 2) -> str:
+        """A new topic."""
+        name = f"events-{uuid4().hex[:8]}"
+        with self.cluster.client() as client:
+            client.create_topic(name, partitions)
+        return name
+
+    def producer(self, **options: Any) -> AuditedProducer:
+        return AuditedProducer(
+            self.cluster.bootstrap, self.registry, cluster="dc1", server="web-1", service="shop", **options
+        )
+
+    def events(self, topic: str) -> list[EventHeader]:
+        """The header of every message of the topic."""
+        with self.cluster.client() as client:
+            found = read_topic(client, topic)
+        return [read_header(value or b"") for contents in found.values() for value in contents.values]
+
+    def said(self, instance: int) -> list[AuditRecord]:
+        """Everything an instance published on the audit topic, in order."""
+        with self.cluster.client() as client, SchemaRegistryClient(self.registry) as registry:
+            codec = AuditCodec(registry)
+            records = [codec.decode(value) for value in read_topic(client, "audit")[0].values]
+        return [r for r in records if isinstance(r, Hello | Report) and r.instance == instance]
+
+    def reports(self, instance: int) -> list[Report]:
+        return [record for record in self.said(instance) if isinstance(record, Report)]
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("producer")
+    registry = start_for_module(
+        "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
+    )
+    cluster = TestCluster(
+        start_for_module, f"p{uuid4().hex[:8]}", folder, zookeeper, "[log]\nflush_ms = 20\n"
+    )
+    cluster.start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("audit", 1)
+    return World(cluster, f"http://{registry.ready()}")
+
+
+def sequences(events: list[EventHeader], instance: int) -> list[int]:
+    return sorted(event.sequence for event in events if event.instance == instance)
+
+
+def told(reports: list[Report], topic: str) -> tuple[SequenceRanges, SequenceRanges]:
+    """Everything the reports call acknowledged, and failed."""
+    acknowledged, failed = SequenceRanges(), SequenceRanges()
+    for window in (window for report in reports for window in report.windows if window.topic == topic):
+        acknowledged, failed = acknowledged | window.acknowledged, failed | window.failed
+    return acknowledged, failed
+
+
+def test_every_event_has_its_header_and_the_kafka_timestamp_is_its_time(world: World) -> None:
+    topic = world.topic()
+    with world.producer() as producer:
+        numbers = [
+            producer.send(topic, PAGE_VIEW, {**EVENT, "url": f"/{n}"}, time_ms=START + n, key=f"{n % 7}")
+            for n in range(500)
+        ]
+    assert numbers == list(range(500))
+    with world.cluster.client() as client:
+        records = [r for contents in read_topic(client, topic).values() for r in contents.records]
+    schema = fastavro.parse_schema(dict(PAGE_VIEW))
+    for record in records:
+        assert record.value is not None
+        header = read_header(record.value)
+        assert (header.server, header.service, header.instance) == ("web-1", "shop", producer.instance)
+        assert record.timestamp == header.time == START + header.sequence
+        body: Any = fastavro.schemaless_reader(BytesIO(record.value[5:]), schema, None)
+        assert body["url"] == f"/{header.sequence}"
+    assert sorted(read_header(r.value or b"").sequence for r in records) == numbers
+    assert producer.delivered() == [Delivered(topic, [(0, 499)], [])]
+
+
+def test_the_hello_is_there_before_the_first_event_and_the_last_report_closes_for_ever(world: World) -> None:
+    topic = world.topic()
+    producer = world.producer()
+    producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    assert [type(record) for record in world.said(producer.instance)] == [Hello], "awaited by the first send"
+    for n in range(1, 900):
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n * 2000)
+    producer.close()
+    hello, *reports = world.said(producer.instance)
+    assert isinstance(hello, Hello)
+    assert (hello.cluster, hello.topic, hello.closed_through) == ("dc1", topic, NOTHING)
+    assert [r.number for r in reports if isinstance(r, Report)] == list(range(len(reports)))
+    assert world.reports(producer.instance)[-1].closed_through == FOR_EVER
+    windows = [
+        (w.window, w.acknowledged.pairs()) for r in world.reports(producer.instance) for w in r.windows
+    ]
+    assert windows == [
+        (START, [[0, 299]]), (START + WINDOW_MS, [[300, 599]]), (START + 2 * WINDOW_MS, [[600, 899]]),
+    ]  # fmt: skip
+
+
+def test_each_topic_has_a_hello_and_numbers_of_its_own(world: World) -> None:
+    first, second = world.topic(), world.topic()
+    with world.producer() as producer:
+        for n in range(10):
+            assert producer.send(first, PAGE_VIEW, EVENT, time_ms=START) == n
+            assert producer.send(second, PAGE_VIEW, EVENT, time_ms=START) == n
+    assert [r.topic for r in world.said(producer.instance) if isinstance(r, Hello)] == [first, second]
+
+
+def test_an_event_that_does_not_fit_leaves_no_hole(world: World) -> None:
+    topic = world.topic()
+    with world.producer() as producer:
+        assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START) == 0
+        for wrong in ({"status": "x"}, {"nonsense": 1}, {"url": None}):
+            with pytest.raises(MillraceError, match="does not fit schema PageView"):
+                producer.send(topic, PAGE_VIEW, {**EVENT, **wrong}, time_ms=START)
+        with pytest.raises(MillraceError, match="time_ms"):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=0)
+        with pytest.raises(MillraceError, match="not sent"):
+            producer.send(topic, PAGE_VIEW, {**EVENT, "url": "/" * 2_000_000}, time_ms=START)
+        assert producer.send(topic, PAGE_VIEW, EVENT, time_ms=START) == 1
+    assert sequences(world.events(topic), producer.instance) == [0, 1]
+
+
+def test_an_unknown_topic_ends_in_one_line_and_nothing_is_sent(world: World) -> None:
+    producer = world.producer()
+    with pytest.raises(MillraceError, match=r"has no topic nowhere.*millrace topics create nowhere"):
+        producer.send("nowhere", PAGE_VIEW, EVENT, time_ms=START)
+    producer.close()
+    assert world.said(producer.instance) == []
+
+
+def test_without_a_broker_the_first_event_ends_in_one_line(world: World) -> None:
+    producer = AuditedProducer(
+        f"127.0.0.1:{free_port()}", world.registry, cluster="dc1", server="web-1", service="shop",
+        config={"delivery.timeout.ms": 1_000},
+    )  # fmt: skip
+    with pytest.raises(MillraceError, match="no broker answers") as caught:
+        producer.send("PageView", PAGE_VIEW, EVENT, time_ms=START)
+    assert "\n" not in str(caught.value)
+    producer.close()
+
+
+@pytest.mark.parametrize("key", ["acks", "request.required.acks", "enable.idempotence", "bootstrap.servers"])
+def test_what_the_audit_rests_on_cannot_be_changed(world: World, key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be changed"):
+        world.producer(config={key: 1})
+
+
+def test_a_full_queue_slows_the_sender_down_and_loses_nothing(world: World) -> None:
+    topic = world.topic()
+    with world.producer(config={"queue.buffering.max.messages": 100}) as producer:
+        for n in range(3000):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n)
+    assert sequences(world.events(topic), producer.instance) == list(range(3000))
+
+
+def test_threads_share_a_producer_without_a_hole_or_a_repeat(world: World) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.1) as producer:
+
+        def send() -> None:
+            for n in range(1000):
+                producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + n * 1000)
+
+        threads = [threading.Thread(target=send) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    events = world.events(topic)
+    assert sequences(events, producer.instance) == list(range(4000))
+    reported = {
+        (w.window, n) for r in world.reports(producer.instance) for w in r.windows
+        for first, last in w.acknowledged for n in range(first, last + 1)
+    }  # fmt: skip
+    assert reported == {(event.time - event.time % WINDOW_MS, event.sequence) for event in events}
+
+
+def test_reports_come_while_it_runs_and_tell_only_what_is_certain(world: World) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.2) as producer:
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+        wait_until("the first report", lambda: world.reports(producer.instance))
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+        producer.closed_through(START + WINDOW_MS)
+        wait_until(
+            "the window is closed",
+            lambda: world.reports(producer.instance)[-1].closed_through == START + WINDOW_MS,
+        )
+        acknowledged, failed = told(world.reports(producer.instance), topic)
+        assert (acknowledged.pairs(), failed.pairs()) == ([[0, 1]], [])
+
+
+def test_with_a_lateness_the_clock_closes_windows(world: World) -> None:
+    topic = world.topic()
+    with world.producer(report_interval_s=0.1, lateness_ms=5_000) as producer:
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=time.time_ns() // 1_000_000)
+        reports = wait_until(
+            "three reports", lambda: len(r := world.reports(producer.instance)) >= 3 and r, timeout_s=10
+        )
+    (hello, *_) = world.said(producer.instance)
+    assert isinstance(hello, Hello)
+    assert reports
+    closed = [hello.closed_through, *(report.closed_through for report in reports)]
+    now = time.time_ns() // 1_000_000
+    assert now - 60_000 < closed[0] <= now - 5_000
+    assert all(earlier <= later for earlier, later in pairwise(closed))
+
+
+def test_a_subjects_latest_schema_can_be_named_instead_of_given(world: World) -> None:
+    topic = world.topic()
+    with world.producer() as producer:
+        with pytest.raises(MillraceError, match="millrace schemas apply"):
+            producer.send(topic, "NoSuchSubject", EVENT, time_ms=START)
+        with SchemaRegistryClient(world.registry) as registry:
+            registry.register("PageView", PAGE_VIEW)
+        assert producer.send(topic, "PageView", EVENT, time_ms=START) == 0
+    assert len(world.events(topic)) == 1
+
+
+def test_a_consumer_reads_what_it_sent(world: World) -> None:
+    topic = world.topic(1)
+    with world.producer() as producer:
+        for _ in range(20):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START, partition=0)
+    consumer = Consumer({"bootstrap.servers": world.cluster.bootstrap, "group.id": "x",
+                         "enable.auto.commit": False})  # fmt: skip
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages = consumer.consume(20, timeout=20)
+    consumer.close()
+    assert [read_header(message.value() or b"").sequence for message in messages] == list(range(20))
+
+
+@pytest.fixture
+def breakable(world: World, zookeeper: str, start: Start, tmp_path: Path) -> World:
+    """A cluster of its own, whose broker may be killed."""
+    cluster = TestCluster(start, f"b{uuid4().hex[:8]}", tmp_path, zookeeper, "[log]\nflush_ms = 20\n")
+    cluster.start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("audit", 1)
+    return World(cluster, world.registry)
+
+
+def test_a_broker_killed_during_traffic_leaves_acknowledged_and_failed_told_apart(breakable: World) -> None:
+    topic = breakable.topic()
+    producer = breakable.producer(config={"delivery.timeout.ms": 2_000}, report_interval_s=0.3)
+    sent = 0
+    killed_at = 2_000
+
+    def send(count: int) -> None:
+        nonlocal sent
+        for _ in range(count):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=START + sent)
+            sent += 1
+
+    send(killed_at)
+    breakable.cluster.brokers[1].kill()
+    send(500)
+    with pytest.raises(MillraceError):
+        producer.flush()  # nothing is taken any more, no report either
+    breakable.cluster.restart(1)
+    send(500)
+    with pytest.raises(DeliveryFailed, match=f"sequences {topic}"):
+        producer.flush()
+    send(500)
+    producer.close()
+
+    (delivered,) = producer.delivered()
+    reports = breakable.reports(producer.instance)
+    acknowledged, failed = told(reports, topic)
+    assert list(acknowledged - failed) == list(delivered.acknowledged)
+    assert list(failed) == list(delivered.failed)
+    assert (acknowledged | failed).pairs() == [[0, sent - 1]], "each has its outcome"
+    assert len(failed) >= 500
+    there = sequences(breakable.events(topic), producer.instance)
+    assert len(there) == len(set(there)), "none is there twice"
+    assert set(there) >= {n for first, last in acknowledged - failed for n in range(first, last + 1)}
+    numbers = SequenceRanges()
+    for report in reports:
+        numbers.add(report.number, report.number)
+    assert numbers.pairs() == [[0, reports[-1].number]], "no report is lost, some may have come twice"
+    assert reports[-1].closed_through == FOR_EVER
