@@ -16,7 +16,6 @@ from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.status import MirrorRow, MirrorStatus
-from millrace.records import Cursor
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 
@@ -103,15 +102,15 @@ def _reset_one(found: MirrorStatus, origin: Origin, yes: bool) -> bool:
     changed = found.reader(origin.cluster, origin.topic).examine(recorded) if recorded is not None else None
     if recorded is None or changed is None:
         return False
-    question = f"{name}: {changed}. Go on at offset {changed.resume_at}?"
+    question = f"{name}: {changed}. Go on at offset {changed.resume.next_offset}?"
     if not yes and not click.confirm(question):
         return False
     expected = recorded.cursor.next_offset
     request = MirrorAppend(
-        mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=Cursor(changed.resume_at)
+        mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=changed.resume
     )  # fmt: skip
     found.ask(origin.topic, request)
-    click.echo(f"{name}: goes on at offset {changed.resume_at}, it was at {expected}")
+    click.echo(f"{name}: goes on at offset {changed.resume.next_offset}, it was at {expected}")
     return True
 
 

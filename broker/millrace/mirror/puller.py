@@ -37,7 +37,7 @@ from millrace.wire.fetch import FetchedPartition, error_name
 
 log = logging.getLogger(__name__)
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS = 1.0
 """How soon new topics, partitions and leaders are noticed."""
 FIRST_PAUSE_SECONDS = 0.2
 MAX_PAUSE_SECONDS = 5.0
@@ -120,6 +120,9 @@ class TopicPuller:
                 if not self._round():
                     self._sleep(FETCH_WAIT_MS / 1000)
                 pause, self._told = FIRST_PAUSE_SECONDS, ""
+            except UnknownTopicOrPartition as error:
+                self._everything_waits(str(error))
+                self._sleep(REFRESH_SECONDS)
             except MillraceError as error:
                 self._everything_waits(str(error))
                 self._sleep(pause)

@@ -23,12 +23,12 @@ from millrace.wire.fetch import FetchedPartition
 class OriginChanged(MillraceError):
     """The origin's log no longer goes on where the mirror ended; only an operator can tell what to do.
 
-    `resume_at` is the next offset it still has: where `millrace mirror reset` goes on.
+    `resume` stands before the next batch it still has: where `millrace mirror reset` goes on.
     """
 
-    def __init__(self, message: str, resume_at: int) -> None:
+    def __init__(self, message: str, resume: Cursor) -> None:
         super().__init__(message)
-        self.resume_at = resume_at
+        self.resume = resume
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +101,19 @@ def next_run(
 
 
 def _check_follows(cursor: Cursor, header: BatchHeader, rules: OffsetRules) -> None:
-    if not cursor.follows(header) and not rules.compacted:
+    # At a start the origin's log may be empty: its end is then known as an offset, not as a byte position,
+    # so nobody can say where the first batch will begin. And a batch may hold records below a log's start.
+    fresh = cursor.next_base is None
+    if not (cursor.follows(header) or rules.compacted or (fresh and rules.byte_positions)):
         raise OriginChanged(
             f"offsets {cursor.next_offset} to {header.base_offset - 1} are missing in the origin's log",
-            header.base_offset,
+            Cursor(header.base_offset, header.base_offset),
         )
-    # Right behind a start or a reset the first batch may begin earlier: nothing of it was copied yet.
-    if header.base_offset < cursor.next_offset and cursor.next_base is not None:
+    if header.base_offset < cursor.next_offset and not fresh:
         raise OriginChanged(
             f"the origin's batch at offset {header.base_offset} covers offset {cursor.next_offset - 1}, "
             "which is copied already",
-            header.next_offset,
+            rules.after(header, cursor),
         )
 
 
@@ -120,18 +122,19 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
 
     Raises OriginChanged when it has lost what was to be read next, or what it had shown before.
     """
-    if rules.byte_positions and cursor.next_offset < earliest == cursor.next_base:
-        return earliest  # the last batch copied has expired, and nothing else
     if cursor.next_offset < earliest:
+        if rules.byte_positions and cursor.next_base in (None, earliest):
+            return earliest  # the batch before it has expired, and nothing else
+        exact = rules.byte_positions and earliest < high_watermark
         raise OriginChanged(
             f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they were copied",
-            earliest,
+            Cursor(earliest, earliest if exact else None),
         )
     if cursor.next_offset > high_watermark:
         raise OriginChanged(
             f"the origin ends at offset {high_watermark}, before the position {cursor.next_offset}: it has "
             "lost what it showed before",
-            high_watermark,
+            Cursor(high_watermark),
         )
     return cursor.next_offset
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from millrace.cluster import Cluster
 from millrace.cluster_state import PartitionState
 from millrace.config import OriginConfig
-from millrace.errors import MillraceError
+from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.mirror.origin import OriginTopic
 from millrace.mirror.states import State
 from millrace.storage.position import MirrorPosition, Origin
@@ -55,6 +55,8 @@ class MirrorStatus:
         brokers = ",".join(f"{b.host}:{b.port}" for b in cluster.brokers.values())
         self._client = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS) if brokers else None
         self._readers: dict[tuple[str, str], OriginTopic] = {}
+        self._silent: dict[str, str] = {}
+        """Origin cluster -> why it cannot be asked: each is waited for once only."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -105,24 +107,28 @@ class MirrorStatus:
                 detail = str(error)
         high_watermark = None
         try:
+            if origin.cluster in self._silent:
+                raise MillraceError(self._silent[origin.cluster])
             reader = self.reader(origin.cluster, origin.topic)
             if reader.has_id(origin.topic_id):
                 high_watermark = reader.bounds(origin.partition)[1]
                 if not state and position is not None and (changed := reader.examine(position)) is not None:
                     state, detail = State.STOPPED, str(changed)
             else:
-                state, detail = self._of_former_topic(topic, origin, detail)
+                state, detail = self._of_former_topic(topic, origin)
         except MillraceError as error:
+            if not isinstance(error, UnknownTopicOrPartition):
+                self._silent[origin.cluster] = str(error)
             state, detail = state or State.WAITING, detail or str(error)
         return MirrorRow(
             topic=topic, partition=number, origin=origin, leader=partition.leader, position=position,
             origin_high_watermark=high_watermark, state=state or "batch", detail=detail,
         )  # fmt: skip
 
-    def _of_former_topic(self, topic: str, origin: Origin, detail: str) -> tuple[str, str]:
+    def _of_former_topic(self, topic: str, origin: Origin) -> tuple[str, str]:
         """A partition that mirrors a topic which is gone: retired once its successor has a partition."""
         current = self.reader(origin.cluster, origin.topic).describe().topic_id
         successor = dataclasses.replace(origin, topic_id=current)
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
-        return State.STOPPED, detail or "the origin's topic was deleted and created anew"
+        return State.STOPPED, "the origin's topic was deleted and created anew"

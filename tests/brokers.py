@@ -1,0 +1,139 @@
+"""Clusters of real brokers for tests, and everything that is in one of their partitions."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millrace.records import BatchHeader, Record, iter_records, split_batches
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from tests.support import Process, wait_until
+
+Start = Callable[..., Process]
+
+
+def free_port() -> int:
+    """A port nobody uses now: for a broker that must come back at the same address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@dataclass(slots=True)
+class TestBroker:
+    """One broker process and what is needed to start it again."""
+
+    __test__ = False
+
+    config: Path
+    address: str
+    process: Process
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+
+
+@dataclass(slots=True)
+class TestCluster:
+    """Some brokers of one cluster; they keep their ports and data over restarts."""
+
+    __test__ = False
+
+    start: Start
+    name: str
+    folder: Path
+    zookeeper: str
+    settings: str = ""
+    brokers: dict[int, TestBroker] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> str:
+        """HOST:PORT of every broker."""
+        return ",".join(broker.address for broker in self.brokers.values())
+
+    def start_brokers(self, *broker_ids: int) -> TestCluster:
+        """Start them at once, then wait for all."""
+        for broker_id in broker_ids:
+            address = f"127.0.0.1:{free_port()}"
+            config = self.folder / f"{self.name}-{broker_id}.toml"
+            config.write_text(
+                f"broker_id = {broker_id}\ncluster = {json.dumps(self.name)}\n"
+                f"listen = {json.dumps(address)}\nzookeeper = {json.dumps(self.zookeeper)}\n"
+                "session_timeout_ms = 2000\n"
+                f"log_dir = {json.dumps(str(self.folder / f'{self.name}-{broker_id}'))}\n{self.settings}"
+            )
+            self.brokers[broker_id] = TestBroker(config, address, self.start("broker", str(config)))
+        for broker_id in broker_ids:
+            self.brokers[broker_id].process.ready()
+        return self
+
+    def restart(self, broker_id: int) -> None:
+        """Start a broker that has ended again, and wait for it."""
+        broker = self.brokers[broker_id]
+        broker.process = self.start("broker", str(broker.config))
+        broker.process.ready()
+
+    def client(self) -> ClusterClient:
+        """A client of the cluster."""
+        return ClusterClient(self.bootstrap, timeout_s=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """All there is in one partition, up to the high watermark."""
+
+    batches: tuple[bytes, ...]
+    """Data batches without what the broker stamps: base offset and leader epoch."""
+    records: tuple[Record, ...]
+    high_watermark: int
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The records' values, in order."""
+        return [record.value for record in self.records]
+
+
+def read_partition(client: ClusterClient, topic: str, partition: int) -> Contents:
+    """Every data batch and record of the partition, in order."""
+    offset = client.list_offsets(topic, EARLIEST, [partition])[partition]
+    end = client.list_offsets(topic, LATEST, [partition])[partition]
+    batches: list[bytes] = []
+    records: list[Record] = []
+    while offset < end:
+        fetched = client.fetch(topic, {partition: offset}, max_bytes=8 << 20, max_wait_ms=1000)[partition]
+        assert fetched.error == 0
+        whole: list[tuple[BatchHeader, memoryview]] = list(split_batches(fetched.records))
+        assert whole, f"{topic}-{partition} gives nothing at {offset}, its end is {end}"
+        for header, batch in whole:
+            if header.next_offset > offset and not header.is_control:
+                batches.append(bytes(batch[8:12]) + bytes(batch[16:]))
+                records += iter_records(header, batch)
+            offset = max(offset, header.next_offset)
+    return Contents(tuple(batches), tuple(records), end)
+
+
+def read_topic(client: ClusterClient, topic: str) -> dict[int, Contents]:
+    """Every partition of the topic."""
+    return {number: read_partition(client, topic, number) for number in client.topic(topic).partitions}
+
+
+def wait_for_values(
+    client: ClusterClient, topic: str, count: int, *, timeout_s: float = 30
+) -> Mapping[int, Contents]:
+    """The whole topic, once it holds `count` records."""
+
+    def complete() -> Mapping[int, Contents] | None:
+        if topic not in client.topics():
+            return None
+        found = read_topic(client, topic)
+        return found if sum(len(each.records) for each in found.values()) >= count else None
+
+    return wait_until(f"{topic} holds {count} records", complete, timeout_s=timeout_s) or {}
+
+
+def values(contents: Iterable[Contents]) -> list[bytes | None]:
+    """The values of several partitions, one after the other."""
+    return [value for each in contents for value in each.values]

@@ -1,0 +1,355 @@
+"""Two real clusters and the mirror between them: equal records in order, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+
+from millrace.cluster import Cluster
+from millrace.config import BrokerConfig, OriginConfig, load
+from millrace.errors import BrokerError, PolicyViolation
+from millrace.mirror.origin import OriginTopic
+from millrace.mirror.runs import OffsetRules, beginning, next_run
+from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.storage.position import Origin, PositionMismatch
+from millrace.wire.client import ClusterClient
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from tests.brokers import TestCluster, read_topic, wait_for_values
+from tests.support import ROUNDS, Process, run_millrace, wait_until
+
+Start = Callable[..., Process]
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def produce(bootstrap: str, topic: str, values: list[str], codec: str = "none", partition: int = -1) -> None:
+    """Produce and wait until every record is on the disk."""
+    failed: list[KafkaError | None] = []
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 2, "compression.type": codec, "acks": "all"}
+    )
+    for value in values:
+        producer.produce(
+            topic, value, key=value[:3], headers=[("h", b"x")], partition=partition,
+            on_delivery=lambda error, _: failed.append(error),
+        )  # fmt: skip
+        producer.poll(0)
+    assert producer.flush(30) == 0
+    assert not any(failed)
+
+
+@dataclass
+class World:
+    """One origin, dc1, and an aggregate cluster of two brokers that mirrors it."""
+
+    origin: TestCluster
+    aggregate: TestCluster
+
+    def topic(self, topic: str, partitions: int = 3, **settings: str) -> None:
+        with self.origin.client() as client:
+            client.create_topic(topic, partitions, {k.replace("_", "."): v for k, v in settings.items()})
+
+    def status(self) -> dict[tuple[str, int], MirrorRow]:
+        """(topic, origin partition) -> the row of `mirror status`, without partitions that are history."""
+        config = load(BrokerConfig, self.aggregate.brokers[1].config)
+        with (
+            Cluster.connect(config.zookeeper, config.cluster) as cluster,
+            closing(MirrorStatus(cluster, config.mirror)) as found,
+        ):
+            rows = [row for row in found.rows() if row.state != "retired"]
+        return {(row.topic, row.origin.partition): row for row in rows}
+
+    def await_state(self, topic: str, state: str) -> MirrorRow:
+        """The row of the topic's partition 0, once its state is as named."""
+        wait_until(f"{topic} is {state}", lambda: self.status()[topic, 0].state == state)
+        return self.status()[topic, 0]
+
+    def assert_equal(self, topic: str, count: int, *, timeout_s: float = 30) -> None:
+        """Each origin partition and its target hold the same batches in the same order, `count` records."""
+        with self.origin.client() as origin, self.aggregate.client() as aggregate:
+            wait_for_values(origin, topic, count, timeout_s=timeout_s)
+            wait_for_values(aggregate, topic, count, timeout_s=timeout_s)
+            originals, copies = read_topic(origin, topic), read_topic(aggregate, topic)
+            topic_id = origin.topic(topic).topic_id
+            for number, original in originals.items():
+                request = MirrorAppend(
+                    mode=MirrorMode.DESCRIBE, origin=Origin("dc1", topic, topic_id, number)
+                )
+                copy = copies[aggregate.mirror_append(topic, request).partition]
+                assert copy.batches == original.batches
+                assert [(r.timestamp, r.key, r.value, r.headers) for r in copy.records] == [
+                    (r.timestamp, r.key, r.value, r.headers) for r in original.records
+                ]
+            assert sum(len(each.records) for each in copies.values()) == count
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder, run = tmp_path_factory.mktemp("mirror"), uuid4().hex[:6]
+    origin = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, "[log]\nflush_ms = 20\n")
+    origin.start_brokers(1)
+    topics = ["codecs", "refused", "kills", "origin-kill", "recreated", "expiring", "steady"]
+    settings = (
+        "[log]\nflush_ms = 20\n"
+        f"[mirror.dc1]\nbootstrap = {json.dumps(origin.bootstrap)}\n"
+        f'topics = {json.dumps(topics)}\nbatch_topics = ["raced"]\n'
+    )
+    aggregate = TestCluster(start_for_module, f"offline-{run}", folder, zookeeper, settings)
+    aggregate.start_brokers(1, 2)
+    return World(origin, aggregate)
+
+
+def test_every_codec_arrives_byte_for_byte_in_the_order_of_its_partition(world: World) -> None:
+    world.topic("codecs")
+    for codec in CODECS:
+        produce(world.origin.bootstrap, "codecs", [f"{codec} {i}" for i in range(500)], codec)
+    world.assert_equal("codecs", 500 * len(CODECS))
+    config = str(world.aggregate.brokers[1].config)
+    shown = run_millrace("mirror", "status", config, "--json")
+    assert shown.returncode == 0, shown.stderr
+    rows = [row for row in json.loads(shown.stdout) if row["topic"] == "codecs"]
+    assert [(row["state"], row["lag"]) for row in rows] == [("running", 0)] * 3
+    assert {row["leader"] for row in rows} == {1, 2}, "both brokers pull"
+    assert sum(row["records"] for row in rows) == 500 * len(CODECS)
+    table = run_millrace("mirror", "status", config)
+    assert table.returncode == 0
+    assert "running" in table.stdout
+
+
+def test_a_mirrored_partition_refuses_ordinary_producers(world: World) -> None:
+    world.topic("refused", 1)
+    with world.aggregate.client() as aggregate:
+        wait_until("the topic is mirrored", lambda: "refused" in aggregate.topics())
+    errors: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": world.aggregate.bootstrap, "message.timeout.ms": 10_000})
+    producer.produce("refused", b"x", on_delivery=lambda error, _: errors.append(error))
+    producer.flush(15)
+    assert [error.code() for error in errors if error is not None] == [KafkaError.POLICY_VIOLATION]
+
+
+def test_of_two_writers_that_race_one_wins_each_time_and_nothing_is_there_twice(world: World) -> None:
+    world.topic("raced", 2)
+    for part in range(20):
+        produce(world.origin.bootstrap, "raced", [f"{part} {i}" for i in range(20)])
+    lost: list[int] = []
+
+    def write() -> None:
+        reader = OriginTopic(OriginConfig(bootstrap=world.origin.bootstrap), "raced", "racer")
+        topic_id = reader.describe().topic_id
+        with world.aggregate.client() as aggregate:
+            for number in range(2):
+                lost.append(copy_slowly(reader, aggregate, Origin("dc1", "raced", topic_id, number)))
+        reader.close()
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert len(lost) == 4
+    assert sum(lost) > 0, "they have met"
+    world.assert_equal("raced", 400)
+    assert world.status()["raced", 0].state == "batch"
+
+
+def copy_slowly(reader: OriginTopic, aggregate: ClusterClient, origin: Origin) -> int:
+    """Copy one batch at a time, and repeat every append as a zombie would; how often another was faster."""
+    lost = 0
+    end = reader.bounds(origin.partition)[1]
+    while True:
+        recorded = aggregate.mirror_append(
+            origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
+        ).position  # fmt: skip
+        before = recorded or beginning(origin, 0)
+        if before.cursor.next_offset >= end:
+            return lost
+        found, _ = reader.fetch({origin.partition: before.cursor.next_offset})
+        answer = found[origin.partition]
+        run = next_run(recorded, before, answer, reader.offset_rules())
+        assert run is not None
+        batch = run.batches[0]
+        size = 12 + int.from_bytes(batch[8:12], "big")
+        assert size == len(batch)
+        # One batch only, so that there are many occasions to meet.
+        one = next_run(recorded, before, type(answer)(
+            0, answer.high_watermark, answer.high_watermark, 0, batch), reader.offset_rules())  # fmt: skip
+        assert one is not None
+        request = MirrorAppend(
+            mode=MirrorMode.APPEND, origin=origin, expected=one.expected, start=before.start,
+            cursor=one.position.cursor, records=bytes(batch),
+        )  # fmt: skip
+        try:
+            aggregate.mirror_append(origin.topic, request)
+        except PositionMismatch:
+            lost += 1
+            continue
+        with pytest.raises(PositionMismatch) as caught:
+            aggregate.mirror_append(origin.topic, request)
+        assert caught.value.recorded is not None
+        assert caught.value.recorded.cursor.next_offset >= one.position.cursor.next_offset
+
+
+def test_nonsense_is_refused_and_writes_nothing(world: World) -> None:
+    world.topic("refusals", 1)
+    produce(world.origin.bootstrap, "refusals", ["a", "b"])
+    with world.origin.client() as client, world.aggregate.client() as aggregate:
+        origin = Origin("dc1", "refusals", client.topic("refusals").topic_id, 0)
+        answer = client.fetch("refusals", {0: 0}, max_bytes=1 << 20, max_wait_ms=1000)[0]
+        good = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
+        assert aggregate.mirror_append("refusals", good).position is None
+        run = next_run(None, beginning(origin, 0), answer, OffsetRules(byte_positions=True))
+        assert run is not None
+        damaged = bytearray(b"".join(run.batches))
+        damaged[-1] ^= 1
+        for records in (bytes(damaged), b"".join(run.batches)[:-1], b"rubbish"):
+            with pytest.raises(BrokerError):
+                aggregate.mirror_append(
+                    "refusals",
+                    MirrorAppend(
+                        mode=MirrorMode.APPEND, origin=origin, cursor=run.position.cursor, records=records
+                    ),
+                )
+        with pytest.raises(PositionMismatch):
+            aggregate.mirror_append(
+                "refusals",
+                MirrorAppend(
+                    mode=MirrorMode.APPEND, origin=origin, expected=7, cursor=run.position.cursor,
+                    records=b"".join(run.batches),
+                ),
+            )  # fmt: skip
+        assert aggregate.mirror_append("refusals", good).position is None
+
+
+def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> None:
+    world.topic("recreated", 1)
+    world.topic("steady", 1)
+    produce(world.origin.bootstrap, "recreated", ["old"] * 10)
+    world.assert_equal("recreated", 10)
+    with world.origin.client() as client:
+        client.delete_topic("recreated")
+        wait_until("it is gone", lambda: "recreated" not in client.topics())
+    world.topic("recreated", 1)
+    # The same bytes again: only the topic's id tells the new log from the old one.
+    produce(world.origin.bootstrap, "recreated", ["old"] * 10 + ["new"] * 10)
+
+    row = world.await_state("recreated", "stopped")
+    assert "created anew" in row.detail
+    leader = world.aggregate.brokers[row.leader].process
+    wait_until(
+        "the leader says so",
+        lambda: any("stopped" in line and "mirror reset" in line for line in list(leader.lines)),
+    )
+    with world.aggregate.client() as aggregate:
+        assert len(read_topic(aggregate, "recreated")[0].records) == 10
+        with world.origin.client() as client:
+            anew = Origin("dc1", "recreated", client.topic("recreated").topic_id, 0)
+        with pytest.raises(PolicyViolation, match="created anew"):
+            aggregate.mirror_append("recreated", MirrorAppend(mode=MirrorMode.DESCRIBE, origin=anew))
+    produce(world.origin.bootstrap, "steady", ["others go on"])
+    world.assert_equal("steady", 1)
+
+    config = str(world.aggregate.brokers[1].config)
+    reset = run_millrace("mirror", "reset", config, "--origin", "dc1", "--topic", "recreated", "--yes")
+    assert reset.returncode == 0, reset.stderr
+    assert "into partition 1" in reset.stdout
+    with world.aggregate.client() as aggregate:
+        copies = wait_for_values(aggregate, "recreated", 30)
+    assert copies[0].values == [b"old"] * 10
+    assert copies[1].values == [b"old"] * 10 + [b"new"] * 10
+    again = run_millrace("mirror", "reset", config, "--origin", "dc1", "--topic", "recreated", "--yes")
+    assert "nothing to reset" in again.stdout
+
+
+def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world: World) -> None:
+    world.topic("expiring", 1, retention_ms="2000", segment_bytes="2000")
+    produce(world.origin.bootstrap, "expiring", ["kept"])
+    with world.aggregate.client() as aggregate:
+        wait_for_values(aggregate, "expiring", 1)
+    row = world.status()["expiring", 0]
+    assert row.position is not None
+    leader, position = row.leader, row.position.cursor.next_offset
+    world.aggregate.brokers[leader].kill()
+    for part in range(20):
+        produce(world.origin.bootstrap, "expiring", [f"lost {part} " + "x" * 300])
+    with world.origin.client() as client:
+        wait_until(
+            "retention has deleted what was not copied",
+            lambda: client.list_offsets("expiring", -2)[0] > position + 400,
+        )
+    world.aggregate.restart(leader)
+    assert "expired" in world.await_state("expiring", "stopped").detail
+    process = world.aggregate.brokers[leader].process
+    wait_until(
+        "the leader says so",
+        lambda: any("ERROR" in line and "expired" in line for line in list(process.lines)),
+    )
+
+    config = str(world.aggregate.brokers[1].config)
+    reset = run_millrace("mirror", "reset", config, "--origin", "dc1", "--topic", "expiring", "--yes")
+    assert reset.returncode == 0, reset.stderr
+    produce(world.origin.bootstrap, "expiring", ["after"])
+    with world.aggregate.client() as aggregate:
+        wait_until(
+            "it goes on", lambda: read_topic(aggregate, "expiring")[0].values[-1] == b"after", timeout_s=20
+        )
+        copied = read_topic(aggregate, "expiring")[0].values
+    assert copied[0] == b"kept"
+    assert len(copied) == len(set(copied)) < 22
+
+
+def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: World) -> None:
+    world.topic("origin-kill")
+    produce(world.origin.bootstrap, "origin-kill", [f"before {i}" for i in range(300)])
+    world.assert_equal("origin-kill", 300)
+    world.origin.brokers[1].kill()
+    world.await_state("origin-kill", "waiting")
+    assert all(broker.process.running for broker in world.aggregate.brokers.values())
+    with world.aggregate.client() as aggregate:
+        assert sum(len(c.records) for c in read_topic(aggregate, "origin-kill").values()) == 300
+    world.origin.restart(1)
+    produce(world.origin.bootstrap, "origin-kill", [f"after {i}" for i in range(300)])
+    world.assert_equal("origin-kill", 600)
+
+
+def test_an_aggregate_broker_killed_while_it_copies_loses_and_repeats_nothing(world: World) -> None:
+    world.topic("kills")
+    produced = 0
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def traffic() -> None:
+        nonlocal produced
+        try:
+            while not stop.is_set():
+                codec = CODECS[produced // 200 % len(CODECS)]
+                produce(world.origin.bootstrap, "kills", [f"{produced + i}" for i in range(200)], codec)
+                produced += 200
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=traffic)
+    thread.start()
+    try:
+        for number in range(ROUNDS):
+            with world.aggregate.client() as aggregate:
+                before = produced
+                wait_for_values(aggregate, "kills", before + 200)
+            # Anywhere in a copy, and never twice at the same place.
+            time.sleep(0.05 + 0.11 * (number % 7))
+            victim = world.aggregate.brokers[1 + number % 2]
+            victim.kill()
+            world.aggregate.restart(1 + number % 2)
+    finally:
+        stop.set()
+        thread.join(60)
+    assert not failures
+    world.assert_equal("kills", produced)
+    positions = [world.status()["kills", number].position for number in range(3)]
+    assert sum(position.records for position in positions if position is not None) == produced
