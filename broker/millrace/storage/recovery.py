@@ -110,6 +110,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
     for before, after in pairwise(segments):
         if before.end < after.base and (flushed is None or after.base <= flushed):
             _refuse(directory, before.end, after.base)
+        _truncate(before, after.base)
     if checkpoint is not None and flushed:
         if not segments or segments[0].base > flushed:
             _refuse(directory, checkpoint.start, flushed)
@@ -203,6 +204,16 @@ class _Scan:
         self.kept = replace(self.kept, end=self.kept.end + len(filler))
 
 
+def _truncate(segment: Segment, end: int) -> None:
+    """Cut what a file holds past the log position where it must end."""
+    if segment.end > end:
+        log.warning("%s: cutting %d bytes that are no valid batch", segment.path, segment.end - end)
+        status = segment.path.stat()
+        os.truncate(segment.path, end - segment.base)
+        os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention counts from it
+        segment.size = end - segment.base
+
+
 def _discard(segment: Segment) -> bool:
     log.warning("%s lies behind the last valid batch, deleting it", segment.path)
     segment.path.unlink()
@@ -210,17 +221,10 @@ def _discard(segment: Segment) -> bool:
 
 
 def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
-    """Cut every file to what belongs to the log, delete those behind its end; return those kept."""
+    """Cut the log at its end, delete the files behind it; return those kept."""
     kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
-    ends = [segment.base for segment in kept[1:]] + [state.end]
-    for segment, end in zip(kept, ends, strict=True):
-        if segment.end > end:
-            log.warning("%s: cutting %d bytes behind the last valid batch", segment.path, segment.end - end)
-            status = segment.path.stat()
-            os.truncate(segment.path, end - segment.base)
-            os.utime(segment.path, ns=(status.st_atime_ns, status.st_mtime_ns))  # retention counts from it
-            segment.size = end - segment.base
     last = kept[-1]
+    _truncate(last, state.end)
     last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
     return kept
 

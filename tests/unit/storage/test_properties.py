@@ -1,0 +1,276 @@
+"""Random histories of a log against a simple model: a list of batches, and how much of each file is synced.
+
+A power cut leaves each file at a random length not below its last fdatasync, with garbage behind it, and
+may take files whose names were never synced. Whatever was visible must be there, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from millrace.config import LogConfig
+from millrace.errors import OffsetOutOfRange
+from millrace.records import BatchHeader, split_batches
+from millrace.storage import lookup
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.segment import sync_directory
+from tests.unit.storage.logs import (
+    ORIGIN,
+    Clock,
+    appended,
+    batch,
+    consume,
+    crash,
+    crowded_batch,
+    log_files,
+    origin_batches,
+    position,
+    slice_bytes,
+)
+
+MODULES = ("partition_log", "recovery", "checkpoint")
+SIZES = st.tuples(st.integers(1, 20), st.integers(0, 60))
+"""Records of a batch, bytes of each value."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One data batch of the model; `ends` is where the append that brought it is complete."""
+
+    base: int
+    next_offset: int
+    end: int
+    complete_at: int
+
+
+class Disk:
+    """What is known to be on the disk: bytes per file, and names."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.synced: dict[str, int] = {}
+        self.named: set[str] = set()
+
+    def sync(self, fd: int) -> None:
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        self.synced[name] = os.fstat(fd).st_size
+
+    def sync_directory(self, directory: Path) -> None:
+        sync_directory(directory)
+        self.named = {path.name for path in log_files(self.directory)}
+
+    def cut_power(self, chance: random.Random) -> int:
+        """Lose what may be lost; return up to where the log is whole."""
+        whole = None
+        for path in log_files(self.directory):
+            base, size, safe = int(path.stem), path.stat().st_size, self.synced.get(path.name, 0)
+            if path.name not in self.named and chance.random() < 0.5:
+                path.unlink()
+                whole = base if whole is None else whole
+                continue
+            length = chance.choice([safe, size, chance.randint(safe, size)])
+            os.truncate(path, length)
+            if length < size and whole is None:
+                whole = base + length
+            garbage = (
+                b""
+                if length < size and chance.random() < 0.5
+                else chance.randbytes(chance.choice([0, 1, 80, 300]))
+            )
+            if size > safe or chance.random() < 0.3:
+                with open(path, "ab") as file:
+                    file.write(garbage)
+        return 1 << 60 if whole is None else whole
+
+
+class LogMachine(RuleBasedStateMachine):
+    """A partition log, used and cut off in every order hypothesis can think of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        place = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self.directory = Path(tempfile.mkdtemp(prefix="millrace-", dir=place))
+        self.clock = Clock()
+        self.disk = Disk(self.directory)
+        self.patches = ExitStack()
+        for module in MODULES:
+            target = f"millrace.storage.{module}.sync_directory"
+            self.patches.enter_context(mock.patch(target, self.disk.sync_directory))
+        self.stored: list[Stored] = []
+        self.visible = 0
+        self.mark = 0
+        self.end = 0
+
+    def open(self) -> None:
+        self.log = PartitionLog.open(self.directory, self.config, self.clock, self.disk.sync)
+
+    @initialize(
+        segment_bytes=st.sampled_from([300, 1000, 1 << 20]), mirrored=st.booleans(), search=st.booleans()
+    )
+    def begin(self, segment_bytes: int, mirrored: bool, search: bool) -> None:
+        self.config = LogConfig(segment_bytes=segment_bytes, retention_ms=1_000_000)
+        self.mirrored = mirrored
+        if search:
+            self.patches.enter_context(mock.patch.object(lookup, "SHORT_WALK_BYTES", -(1 << 40)))
+        self.open()
+
+    def teardown(self) -> None:
+        if hasattr(self, "log"):
+            crash(self.log)
+        self.patches.close()
+        shutil.rmtree(self.directory)
+
+    # What is done to the log
+
+    @rule(sizes=st.lists(SIZES, min_size=1, max_size=6), crowded=st.integers(0, 8))
+    def append(self, sizes: list[tuple[int, int]], crowded: int) -> None:
+        if self.mirrored:
+            return self.mirror([records for records, _ in sizes])
+        batches = [batch(records, b"v" * size) for records, size in sizes]
+        if crowded < len(batches):
+            batches[crowded] = crowded_batch(200)
+        for each, result in zip(batches, appended(self.log, *batches), strict=True):
+            header = BatchHeader.parse(each)
+            assert header is not None
+            assert header.base_offset == result.base_offset >= self.end
+            self.stored.append(Stored(result.base_offset, header.next_offset, result.end, result.end))
+            self.end = max(result.end, header.next_offset)
+        assert self.log.unflushed_messages > 0
+        return None
+
+    def mirror(self, counts: list[int]) -> None:
+        recorded = self.log.mirror_position
+        start = 0 if recorded is None else recorded.cursor.next_offset
+        moved = position(
+            start + sum(counts),
+            batches=len(counts) + (recorded.batches if recorded else 0),
+            records=sum(counts) + (recorded.records if recorded else 0),
+        )
+        batches = origin_batches(counts, start)
+        end = self.log.append_mirrored(ORIGIN, None if recorded is None else start, batches, moved)
+        for each in batches:
+            header = BatchHeader.parse(each)
+            assert header is not None
+            stored_end = header.base_offset + header.size
+            self.stored.append(Stored(header.base_offset, header.next_offset, stored_end, end))
+        self.end = end
+
+    @rule()
+    def flush(self) -> None:
+        self.log.publish(self.log.flush())
+        self.visible = len(self.stored)
+        self.mark = self.log.high_watermark
+        assert self.log.visible_end == self.log.end
+        assert self.log.unflushed_messages == 0
+
+    @rule(sizes=st.lists(SIZES, min_size=1, max_size=3))
+    def append_during_a_flush(self, sizes: list[tuple[int, int]]) -> None:
+        before = len(self.stored)
+        flushed = self.log.flush()
+        self.append(sizes, 99)
+        self.log.publish(flushed)
+        self.visible = before
+        self.mark = self.log.high_watermark
+
+    @rule(seconds=st.sampled_from([1, 10, 2000]))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @rule()
+    def retention(self) -> None:
+        self.log.apply_retention()
+        start = int(log_files(self.directory)[0].stem)
+        gone = sum(each.base < start for each in self.stored)
+        assert gone <= self.visible
+        del self.stored[:gone]
+        self.visible -= gone
+
+    @rule()
+    def restart(self) -> None:
+        self.log.close()
+        self.open()
+        self.visible = len(self.stored)
+        self.mark = max([self.mark, *(each.next_offset for each in self.stored[-1:])])
+
+    @rule(seed=st.integers(0, 1 << 30))
+    def power_cut(self, seed: int) -> None:
+        crash(self.log)
+        whole = self.disk.cut_power(random.Random(seed))
+        kept = [each for each in self.stored if each.complete_at <= whole]
+        assert len(kept) >= self.visible, "the test itself cut what was visible"
+        self.stored = kept
+        self.open()
+        self.visible = len(self.stored)
+        self.mark = max([self.mark, *(each.next_offset for each in kept[-1:])])
+        self.end = self.log.end
+
+    # What must hold
+
+    @invariant()
+    def the_high_watermark_is_the_last_visible_record_plus_one(self) -> None:
+        if hasattr(self, "log"):
+            assert self.log.high_watermark == self.mark
+            assert self.log.log_start_offset <= self.mark
+
+    @precondition(lambda self: hasattr(self, "log"))
+    @rule(place=st.floats(0, 1), max_bytes=st.sampled_from([1, 200, 1 << 20]), forget=st.booleans())
+    def read_anywhere(self, place: float, max_bytes: int, forget: bool) -> None:
+        if forget:
+            self.log._reader.boundaries = lookup.Boundaries()
+        offset = int(place * (self.log.end + 20))
+        visible = self.stored[: self.visible]
+        if offset >= self.mark:
+            if offset > self.log.end:
+                with pytest.raises(OffsetOutOfRange):
+                    self.log.read(offset, max_bytes)
+            else:
+                assert self.log.read(offset, max_bytes) is None
+            return
+        wanted = next((each for each in visible if each.next_offset > offset), None)
+        try:
+            found = slice_bytes(self.log.read(offset, max_bytes))
+        except OffsetOutOfRange:
+            assert offset < self.log.log_start_offset
+            return
+        served = [header for header, _ in split_batches(found)]
+        assert served, "at least one whole batch"
+        first_data = next((header for header in served if not header.is_control), None)
+        assert wanted is not None
+        if first_data is not None:
+            assert first_data.base_offset == wanted.base
+        assert served[0].base_offset <= wanted.base
+        assert len(found) <= max(max_bytes, served[0].size)
+
+    @precondition(lambda self: hasattr(self, "log"))
+    @rule(max_bytes=st.sampled_from([1, 500, 1 << 20]))
+    def consume_everything(self, max_bytes: int) -> None:
+        found = [(header.base_offset, header.next_offset) for header in self.read_all(max_bytes)]
+        assert found == [(each.base, each.next_offset) for each in self.stored[: self.visible]]
+
+    def read_all(self, max_bytes: int) -> Iterator[BatchHeader]:
+        return consume(self.log, self.log.log_start_offset, max_bytes)
+
+
+TestLog = LogMachine.TestCase
+TestLog.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
