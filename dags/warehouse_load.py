@@ -7,7 +7,8 @@ datacenter, the next ones go on loading.
 
 Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
-long an hour may take to become complete.
+long an hour may take to become complete; after half of that, one whose producers do not report is published
+as unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param, task
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TriggerRule, task
 
 from millrace_airflow.hooks.millrace import MillraceHook
 from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
@@ -58,11 +59,14 @@ with DAG(
 ):
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
-    # One at a time: a second one would find nothing to do or, at worst, do the same work for nothing.
-    mirror = MirrorTopicOperator.partial(
-        task_id="mirror_search_query", topic=MIRRORED_BY_BATCH, max_active_tis_per_dag=2
-    ).expand(origin=origins())
-    load = LoadTopicOperator(task_id="load", topics=TOPICS, max_active_tis_per_dag=1)
+    mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH).expand(
+        origin=origins()
+    )
+    # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
+    # hours from being complete, and the load takes what is there.
+    load = LoadTopicOperator(
+        task_id="load", topics=TOPICS, max_active_tis_per_dag=1, trigger_rule=TriggerRule.ALL_DONE
+    )
     settled >> schemas >> mirror >> load
 
     for topic in TOPICS:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -75,19 +77,32 @@ def test_this_installation_is_accepted() -> None:
 LOAD_PLUGINS = """
 import json, sys
 from airflow._shared.plugins_manager import _load_plugins_from_plugin_directory as load
-plugins, errors = load(plugins_folder=sys.argv[1], load_examples=False, ignore_file_syntax=sys.argv[2])
-bare = sorted(name for name in ("errors", "job", "plan", "settings", "provider_info") if name in sys.modules)
-print(json.dumps({"plugins": [plugin.name for plugin in plugins], "errors": errors, "bare": bare}))
+found = {}
+for syntax in ("glob", "regexp"):
+    plugins, errors = load(plugins_folder=sys.argv[1], load_examples=False, ignore_file_syntax=syntax)
+    found[syntax] = [[plugin.name for plugin in plugins], errors]
+found["bare"] = sorted(set(sys.modules) & {"errors", "job", "plan", "settings", "provider_info", "load"})
+print(json.dumps(found))
 """
 
 
-def loaded_from_folder(syntax: str, path: Path) -> dict[str, object]:
-    """What Airflow finds in plugins/, in a process that knows this package only by `path`."""
+def test_airflow_finds_one_plugin_in_the_folder_and_imports_no_module_by_its_bare_name(
+    tmp_path: Path,
+) -> None:
+    installed = "millrace" in importlib.metadata.entry_points(group="airflow.plugins").names
+    found = printed(LOAD_PLUGINS, str(PLUGINS), cwd=tmp_path)
+    plugins = [] if installed else ["millrace"]
+    assert found == {"glob": [plugins, {}], "regexp": [plugins, {}], "bare": []}
+
+
+def printed(code: str, *arguments: str, cwd: Path) -> dict[str, object]:
+    """The JSON that Python code prints last, run in a process and an Airflow home of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", LOAD_PLUGINS, str(PLUGINS), syntax],
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "AIRFLOW_HOME": str(cwd), "AIRFLOW__CORE__PLUGINS_FOLDER": str(PLUGINS)},
         capture_output=True,
         text=True,
-        cwd=path,
+        cwd=cwd,
         timeout=60,
         check=False,
     )
@@ -96,20 +111,45 @@ def loaded_from_folder(syntax: str, path: Path) -> dict[str, object]:
     return result
 
 
-@pytest.mark.parametrize("syntax", ["glob", "regexp"])
-def test_airflow_finds_one_plugin_in_the_folder_and_imports_no_module_by_its_bare_name(
-    syntax: str, tmp_path: Path
-) -> None:
-    installed = "millrace" in importlib.metadata.entry_points(group="airflow.plugins").names
-    found = loaded_from_folder(syntax, tmp_path)
-    assert found == {"plugins": [] if installed else ["millrace"], "errors": {}, "bare": []}
-
-
-def test_the_folder_steps_aside_where_the_package_is_installed(tmp_path: Path) -> None:
-    metadata = tmp_path / "millrace-0.0.0.dist-info"
+def pretend_installation(path: Path) -> None:
+    """Metadata as pip writes it, so that a process started in `path` takes the package for installed."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    groups = {
+        "apache_airflow_provider": project["entry-points"]["apache_airflow_provider"],
+        "airflow.plugins": {"millrace": "millrace_airflow.plugin:MillracePlugin"},
+    }
+    lines = []
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    metadata = path / "millrace-0.0.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: millrace\nVersion: 0.0.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[airflow.plugins]\nmillrace = millrace_airflow.plugin:MillracePlugin\n"
-    )
-    assert loaded_from_folder("glob", tmp_path)["plugins"] == []
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+INSTALLED = """
+import json
+from airflow import plugins_manager
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import Connection
+providers = ProvidersManager()
+print(json.dumps({
+    "hook": type(Connection(conn_id="c", conn_type="millrace").get_hook()).__name__,
+    "name": providers.hooks["millrace"].hook_name,
+    "fields": sorted(name for name in providers.connection_form_widgets if "millrace" in name),
+    "plugins": [plugin.name for plugin in plugins_manager._get_plugins()[0] if plugin.name == "millrace"],
+    "errors": plugins_manager.get_import_errors(),
+}))
+"""
+
+
+def test_an_installed_package_gives_airflow_its_connection_type_and_its_folder_steps_aside(
+    tmp_path: Path,
+) -> None:
+    pretend_installation(tmp_path)
+    found = printed(INSTALLED, cwd=tmp_path)
+    fields = found.pop("fields")
+    # A plugin that was loaded twice would be an error here, and cost workers all plugins after it.
+    assert found == {"hook": "MillraceHook", "name": "Millrace", "plugins": ["millrace"], "errors": {}}
+    assert isinstance(fields, list)
+    assert "extra__millrace__warehouse" in fields

@@ -40,6 +40,11 @@ def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) 
     assert "publish_SearchQuery" not in downstream(dag, "wait_PageView")
 
 
+def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
+    assert dag.get_task("load").trigger_rule == "all_done"
+    assert dag.get_task("publish_SearchQuery").trigger_rule == "all_success"
+
+
 def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
     timetable: Any = coerce_to_core_timetable(dag.timetable)
     found = timetable.infer_manual_data_interval(run_after=at("2026-03-01T10:07:00+00:00"))
