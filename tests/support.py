@@ -75,8 +75,9 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip("\n"))
+        with self._process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
 
     @property
     def output(self) -> str:

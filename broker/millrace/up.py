@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from millrace.config import ConfigError, LogConfig, parse_address
-from millrace.errors import MillraceError
+from millrace.config import LogConfig, parse_address
+from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
 from millrace.wire.client import ClusterClient
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.dataset as pads
+
+Sequences = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def compare(published: Iterable[Published], files: Mapping[str, Sequence[Path]])
     return Proof(total, loaded, findings)
 
 
-def _rows(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
+def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
     """The (instance, sequence) of every row, as two arrays of int64."""
     if not files:
         return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -101,8 +104,10 @@ def _rows(files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray]:
     return table["instance"].to_numpy(), table["sequence"].to_numpy()
 
 
-def _compare_instance(entry: Published, found: np.ndarray) -> list[Finding]:
-    expected = np.concatenate([np.arange(first, last + 1) for first, last in entry.ranges] or [np.empty(0, np.int64)])
+def _compare_instance(entry: Published, found: Sequences) -> list[Finding]:
+    expected = np.concatenate(
+        [np.arange(first, last + 1) for first, last in entry.ranges] or [np.empty(0, np.int64)]
+    )
     unique, counts = np.unique(found, return_counts=True)
     kinds = {
         "lost": np.setdiff1d(expected, unique),
@@ -116,7 +121,18 @@ def _compare_instance(entry: Published, found: np.ndarray) -> list[Finding]:
     ]
 
 
-def _ranges(sequences: np.ndarray) -> list[tuple[int, int]]:
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Closed ranges sorted, those that touch or overlap joined."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def _ranges(sequences: Sequences) -> list[tuple[int, int]]:
     """Sorted distinct sequences as closed ranges."""
     ordered = np.unique(sequences)
     breaks = np.flatnonzero(np.diff(ordered) != 1) + 1

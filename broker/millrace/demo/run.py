@@ -1,0 +1,256 @@
+"""The demo from end to end: start, publish, run the DAG, compare, tell.
+
+Every step uses what a user would use: the supervised processes of `millrace up`, the producer, the DAG
+through Airflow, the auditor's answer. Only the proof at the end reads the files by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+
+from millrace import config as settings
+from millrace.audit.client import Completeness, completeness
+from millrace.demo.proof import Finding, Proof, compare, merged
+from millrace.demo.publish import publish_access_log, publish_made_events, register_schemas, span_of_log
+from millrace.demo.report import Hour, hours_of, print_hours
+from millrace.errors import MillraceError
+from millrace.records import split_batches
+from millrace.up import Endpoints, Supervisor, UpConfig, start
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from millrace.wire.fetch import error_name
+
+FETCH_BYTES = 4 << 20
+WAIT_MINUTES = 3.0
+"""How long the DAG waits for the hours to be complete; a minute is plenty on an idle machine."""
+WAIT_MINUTES_WITH_FAULT = 0.5
+"""With a fault they never will be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line asks for."""
+
+    events: int
+    hours: int
+    access_log: Path | None
+    fault: str | None
+    deployment: Path
+    dags: Path
+    schemas: Path
+    scratch: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the last line says, and why it failed if it did."""
+
+    published: int
+    mirrored: int
+    loaded: int
+    lost: int
+    duplicated: int
+    hours_complete: int
+    hours: int
+    failures: Sequence[str]
+
+    def __str__(self) -> str:
+        figures = (
+            f"published={self.published} mirrored={self.mirrored} loaded={self.loaded} lost={self.lost}"
+            f" duplicated={self.duplicated} hours_complete={self.hours_complete}/{self.hours}"
+        )
+        return (
+            f"DEMO FAILED: {figures}; {'; '.join(self.failures)}" if self.failures else f"DEMO OK: {figures}"
+        )
+
+
+def run_demo(options: DemoOptions, console: Console) -> Outcome:
+    """The whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
+    began = time.monotonic()
+
+    def tell(step: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {step}")
+
+    with _everything_up(options) as endpoints:
+        tell(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
+        register_schemas(endpoints, options.schemas)
+        if options.access_log is not None:
+            span = span_of_log(options.access_log)
+            published = publish_access_log(options.access_log, endpoints, console)
+        else:
+            span = past_hours(options.hours)
+            published = publish_made_events(options.events, span, endpoints, console)
+        topics = sorted({entry.topic for entry in published})
+        tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
+        tell("running the DAG warehouse_load through Airflow")
+        dag_failure = _run_dag(options, endpoints, span, console)
+        tell("the DAG failed" if dag_failure else "the DAG succeeded")
+        answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
+        mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
+        tell(f"read {mirrored:,} messages back from the aggregate cluster")
+
+    warehouse = options.scratch / "warehouse"
+    loads = {topic: sorted((warehouse / topic).glob("load=*/date=*/hour=*/*.parquet")) for topic in topics}
+    proof = compare(published, loads)
+    hours = hours_of(answers, warehouse)
+    print_hours(hours, console)
+    return _outcome(proof, answers, hours, mirrored, dag_failure)
+
+
+def _outcome(
+    proof: Proof,
+    answers: Sequence[Completeness],
+    hours: Sequence[Hour],
+    mirrored: int,
+    dag_failure: str | None,
+) -> Outcome:
+    complete = sum(hour.complete for hour in hours)
+    failures = [str(finding) for finding in proof.findings]
+    failures += _audit_findings(answers)
+    if not failures and dag_failure:
+        failures.append(dag_failure)
+    if mirrored != proof.published and not failures:
+        failures.append(f"the aggregate cluster has {mirrored} messages of {proof.published}")
+    if complete < len(hours) and not failures:
+        open_hours = ", ".join(
+            f"{hour.topic} {hour.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete
+        )
+        failures.append(f"not complete: {open_hours}")
+    if not hours or proof.published == 0:
+        failures.append("nothing was published")
+    return Outcome(
+        published=proof.published,
+        mirrored=mirrored,
+        loaded=proof.loaded,
+        lost=proof.count("lost"),
+        duplicated=proof.count("duplicated"),
+        hours_complete=complete,
+        hours=len(hours),
+        failures=failures,
+    )
+
+
+def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
+    """What the auditor names, one line for each kind, tier and instance."""
+    found: dict[tuple[str, str, str, int, str], list[tuple[int, int]]] = {}
+    for answer in answers:
+        for window in answer.windows:
+            for item in window.findings:
+                key = (item.kind, item.tier, item.server, item.instance, answer.topic)
+                found.setdefault(key, []).extend((first, last) for first, last in item.sequences)
+    return [
+        f"audit at tier {tier}: {Finding(kind, topic, server, instance, merged(sequences))}"
+        for (kind, tier, server, instance, topic), sequences in found.items()
+    ]
+
+
+@contextmanager
+def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
+    """The deployment on free ports in the scratch folder; stopped again in any case."""
+    config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch)
+    faulty = (sys.executable, "-m", "millrace.demo.faulty_broker", options.fault) if options.fault else ()
+    supervisor = Supervisor(options.scratch / "logs")
+    try:
+        endpoints = start(config, supervisor, faulty)
+        yield endpoints
+        supervisor.check()
+    finally:
+        supervisor.stop()
+
+
+def on_free_ports(config: UpConfig, data_dir: Path) -> UpConfig:
+    """The same deployment, every port free, in another folder, with a final verdict as soon as possible."""
+    clusters = {
+        name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers])
+        for name, cluster in config.clusters.items()
+    }
+    return replace(
+        config,
+        data_dir=str(data_dir),
+        zookeeper="127.0.0.1:0",
+        registry="127.0.0.1:0",
+        auditor="127.0.0.1:0",
+        grace_s=0,
+        clusters=clusters,
+    )
+
+
+def _run_dag(
+    options: DemoOptions, endpoints: Endpoints, span: tuple[datetime, datetime], console: Console
+) -> str | None:
+    """Run the DAG once through Airflow; None, or why it failed."""
+    connection = {
+        "conn_type": "millrace",
+        "host": endpoints.bootstraps[endpoints.aggregate],
+        "extra": {
+            "registry": endpoints.registry_url,
+            "auditor": endpoints.auditor_url,
+            "warehouse": str(options.scratch / "warehouse"),
+            "origins": dict(endpoints.origins),
+            "spark_master": "local[2]",
+        },
+    }
+    log = options.scratch / "logs" / "airflow.log"
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
+        "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
+        "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
+    }
+    command = [
+        sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load",
+        "--dags-folder", str(options.dags),
+        "--airflow-home", str(options.scratch / "airflow"),
+        "--start", span[0].isoformat(),
+        "--end", span[1].isoformat(),
+    ]  # fmt: skip
+    last = ""
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as airflow,
+    ):
+        assert airflow.stdout is not None
+        for line in airflow.stdout:
+            last = line.rstrip()
+            console.print(f"          {last}", style="dim", highlight=False, markup=False)
+    if airflow.returncode == 0:
+        return None
+    return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
+
+
+def _count_records(bootstrap: str, topic: str) -> int:
+    """Messages of a topic in a cluster, by reading every batch to the end; control batches do not count."""
+    total = 0
+    with ClusterClient(bootstrap) as client:
+        ends = client.list_offsets(topic, LATEST)
+        offsets = client.list_offsets(topic, EARLIEST)
+        while pending := {p: offset for p, offset in offsets.items() if offset < ends[p]}:
+            for partition, fetched in client.fetch(
+                topic, pending, max_bytes=FETCH_BYTES, max_wait_ms=500
+            ).items():
+                if fetched.error:
+                    raise MillraceError(f"cannot read {topic}-{partition}: {error_name(fetched.error)}")
+                for header, _ in split_batches(fetched.records):
+                    offsets[partition] = header.next_offset
+                    total += 0 if header.is_control else header.records_count
+    return total
+
+
+def past_hours(hours: int, now: datetime | None = None) -> tuple[datetime, datetime]:
+    """The last `hours` whole hours, as [start, end)."""
+    end = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
+    if hours < 1:
+        raise MillraceError(f"--hours {hours}: at least 1")
+    return end - timedelta(hours=hours), end

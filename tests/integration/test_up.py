@@ -1,0 +1,95 @@
+"""`millrace up`: every process starts, one signal stops all, a child that dies ends the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Start
+from tests.support import REPOSITORY, Process, run_millrace, wait_until
+
+FREE_PORTS = [
+    "zookeeper=127.0.0.1:0",
+    "registry=127.0.0.1:0",
+    "auditor=127.0.0.1:0",
+    'clusters.dc1.brokers=["127.0.0.1:0"]',
+    'clusters.dc2.brokers=["127.0.0.1:0"]',
+    'clusters.offline.brokers=["127.0.0.1:0", "127.0.0.1:0"]',
+]
+
+
+def overrides(data_dir: Path) -> list[str]:
+    values = [f"data_dir={data_dir}", *FREE_PORTS]
+    return [argument for value in values for argument in ("--set", value)]
+
+
+def children_of(pid: int) -> dict[int, str]:
+    """Command lines of a process's children and their children, by process id."""
+    found: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            command = (entry / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue  # it ended while we looked
+        if int(fields[1]) == pid and fields[0] != "Z":
+            found[int(entry.name)] = command
+            found |= children_of(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def up(start: Start, tmp_path: Path) -> Process:
+    process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(tmp_path))
+    process.ready(timeout_s=90)
+    return process
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists() and is_running(pid)]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_sigterm_stops_every_child_and_exits_with_zero(up: Process) -> None:
+    children = children_of(up.pid)
+    assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
+    assert up.stop(timeout_s=60) == 0
+    wait_until("all children are gone", lambda: not alive(list(children)))
+
+
+def test_a_child_that_dies_is_reported_and_ends_the_run(up: Process) -> None:
+    children = children_of(up.pid)
+    broker = next(pid for pid, command in children.items() if "dc2-1.toml" in command)
+    os.kill(broker, signal.SIGKILL)
+    assert up.wait(timeout_s=60) == 1
+    assert "dc2-1 ended with exit code -9" in up.lines[-1]
+    wait_until("all children are gone", lambda: not alive(list(children)))
+
+
+def test_children_end_with_a_supervisor_that_is_killed(up: Process) -> None:
+    children = list(children_of(up.pid))
+    up.kill()
+    wait_until("all children are gone", lambda: not alive(children))
+
+
+def test_an_origin_that_is_no_cluster_is_named(tmp_path: Path) -> None:
+    result = run_millrace(
+        "up",
+        str(REPOSITORY / "deploy" / "local.toml"),
+        *overrides(tmp_path),
+        "--set",
+        'clusters.offline.mirror.origins=["dc1", "dc9"]',
+    )
+    assert result.returncode == 1
+    assert "origin 'dc9' is no cluster listed before it" in result.stderr.splitlines()[-1]
