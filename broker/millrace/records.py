@@ -146,7 +146,9 @@ class Cursor:
         if header.is_control and header.last_offset_delta > 0:
             # A filler stands below its base offset and says by its last offset where it ends.
             return Cursor(header.next_offset, header.next_offset)
-        return Cursor(header.next_offset, header.base_offset + header.size)
+        # Behind the filler, if one must follow: a fetch from the next offset leaves it out, because that
+        # offset is a byte position inside it.
+        return Cursor(header.next_offset, header.base_offset + header.size + filler_size(header))
 
 
 def batch_crc(batch: Buffer) -> int:
@@ -382,9 +384,10 @@ def _wide_varint(value: int, width: int) -> bytes:
 
 
 def filler_size(header: BatchHeader) -> int:
-    """Bytes of the filler that must follow a batch; 0 for a batch without more records than bytes."""
+    """Bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
     overlap = header.last_offset_delta + 1 - header.size
-    return max(MIN_CONTROL_BYTES, overlap + 1) if overlap > 0 else 0
+    # One more than needed, so that the filler's last offset delta is never 0.
+    return max(MIN_CONTROL_BYTES, overlap + 2) if overlap > 0 else 0
 
 
 def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
@@ -394,10 +397,9 @@ def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
     The filler is the one batch whose base offset is not its position; its last offset is its last byte, and
     its last offset delta, above 0, tells it from every other control batch.
     """
-    overlap = header.last_offset_delta + 1 - header.size
-    if overlap <= 0:
+    size = filler_size(header)
+    if size == 0:
         return None
-    size = max(MIN_CONTROL_BYTES, overlap + 2)  # one more, so that its last offset delta is never 0
     end = header.base_offset + header.size + size
     return control_batch_of_size(
         header.next_offset, size, timestamp=timestamp, last_offset_delta=end - 1 - header.next_offset
