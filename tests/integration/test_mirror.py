@@ -23,10 +23,10 @@ from millrace.storage.position import Origin, PositionMismatch
 from millrace.wire.client import ClusterClient
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.brokers import TestCluster, read_topic, wait_for_values
+from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, KafkaClient, assert_reads_exactly
 from tests.support import ROUNDS, Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
-CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def produce(bootstrap: str, topic: str, values: list[str], codec: str = "none", partition: int = -1) -> None:
@@ -95,7 +95,7 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
     folder, run = tmp_path_factory.mktemp("mirror"), uuid4().hex[:6]
     origin = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, "[log]\nflush_ms = 20\n")
     origin.start_brokers(1)
-    topics = ["codecs", "refused", "kills", "origin-kill", "recreated", "expiring", "steady"]
+    topics = ["codecs", "refused", "kills", "origin-kill", "recreated", "expiring", "steady", "clients"]
     settings = (
         "[log]\nflush_ms = 20\n"
         f"[mirror.dc1]\nbootstrap = {json.dumps(origin.bootstrap)}\n"
@@ -132,6 +132,33 @@ def test_a_mirrored_partition_refuses_ordinary_producers(world: World) -> None:
     producer.produce("refused", b"x", on_delivery=lambda error, _: errors.append(error))
     producer.flush(15)
     assert [error.code() for error in errors if error is not None] == [KafkaError.POLICY_VIOLATION]
+
+
+@pytest.fixture(scope="module")
+def mirrored(world: World) -> tuple[int, list[bytes]]:
+    """Target partition and values of a topic copied in many appends, with fillers of the origin between."""
+    world.topic("clients", 1)
+    expected: list[bytes] = []
+    for number, codec in enumerate(CODECS * 2):
+        values = [f"{number} {codec} {i}".encode() for i in range(100)]
+        CONFLUENT.produce(world.origin.bootstrap, "clients", 0, values, codec)
+        # More records than bytes: the origin puts a filler behind it, and so must the copy.
+        crowd = [b"x"] * 30_000 if number == 4 else []
+        CONFLUENT.produce(world.origin.bootstrap, "clients", 0, crowd, "zstd")
+        expected += values + crowd
+    world.assert_equal("clients", len(expected))
+    row = world.status()["clients", 0]
+    assert row.position is not None
+    assert row.position.dropped > 0, "the case must be there: fillers of the origin were left out"
+    return row.partition, expected
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_each_client_reads_a_mirrored_partition_to_its_end(
+    world: World, mirrored: tuple[int, list[bytes]], client: KafkaClient
+) -> None:
+    partition, expected = mirrored
+    assert_reads_exactly(client, world.aggregate.bootstrap, "clients", partition, expected)
 
 
 def test_of_two_writers_that_race_one_wins_each_time_and_nothing_is_there_twice(world: World) -> None:

@@ -171,6 +171,19 @@ def test_control_batches_of_a_millrace_origin_are_dropped_and_counted() -> None:
     assert run.position.cursor == Cursor(header(data).next_offset, header(data).base_offset + len(data))
 
 
+def test_a_fetch_that_leaves_a_filler_out_has_no_gap() -> None:
+    tiny = changed(batch(0, 1), last_offset_delta=199, records_count=1)
+    filler = filler_after(header(tiny), timestamp=1)
+    assert filler is not None
+    first = next_run(None, beginning(ORIGIN, 0), fetched([tiny]), MILLRACE)
+    assert first is not None
+    # Offset 200 is a byte position inside the filler, so the origin answers with the batch behind it.
+    data = batch(len(tiny) + len(filler))
+    second = next_run(first.position, first.position, fetched([data]), MILLRACE)
+    assert second is not None
+    assert [bytes(taken) for taken in second.batches] == [data]
+
+
 def transaction(base: int, producer: int, *, commit: bool) -> tuple[list[bytes], tuple[int, int]]:
     """A batch of three records and its marker, as Apache Kafka has them; (producer, first offset)."""
     data = batch(base, attributes=TRANSACTIONAL_BIT, producer_id=producer, producer_epoch=0, base_sequence=0)
