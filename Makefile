@@ -29,7 +29,7 @@ compat: setup kcat ## Scenario suites with other projects' Kafka clients
 	$(BIN)/python -m pytest tests/compat
 
 soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)
-	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m soak
+	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"
 
 setup: .venv/.installed ## Install everything into .venv
 
