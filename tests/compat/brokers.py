@@ -1,0 +1,58 @@
+"""Brokers for tests: a settings file, a process, and what its clients need to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millrace.wire.client import ClusterClient
+from tests.support import Process
+
+
+@dataclass
+class RunningBroker:
+    """A broker process; `restart` starts it again on the same port and directory."""
+
+    start: Callable[..., Process]
+    config: Path
+    process: Process
+    bootstrap: str
+
+    def restart(self) -> None:
+        """Start it again after it was stopped or killed."""
+        self.process = self.start("broker", str(self.config), "--set", f"listen={self.bootstrap}")
+        assert self.process.ready() == self.bootstrap
+
+    def client(self, timeout_s: float = 20) -> ClusterClient:
+        """A client of this broker's cluster."""
+        return ClusterClient(self.bootstrap, timeout_s=timeout_s)
+
+    def create_topic(self, name: str, partitions: int = 1, **settings: int) -> str:
+        """Create a topic; `flush_ms=5` becomes flush.ms. Returns its name."""
+        configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
+        with self.client() as client:
+            client.create_topic(name, partitions, configs)
+        return name
+
+
+def start_broker(
+    start: Callable[..., Process],
+    zookeeper: str,
+    folder: Path,
+    cluster: str,
+    broker_id: int = 1,
+    **settings: Any,
+) -> RunningBroker:
+    """One broker on a free port, its files in `folder`; `settings` are lines of its file."""
+    lines: dict[str, Any] = {
+        "broker_id": broker_id, "cluster": cluster, "listen": "127.0.0.1:0", "zookeeper": zookeeper,
+        "log_dir": str(folder / f"{cluster}-{broker_id}"), **settings,
+    }  # fmt: skip
+    config = folder / f"{cluster}-{broker_id}.toml"
+    # A JSON scalar is a TOML scalar, and a flat JSON object one `key = value` per line.
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    process = start("broker", str(config))
+    return RunningBroker(start, config, process, process.ready())

@@ -1,0 +1,86 @@
+"""Two brokers of one cluster: partitions are spread, each is served by its leader, clients find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from millrace.errors import ErrorCode, MillraceError
+from millrace.wire.client import LATEST, ClusterClient
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import (
+    ApiKey,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tests.compat.brokers import RunningBroker, start_broker
+from tests.compat.clients import CLIENTS, CONFLUENT, KafkaClient, assert_reads_exactly
+from tests.support import Process, wait_until
+
+
+@pytest.fixture(scope="module")
+def brokers(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> list[RunningBroker]:
+    folder = tmp_path_factory.mktemp("brokers")
+    return [
+        start_broker(start_for_module, zookeeper, folder, "pair", broker_id=number, session_timeout_ms=2000)
+        for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+def test_clients_reach_every_partition_through_any_broker(
+    brokers: list[RunningBroker], client: KafkaClient
+) -> None:
+    topic = brokers[0].create_topic(f"spread-{client.name}", 4, flush_ms=5)
+    with brokers[1].client() as cluster:
+        leaders = cluster.topic(topic).partitions
+        assert sorted(leaders.values()) == [1, 1, 2, 2]
+        for partition in leaders:
+            expected = [f"{partition} {number}".encode() for number in range(50)]
+            client.produce(brokers[partition % 2].bootstrap, topic, partition, expected, "none")
+            assert_reads_exactly(client, brokers[1 - partition % 2].bootstrap, topic, partition, expected)
+        fetched = cluster.fetch(topic, dict.fromkeys(leaders, 0), max_bytes=1 << 20, max_wait_ms=0)
+        assert all(part.records for part in fetched.values()), "one call asks both brokers"
+        offsets = cluster.list_offsets(topic, LATEST)
+        assert offsets == {partition: part.high_watermark for partition, part in fetched.items()}
+
+
+def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroker]) -> None:
+    topic = brokers[0].create_topic("elsewhere", 2)
+    with brokers[0].client() as cluster:
+        wanted = tuple(ListOffsetsPartition(partition_index=p, timestamp=LATEST) for p in (0, 1))
+        request = ListOffsetsRequest(topics=(ListOffsetsTopic(name=topic, partitions=wanted),))
+        body = encode(request, ApiKey.LIST_OFFSETS, 5)
+        leaders = cluster.topic(topic).partitions
+        for broker_id in (1, 2):
+            answer = decode(
+                ListOffsetsResponse,
+                ApiKey.LIST_OFFSETS,
+                5,
+                cluster.ask(broker_id, ApiKey.LIST_OFFSETS, 5, body),
+            )
+            errors = {p.partition_index: p.error_code for p in answer.topics[0].partitions}
+            refused = ErrorCode.NOT_LEADER_OR_FOLLOWER
+            assert errors == {p: 0 if leader == broker_id else refused for p, leader in leaders.items()}
+
+
+def test_the_other_partitions_go_on_while_a_broker_is_away(brokers: list[RunningBroker]) -> None:
+    topic = brokers[0].create_topic("away", 2)
+    with brokers[0].client() as cluster:
+        partition = next(p for p, leader in cluster.topic(topic).partitions.items() if leader == 1)
+        orphan = 1 - partition
+        CONFLUENT.produce(brokers[0].bootstrap, topic, orphan, [b"before"], "none")
+        brokers[1].process.kill()
+        CONFLUENT.produce(brokers[0].bootstrap, topic, partition, [b"meanwhile"], "none")
+        wait_until("its absence is known", lambda: cluster.topic(topic).partitions[orphan] == -1)
+        with ClusterClient(brokers[0].bootstrap, timeout_s=1) as hasty, pytest.raises(MillraceError):
+            hasty.list_offsets(topic, LATEST)
+        brokers[1].restart()
+        CONFLUENT.produce(brokers[0].bootstrap, topic, orphan, [b"after"], "none")
+        assert_reads_exactly(CONFLUENT, brokers[0].bootstrap, topic, orphan, [b"before", b"after"])
+        assert_reads_exactly(CONFLUENT, brokers[0].bootstrap, topic, partition, [b"meanwhile"])

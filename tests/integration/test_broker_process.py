@@ -1,0 +1,413 @@
+"""One broker as a process: how it starts and refuses to, how it stops, what it says to bad bytes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.records import Message, build_batch, split_batches
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from millrace.wire.codec import decode
+from millrace.wire.messages import (
+    ApiKey,
+    ApiVersionsResponse,
+    FindCoordinatorResponse,
+    InitProducerIdResponse,
+)
+from tests.compat.brokers import RunningBroker, start_broker
+from tests.compat.clients import BEGINNING, CONFLUENT
+from tests.support import Process, run_millrace, wait_until
+
+MAX_FRAME = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def broker(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> RunningBroker:
+    folder = tmp_path_factory.mktemp("broker")
+    return start_broker(start_for_module, zookeeper, folder, "process", max_frame_bytes=MAX_FRAME)
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[ClusterClient]:
+    with broker.client() as connected:
+        yield connected
+
+
+class Raw:
+    """A socket that speaks frames and nothing else."""
+
+    def __init__(self, bootstrap: str) -> None:
+        host, _, port = bootstrap.partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.file = self.socket.makefile("rb")
+
+    def send(self, api_key: int, version: int, body: bytes, correlation_id: int = 5) -> None:
+        frame = struct.pack(">hhih", api_key, version, correlation_id, 4) + b"test" + body
+        self.socket.sendall(struct.pack(">i", len(frame)) + frame)
+
+    def receive(self) -> tuple[int, bytes]:
+        size, correlation_id = struct.unpack(">ii", self.file.read(8))
+        return correlation_id, self.file.read(size - 4)
+
+    def ask(self, api_key: int, version: int, body: bytes = b"") -> bytes:
+        self.send(api_key, version, body)
+        correlation_id, answer = self.receive()
+        assert correlation_id == 5
+        return answer
+
+    def produce(self, topic: str, acks: int, *batches: bytes, version: int = 7, partition: int = 0) -> None:
+        name = topic.encode()
+        for records in batches:
+            body = struct.pack(">hhiih", -1, acks, 30_000, 1, len(name)) + name
+            body += struct.pack(">iii", 1, partition, len(records)) + records
+            self.send(ApiKey.PRODUCE, version, body if version >= 3 else body[2:])
+
+    def produced(self, topic: str) -> tuple[int, int]:
+        """(error, base offset) of the next produce answer, version 7."""
+        _, answer = self.receive()
+        start = 4 + 2 + len(topic) + 4
+        _, error, base_offset = struct.unpack_from(">ihq", answer, start)
+        return error, base_offset
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+@pytest.fixture
+def raw(broker: RunningBroker) -> Iterator[Raw]:
+    connected = Raw(broker.bootstrap)
+    yield connected
+    connected.close()
+
+
+def batch(text: str, count: int = 1, timestamp: int = 1000) -> bytes:
+    return build_batch([Message(timestamp, None, f"{text} {n}".encode()) for n in range(count)])
+
+
+# Starting and refusing to start
+
+
+def refused(config: Path, *options: str) -> str:
+    done = run_millrace("broker", str(config), *options, timeout_s=60)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("millrace: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_a_taken_port_is_one_line(broker: RunningBroker, tmp_path: Path) -> None:
+    line = refused(broker.config, "--set", f"listen={broker.bootstrap}", "--set", f"log_dir={tmp_path / 'x'}")
+    assert f"cannot listen on {broker.bootstrap}" in line
+
+
+def test_a_locked_log_directory_is_one_line(broker: RunningBroker) -> None:
+    assert "is in use by another broker" in refused(broker.config, "--set", "broker_id=2")
+
+
+def test_a_taken_broker_id_is_one_line(broker: RunningBroker, tmp_path: Path) -> None:
+    line = refused(broker.config, "--set", f"log_dir={tmp_path / 'x'}", "--set", "session_timeout_ms=500")
+    assert "broker id 1 of cluster process is held by a live broker" in line
+
+
+def test_an_unknown_key_is_one_line(broker: RunningBroker) -> None:
+    assert "unknown key 'log_dirs'; did you mean 'log_dir'?" in refused(broker.config, "--set", "log_dirs=x")
+
+
+# Topics
+
+
+def test_topics_are_created_described_and_deleted(broker: RunningBroker, client: ClusterClient) -> None:
+    client.create_topic("made", 3, {"retention.ms": "-1"})
+    made = client.topic("made")
+    assert made.partitions == {0: 1, 1: 1, 2: 1}
+    assert made == client.topics()["made"]
+    logs = Path(broker.config.parent / "process-1")
+    assert len(list(logs.glob(f"made-*-{made.topic_id.hex}"))) == 3
+    with pytest.raises(TopicAlreadyExists):
+        client.create_topic("made", 1)
+    client.delete_topic("made")
+    with pytest.raises(UnknownTopicOrPartition):
+        client.topic("made")
+    wait_until("the logs are gone", lambda: not list(logs.glob("made-*")))
+    client.create_topic("made", 1)
+    assert client.topic("made").topic_id != made.topic_id
+    assert client.list_offsets("made", LATEST) == {0: 0}
+
+
+def test_a_topic_that_is_not_there_is_not_created_by_asking(
+    client: ClusterClient, broker: RunningBroker
+) -> None:
+    done = run_millrace("produce", "nowhere", "--bootstrap", broker.bootstrap, stdin="x\n")
+    assert done.returncode == 1
+    assert done.stderr.startswith("millrace: no topic 'nowhere'")
+    assert "nowhere" not in client.topics()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"retention.ms": "soon"}, "not a number"),
+        ({"retention.bytes": "-2"}, "at least"),
+        ({"no": "1"}, "unknown"),
+    ],
+)
+def test_a_wrong_topic_setting_is_refused_by_name(
+    client: ClusterClient, settings: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match=reason):
+        client.create_topic("wrong", 1, settings)
+    assert "wrong" not in client.topics()
+
+
+def test_clients_may_have_topics_created_where_the_broker_allows_it(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    broker = start_broker(start, zookeeper, tmp_path, "auto", auto_create_topics=True, default_partitions=2)
+    CONFLUENT.produce(broker.bootstrap, "sudden", 1, [b"here"], "none")
+    with broker.client() as client:
+        assert len(client.topic("sudden").partitions) == 2
+    assert [value for _, value in CONFLUENT.read(broker.bootstrap, "sudden", 1, BEGINNING)] == [b"here"]
+
+
+# Produce and fetch, byte by byte
+
+
+def test_offsets_are_byte_positions_and_the_high_watermark_is_the_last_record_plus_one(
+    broker: RunningBroker, client: ClusterClient, raw: Raw
+) -> None:
+    broker.create_topic("positions")
+    first, second = batch("a", 3), batch("b", 2)
+    raw.produce("positions", -1, first, second)
+    assert raw.produced("positions") == (0, 0)
+    assert raw.produced("positions") == (0, len(first))
+    assert client.list_offsets("positions", LATEST) == {0: len(first) + 2}
+    assert client.list_offsets("positions", EARLIEST) == {0: 0}
+    fetched = client.fetch("positions", {0: 1}, max_bytes=1 << 20, max_wait_ms=0)[0]
+    assert [header.base_offset for header, _ in split_batches(fetched.records)] == [0, len(first)]
+    gap = client.fetch("positions", {0: 3}, max_bytes=1 << 20, max_wait_ms=0)[0]
+    assert [header.base_offset for header, _ in split_batches(gap.records)] == [len(first)]
+
+
+def test_a_fetch_between_high_watermark_and_end_is_empty_and_past_the_end_an_error(
+    broker: RunningBroker, client: ClusterClient, raw: Raw
+) -> None:
+    broker.create_topic("edges")
+    raw.produce("edges", -1, batch("a"))
+    raw.produced("edges")
+    for offset, error in ((1, 0), (len(batch("a")), 0), (len(batch("a")) + 1, 1), (1 << 50, 1)):
+        fetched = client.fetch("edges", {0: offset}, max_bytes=1000, max_wait_ms=0)[0]
+        assert (fetched.error, bytes(fetched.records)) == (error, b""), offset
+
+
+def test_a_fetch_waits_for_records_and_wakes_at_once(
+    broker: RunningBroker, client: ClusterClient, raw: Raw
+) -> None:
+    broker.create_topic("waiting")
+    with broker.client() as other:
+        started = time.monotonic()
+        assert not other.fetch("waiting", {0: 0}, max_bytes=1000, max_wait_ms=300)[0].records
+        assert 0.29 <= time.monotonic() - started < 5
+    name = b"waiting"
+    request = struct.pack(">iiiib", -1, 20_000, 1, 1 << 20, 0) + struct.pack(">ih", 1, len(name)) + name
+    raw.send(ApiKey.FETCH, 4, request + struct.pack(">iiqi", 1, 0, 0, 1 << 20), correlation_id=1)
+    raw.send(ApiKey.API_VERSIONS, 0, b"", correlation_id=2)
+    producer = Raw(broker.bootstrap)
+    started = time.monotonic()
+    producer.produce("waiting", -1, batch("now"))
+    assert producer.produced("waiting") == (0, 0)
+    producer.close()
+    assert raw.receive()[0] == 1
+    assert time.monotonic() - started < 10
+    assert raw.receive()[0] == 2
+
+
+def test_min_bytes_and_max_bytes_are_kept(broker: RunningBroker, client: ClusterClient, raw: Raw) -> None:
+    broker.create_topic("limits", 2)
+    for partition in (0, 1):
+        raw.produce("limits", -1, batch("x" * 1000), partition=partition)
+        raw.produced("limits")
+    size = len(batch("x" * 1000))
+    one = client.fetch("limits", {0: 0, 1: 0}, max_bytes=10, max_wait_ms=0)
+    assert sorted(len(part.records) for part in one.values()) == [0, size], "one whole batch, and only one"
+    both = client.fetch("limits", {0: 0, 1: 0}, max_bytes=2 * size, max_wait_ms=0)
+    assert [len(part.records) for part in both.values()] == [size, size]
+    started = time.monotonic()
+    few = client.fetch("limits", {0: 0}, max_bytes=1 << 20, max_wait_ms=400, min_bytes=size + 1)
+    assert len(few[0].records) == size
+    assert time.monotonic() - started >= 0.39
+
+
+def test_answers_keep_their_order_whatever_the_acks(broker: RunningBroker, raw: Raw) -> None:
+    broker.create_topic("order")
+    for number in range(200):
+        acks = (-1, 1, 0)[number % 3]
+        raw.produce("order", acks, batch(f"n{number}"))
+    answers = [raw.produced("order") for number in range(200) if number % 3 != 2]
+    bases = [base for _, base in answers]
+    assert bases == sorted(bases)
+    assert {error for error, _ in answers} == {0}
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        (b"", ErrorCode.CORRUPT_MESSAGE),
+        (batch("x")[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (batch("x")[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE),
+        (batch("x") + batch("y"), ErrorCode.CORRUPT_MESSAGE),
+        (b"\0" * 16 + b"\x01" + batch("x")[17:], ErrorCode.CORRUPT_MESSAGE),
+        (build_batch([Message(1, None, b"x")], attributes=0x20), ErrorCode.INVALID_RECORD),
+        (build_batch([Message(1, None, b"x")], attributes=0x10), ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_a_bad_batch_is_refused_and_the_connection_goes_on(
+    broker: RunningBroker, client: ClusterClient, raw: Raw, records: bytes, error: ErrorCode
+) -> None:
+    if "bad" not in client.topics():
+        broker.create_topic("bad")
+    before = client.list_offsets("bad", LATEST)
+    raw.produce("bad", -1, records)
+    assert raw.produced("bad") == (error, -1)
+    assert client.list_offsets("bad", LATEST) == before
+    raw.produce("bad", -1, batch("good"))
+    assert raw.produced("bad")[0] == 0
+
+
+def test_produce_is_refused_by_the_protocols_own_codes(broker: RunningBroker, raw: Raw) -> None:
+    broker.create_topic("codes", 1, max_message_bytes=1000)
+    raw.produce("codes", 7, batch("x"))
+    assert raw.produced("codes")[0] == ErrorCode.INVALID_REQUIRED_ACKS
+    raw.produce("codes", 1, batch("x" * 2000))
+    assert raw.produced("codes")[0] == ErrorCode.MESSAGE_TOO_LARGE
+    raw.produce("codes", 1, batch("x"), partition=9)
+    assert raw.produced("codes")[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    raw.produce("codes", 1, batch("x"), version=2)
+    assert raw.produced("codes")[0] == ErrorCode.UNSUPPORTED_VERSION
+
+
+def test_a_refused_batch_without_acks_closes_the_connection(broker: RunningBroker, raw: Raw) -> None:
+    raw.produce("not-there", 0, batch("x"))
+    assert raw.file.read(1) == b""
+
+
+def test_timestamps_find_the_first_batch_that_reaches_them(
+    broker: RunningBroker, client: ClusterClient, raw: Raw
+) -> None:
+    broker.create_topic("times")
+    sizes = [len(batch("t", 1, timestamp)) for timestamp in (1000, 2000, 3000)]
+    raw.produce("times", -1, *[batch("t", 1, timestamp) for timestamp in (1000, 2000, 3000)])
+    for _ in sizes:
+        raw.produced("times")
+    found = {ts: client.list_offsets("times", ts)[0] for ts in (0, 1000, 1001, 3000, 3001)}
+    end = sizes[0] + sizes[1] + 1
+    assert found == {0: 0, 1000: 0, 1001: sizes[0], 3000: sizes[0] + sizes[1], 3001: end}
+
+
+# Bad bytes, and APIs that are not there
+
+
+@pytest.mark.parametrize("size", [-1, 0, 5, MAX_FRAME + 1, 0x7FFFFFFF])
+def test_a_frame_that_cannot_be_closes_its_connection(broker: RunningBroker, raw: Raw, size: int) -> None:
+    raw.socket.sendall(struct.pack(">i", size) + b"\0" * 16)
+    assert raw.file.read(1) == b""
+
+
+def test_a_frame_just_below_the_limit_is_served(broker: RunningBroker, raw: Raw) -> None:
+    broker.create_topic("large", 1, max_message_bytes=MAX_FRAME)
+    raw.produce("large", -1, batch("x" * (MAX_FRAME - 300)))
+    assert raw.produced("large") == (0, 0)
+
+
+def test_unknown_apis_and_versions_are_answered(raw: Raw) -> None:
+    assert raw.ask(999, 3) == b"\x00\x23"
+    assert raw.ask(60, 1, b"\0").endswith(b"\0")  # DescribeCluster: Kafka's own answer, with error 35
+    assert raw.ask(ApiKey.FETCH, 17, b"\0")
+    assert raw.ask(ApiKey.METADATA, 0, b"\0\0\0\0")
+    supported = decode(ApiVersionsResponse, ApiKey.API_VERSIONS, 0, raw.ask(ApiKey.API_VERSIONS, 9))
+    assert supported.error_code == ErrorCode.UNSUPPORTED_VERSION
+    ranges = {api.api_key: (api.min_version, api.max_version) for api in supported.api_keys}
+    assert ranges[ApiKey.PRODUCE] == (0, 8)
+    assert ranges[ApiKey.FETCH] == (4, 11)
+    assert ranges[ApiKey.METADATA] == (1, 8), "version 12 stays private"
+    assert ApiKey.MIRROR_APPEND not in ranges
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(0, 7), (1, 11), (2, 5), (3, 8), (9, 5), (10, 2), (19, 4), (20, 3), (22, 1)]
+)
+def test_a_body_that_does_not_fit_is_answered_and_the_connection_goes_on(
+    raw: Raw, api_key: int, version: int
+) -> None:
+    raw.ask(api_key, version, b"\x7f\xff\xff")
+    assert raw.ask(ApiKey.API_VERSIONS, 0)
+
+
+def test_transactions_are_refused_clearly(raw: Raw) -> None:
+    refusal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    answer = raw.ask(ApiKey.INIT_PRODUCER_ID, 1, b"\0\x02tx" + struct.pack(">i", 1000))
+    assert decode(InitProducerIdResponse, ApiKey.INIT_PRODUCER_ID, 1, answer).error_code == refusal
+    answer = raw.ask(ApiKey.FIND_COORDINATOR, 2, b"\0\x02tx\x01")
+    assert decode(FindCoordinatorResponse, ApiKey.FIND_COORDINATOR, 2, answer).error_code == refusal
+
+
+def test_producer_ids_are_never_the_same(raw: Raw) -> None:
+    ids = set()
+    for _ in range(50):
+        answer = raw.ask(ApiKey.INIT_PRODUCER_ID, 1, b"\xff\xff" + struct.pack(">i", 1000))
+        ids.add(decode(InitProducerIdResponse, ApiKey.INIT_PRODUCER_ID, 1, answer).producer_id)
+    assert len(ids) == 50
+    assert max(ids) > 1 << 56
+
+
+def test_metadata_follows_the_cluster(client: ClusterClient, raw: Raw, broker: RunningBroker) -> None:
+    everything = b"\xff\xff\xff\xff"
+    assert b"new-one" not in raw.ask(ApiKey.METADATA, 1, everything)
+    broker.create_topic("new-one")
+    assert b"new-one" in raw.ask(ApiKey.METADATA, 1, everything)
+    client.delete_topic("new-one")
+    assert b"new-one" not in raw.ask(ApiKey.METADATA, 1, everything)
+
+
+# Stopping
+
+
+def test_sigterm_brings_unflushed_records_to_the_disk(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    broker = start_broker(start, zookeeper, tmp_path, "stopping")
+    broker.create_topic("slow", 1, flush_ms=600_000, flush_messages=1_000_000)
+    raw = Raw(broker.bootstrap)
+    raw.produce("slow", 1, batch("kept"))
+    assert raw.produced("slow") == (0, 0)
+    with broker.client() as client:
+        assert client.list_offsets("slow", LATEST) == {0: 0}, "not visible before it is flushed"
+    assert broker.process.stop() == 0
+    raw.close()
+    broker.restart()
+    assert [value for _, value in CONFLUENT.read(broker.bootstrap, "slow", 0, BEGINNING)] == [b"kept 0"]
+    assert broker.process.stop() == 0
+
+
+def test_retention_deletes_old_segments_while_the_broker_serves(
+    broker: RunningBroker, client: ClusterClient, raw: Raw
+) -> None:
+    broker.create_topic("short", 1, segment_bytes=2000, retention_bytes=4000)
+    for number in range(20):
+        raw.produce("short", -1, batch("x" * 900))
+        assert raw.produced("short")[0] == 0, number
+    start = wait_until("retention", lambda: client.list_offsets("short", EARLIEST)[0], timeout_s=20)
+    assert client.fetch("short", {0: start}, max_bytes=1 << 20, max_wait_ms=0)[0].records
+    assert (
+        client.fetch("short", {0: 0}, max_bytes=1 << 20, max_wait_ms=0)[0].error
+        == ErrorCode.OFFSET_OUT_OF_RANGE
+    )
