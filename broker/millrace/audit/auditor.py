@@ -28,6 +28,7 @@ log = logging.getLogger("millrace.audit.auditor")
 FETCH_BYTES = 8 << 20
 PARTITION_BYTES = 1 << 20
 _PAUSE_S = 0.2
+_CHECK_S = 5.0
 _RETRY_S = 1.0
 _FETCH_WAIT_MS = 100
 
@@ -51,8 +52,9 @@ class Auditor:
         self._codec = AuditCodec(self._registry)
 
     def check(self) -> None:
-        """MillraceError in one line when no broker answers."""
-        self._client.topics()
+        """MillraceError in one line when no broker answers soon."""
+        with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
+            client.topics()
 
     def run(self, stop: threading.Event) -> None:
         """Apply what comes until `stop` is set; what goes wrong is told, and tried again."""

@@ -44,6 +44,7 @@ RANGES_PER_COUNT = 20_000
 """A partition with more ranges than this is published before the interval is over."""
 IDLE_HEARTBEAT_S = 5.0
 _RETRY_S = 1.0
+_CHECK_S = 5.0
 _ALWAYS_LEFT_OUT = {AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC}
 _FETCH_WAIT_MS = 100
 
@@ -93,6 +94,11 @@ class AuditReader:
         self._covered: dict[PartitionKey, int] = {}
         self._reader = 0
         self._heartbeat_due = 0.0
+
+    def check(self) -> None:
+        """MillraceError in one line when no broker answers soon."""
+        with ClusterClient(self._config.bootstrap, timeout_s=_CHECK_S) as client:
+            client.topics()
 
     def run(self, stop: threading.Event) -> None:
         """After `take_over`: count until `stop` is set; what goes wrong is told, and tried again."""

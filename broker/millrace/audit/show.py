@@ -12,12 +12,15 @@ from millrace.audit.client import Completeness, Window
 from millrace.audit.ranges import in_words
 from millrace.audit.verdict import DOWNSTREAM, Verdict, overall
 
+_WIDE = 250
 _STYLES = {"complete": "green", "incomplete": "red", "unknown": "yellow"}
 
 
-def print_completeness(found: Completeness, *, by_window: bool, console: Console | None = None) -> None:
+def print_completeness(found: Completeness, *, by_window: bool) -> None:
     """Print the table, the findings, the reasons and the verdict."""
-    console = console or Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE  # in a file or a pipe nothing is cut off
     groups = [[window] for window in found.windows] if by_window else list(_hours(found.windows))
     tiers = _tiers(found.windows)
     table = Table(title=f"{found.topic}, times in UTC")

@@ -251,7 +251,7 @@ def _totals(evidence: Sequence[Evidence]) -> dict[str, int]:
             totals.setdefault(tier, 0)
         for tier, tally in entry.tiers.items():
             totals[tier] += tally.total
-    return totals | {tier: totals.get(tier, 0) for tier in DOWNSTREAM} if totals else totals
+    return totals | {tier: totals.get(tier, 0) for tier in DOWNSTREAM}
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:

@@ -142,6 +142,7 @@ def audit_reader(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     reader = AuditReader(config)
+    reader.check()
     reader.take_over()
     click.echo(f"ready: audit-reader of {cluster} on {bootstrap.partition(',')[0]}")
     sys.stdout.flush()
