@@ -43,6 +43,9 @@ class Filesystem(Protocol):
     def read(self, path: str) -> bytes:
         """A whole file; FileNotFoundError when it is not there."""
 
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file into a folder that is still private; `sync` puts it on disk."""
+
     def create(self, path: str, content: bytes) -> bool:
         """Create a file, whole and on disk, folders included; False when it is there already."""
 
@@ -71,6 +74,8 @@ class LocalFilesystem:
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
         self._root = Path(self.root)
+        self._known: set[Path] = set()
+        """Folders whose own entry is on disk."""
 
     def uri(self, path: str) -> str:
         """The path as Spark and pyarrow take it: a plain absolute one."""
@@ -92,6 +97,10 @@ class LocalFilesystem:
     def read(self, path: str) -> bytes:
         """A whole file; FileNotFoundError when it is not there."""
         return (self._root / path).read_bytes()
+
+    def write(self, path: str, content: bytes) -> None:
+        """Write a file into a folder that is still private; `sync` puts it on disk."""
+        (self._root / path).write_bytes(content)
 
     def create(self, path: str, content: bytes) -> bool:
         """Create a file, whole and on disk, folders included; False when it is there already."""
@@ -135,7 +144,6 @@ class LocalFilesystem:
                 return False
             raise
         self._sync_above(new)
-        self._sync_one(old.parent)
         return True
 
     def delete(self, path: str) -> None:
@@ -156,11 +164,12 @@ class LocalFilesystem:
         return time.time() - (self._root / path).stat().st_mtime
 
     def _sync_above(self, path: Path) -> None:
-        """Every folder above the path, the one that holds the warehouse included: some may be new."""
+        """The folder that holds the path, and once each those above it: an earlier run may have made them."""
         for folder in path.parents:
             self._sync_one(folder)
-            if folder == self._root.parent:
+            if folder == self._root.parent or folder in self._known:
                 return
+            self._known.add(folder)
 
     @staticmethod
     def _sync_one(path: Path) -> None:

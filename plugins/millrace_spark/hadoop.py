@@ -65,15 +65,19 @@ class HadoopFilesystem:
         finally:
             stream.close()
 
+    def write(self, path: str, content: bytes) -> None:
+        """Write a small file into a folder that is still private; it is on disk."""
+        stream = self._fs.create(self._path(path), False)
+        stream.write(bytearray(content))
+        stream.hsync()
+        stream.close()
+
     def create(self, path: str, content: bytes) -> bool:
         """Create a small file, whole and on disk, folders included; False when it is there already."""
         folder, _, name = path.rpartition("/")
         self.make_folder(folder)
         draft = f"{folder}/.{name[:100]}.{uuid.uuid4().hex}"
-        stream = self._fs.create(self._path(draft), False)
-        stream.write(bytearray(content))
-        stream.hsync()
-        stream.close()
+        self.write(draft, content)
         if self._rename(draft, path):
             return True
         self.delete(draft)

@@ -53,6 +53,14 @@ def event_times_ms(rows: pa.RecordBatch) -> Times:
     return np.asarray(ms.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
+def hours_of(rows: pa.RecordBatch) -> list[str]:
+    """The hour every row belongs to."""
+    hours = np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
+    distinct, which = np.unique(hours, return_inverse=True)
+    names = [hour_of(hour * HOUR_MS) for hour in distinct.tolist()]
+    return [names[index] for index in which.tolist()]
+
+
 def has_audit_header(schema: pa.Schema) -> bool:
     """True if the rows say which producer they come from and which of its messages they are."""
     index = schema.get_field_index("header")

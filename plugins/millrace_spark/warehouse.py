@@ -172,7 +172,7 @@ def publish(
 
     The loser's staging is deleted: its rows were published by the winner, under that number.
     """
-    fs.create(f"{staging}/{MANIFEST}", encode(manifest))
+    fs.write(f"{staging}/{MANIFEST}", encode(manifest))
     progress("described")
     fs.sync(staging)
     progress("synced")

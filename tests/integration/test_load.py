@@ -17,6 +17,7 @@ from millrace_spark import tables
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.load import LoadResult
+from tests.jobs import kill_at_a_step
 from tests.support import ROUNDS, Process, run_millrace
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
 
@@ -99,7 +100,7 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
 
 def test_both_sinks_write_the_same_rows(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
     topic = site.topic("BothSinks", 2)
-    site.publish(topic, [START_MS + n * 60_013 for n in range(500)])
+    site.publish(topic, [START_MS + n * 11_003 for n in range(500)])
     with site.producer() as producer:
         producer._producer.produce(topic, b"no schema id")
     for sink in ("direct", "spark"):
@@ -109,18 +110,6 @@ def test_both_sinks_write_the_same_rows(spark: SparkSession, site: TestSite, tmp
         verified = run_millrace("verify", str(tmp_path / sink), "--json")
         assert verified.returncode == 0, verified.stdout + verified.stderr
     assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
-
-
-def test_the_command_loads_once_and_says_when_nothing_is_new(site: TestSite, tmp_path: Path) -> None:
-    topic = site.topic("Commanded", 2)
-    site.publish(topic, [START_MS + n for n in range(100)])
-    first = run_millrace("load", topic, *site.load_options(tmp_path), "--run-id", "run-1")
-    assert first.returncode == 0, first.stderr
-    assert json.loads(first.stdout)[0]["rows"] == 100
-    again = run_millrace("load", topic, *site.load_options(tmp_path), "--run-id", "run-2")
-    assert again.returncode == 0, again.stderr
-    (result,) = json.loads(again.stdout)
-    assert (result["published"], result["message"]) == (False, "nothing new since load=0000000001")
 
 
 def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
@@ -148,22 +137,29 @@ def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: Test
         assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == 200 * (turn + 1)
 
 
-def test_killed_at_random_moments_and_run_again_the_rows_are_those_of_an_undisturbed_run(
+def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturbed_run(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:
     topic = site.topic("Killed", 3)
-    chance = random.Random(7)
+    chance = random.Random(time.time_ns())
     total = 0
     for turn in range(ROUNDS):
-        total += site.publish(topic, [START_MS + n * 47_017 for n in range(5_000)])
+        total += site.publish(topic, [START_MS + n * 47_017 for n in range(2_000)])
         command = ["load", topic, *site.load_options(tmp_path / "killed"), "--run-id", f"turn {turn}"]
-        process = Process(command)
-        time.sleep(chance.uniform(3, 9))  # from the start of the JVM to after the publication
-        process.kill()
+        kill_at_a_step(Process(command), steps=chance.randrange(0, 8), pause_s=chance.uniform(0, 0.3))
         done = run_millrace(*command)
         assert done.returncode == 0, done.stderr
+        (result,) = json.loads(done.stdout)
+        assert (result["load"], result["rows"]) == (turn + 1, 2_000)
         assert len(loaded_rows(tmp_path / "killed", topic)) == total
     load(spark, site, tmp_path / "undisturbed", topic)
     assert loaded_rows(tmp_path / "killed", topic) == loaded_rows(tmp_path / "undisturbed", topic)
     verified = run_millrace("verify", str(tmp_path / "killed"), "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> None:
+    done = run_millrace("load", "Any", *site.load_options(tmp_path), env={"JAVA_HOME": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith("millrace: no Java")
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -6,9 +6,14 @@ go to standard error as they are done.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -19,18 +24,25 @@ from millrace.errors import MillraceError
 S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
+_PR_SET_PDEATHSIG = 1
 TASKS_PER_CORE = 4
 """Short tasks are put together, so that scheduling them does not cost more than running them."""
 
 
 def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
     """Run a job with the settings in the first argument; the process ends with its exit code."""
+    # Spark's JVM started us. Without it a driver could go on by itself, though nobody waits for it any more.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings = from_mapping(cls, json.loads(sys.argv[1]), "the job's settings")
     spark = SparkSession.builder.getOrCreate()
     try:
         answer, code = {"result": job(spark, settings)}, 0
     except MillraceError as error:
         answer, code = {"error": str(error)}, 1
+    except Exception as error:
+        traceback.print_exc()
+        text = next(iter(str(error).splitlines()), "")
+        answer, code = {"error": f"unexpected {type(error).__name__}: {text}; see the job's output"}, 1
     finally:
         spark.stop()
     print(json.dumps(answer), flush=True)
@@ -40,16 +52,37 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
 def in_tasks(
     spark: SparkSession, function: Callable[[T], R], tasks: Sequence[T], together: int = 1
 ) -> list[R]:
-    """`function` of every task, in order, spread over the executors; at most `together` in one Spark task."""
+    """`function` of every task, in order, spread over the executors; at most `together` in one Spark task.
+
+    A MillraceError in a task is raised here as it is, not as a stack of Java's; every task has run by then.
+    """
     if not tasks:
         return []
     context = spark.sparkContext
     slices = max(-(-len(tasks) // together), min(len(tasks), context.defaultParallelism * TASKS_PER_CORE))
-    return context.parallelize(tasks, slices).map(function).collect()
+    done = context.parallelize(tasks, slices).map(partial(_attempt, function)).collect()
+    for each in done:
+        if isinstance(each, _Failed):
+            raise MillraceError(each.reason)
+    return [each for each in done if not isinstance(each, _Failed)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A MillraceError on its way from a task to the driver."""
+
+    reason: str
+
+
+def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
+    try:
+        return function(task)
+    except MillraceError as error:
+        return _Failed(str(error))
 
 
 def to_stderr(what: str) -> Callable[[str], None]:
-    """A progress callback that writes `millrace: <what>: <step>` lines."""
+    """A progress callback that writes `step: <what>: <step>` lines."""
 
     def progress(step: str) -> None:
         print(f"step: {what}: {step}", file=sys.stderr, flush=True)

@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.audit.client import completeness
 from millrace.manifest import Verdict
-from millrace_spark.filesystem import open_filesystem
-from millrace_spark.hourly import DirectMerge, HourlyRun, HourResult, as_json, merge_files, publish_hours
+from millrace_spark.filesystem import Filesystem, open_filesystem
+from millrace_spark.hourly import (
+    DirectMerge,
+    HourlyRun,
+    HourResult,
+    Merge,
+    as_json,
+    merge_files,
+    publish_hours,
+)
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 
 if TYPE_CHECKING:
@@ -40,12 +48,20 @@ def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
     fs = open_filesystem(settings.warehouse, spark)
     run = HourlyRun(
         fs=fs,
-        merge=DirectMerge(fs, partial(in_tasks, spark, merge_files, together=TOGETHER)),
+        merge=_merge(spark, fs, settings.sink),
         verdict_of=verdict_from(settings.auditor),
         run_id=settings.run_id,
         progress=to_stderr(f"hourly {settings.topic}"),
     )
     return publish_hours(run, settings.topic, settings.hours)
+
+
+def _merge(spark: SparkSession, fs: Filesystem, sink: str) -> Merge:
+    if sink == "direct":
+        return DirectMerge(fs, partial(in_tasks, spark, merge_files, together=TOGETHER))
+    from millrace_spark.spark_sink import SparkMerge
+
+    return SparkMerge(spark, fs)
 
 
 def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
@@ -56,7 +72,7 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
             return Verdict(verdict="unasked")
         start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
         answer = completeness(auditor, topic, start, start + timedelta(hours=1))
-        reasons = [*answer.reasons, *(reason for window in answer.windows for reason in window.reasons)]
+        reasons = [reason for window in answer.windows for reason in window.reasons]
         return Verdict(
             verdict=answer.verdict,
             watermark=None if answer.watermark is None else answer.watermark.isoformat(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace.wire.client import ClusterClient
-from millrace_spark.filesystem import open_filesystem
+from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 from millrace_spark.load import LoadResult, LoadRun, Pinned, load_topic
-from millrace_spark.sinks import DirectSink, Source, write_cut
+from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
+from millrace_spark.source import RegistryLookup
 from millrace_spark.warehouse import Progress
 
 if TYPE_CHECKING:
@@ -38,21 +39,6 @@ class LoadSettings:
     cut_bytes: int = 64 << 20
     """Log bytes per task."""
     accept_new_topic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryLookup:
-    """Writer schemas by id, None for an id the registry does not know; travels to the tasks."""
-
-    registry: SchemaRegistryClient
-
-    def __call__(self, schema_id: int) -> Mapping[str, Any] | None:
-        """The schema of an id; raises when the registry does not answer."""
-        try:
-            schema: Mapping[str, Any] = self.registry.schema(schema_id)
-        except UnknownSchema:
-            return None
-        return schema
 
 
 def pin(registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str) -> Pinned:
@@ -80,7 +66,7 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
                 fs=fs,
                 client=client,
                 pin=partial(pin, registry, connect),
-                sink=DirectSink(fs, partial(in_tasks, spark, write_cut)),
+                sink=_sink(spark, fs, settings.sink),
                 run_id=settings.run_id,
                 cut_bytes=settings.cut_bytes,
                 publish_counts=partial(_publish_counts, client, registry, progress),
@@ -95,6 +81,14 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
     if failures:
         raise MillraceError("; ".join(failures))
     return results
+
+
+def _sink(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
+    if name == "direct":
+        return DirectSink(fs, partial(in_tasks, spark, write_cut))
+    from millrace_spark.spark_sink import SparkSink
+
+    return SparkSink(spark, fs)
 
 
 def _publish_counts(

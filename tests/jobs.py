@@ -1,0 +1,40 @@
+"""Killing a Spark job for good: the command, its JVM, its driver and its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support import Process, wait_until
+
+
+def descendants(pid: int) -> list[int]:
+    """Every process below a process, parents first."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            # The name, in parentheses, may hold spaces.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, index = list(children.get(pid, [])), 0
+    while index < len(found):
+        found += children.get(found[index], [])
+        index += 1
+    return found
+
+
+def kill_at_a_step(process: Process, *, steps: int, pause_s: float) -> None:
+    """SIGKILL to a command and all it started, `pause_s` after its job has reported that many steps."""
+    wait_until(
+        f"{steps} steps of {process.arguments}",
+        lambda: not process.running or sum("step: " in line for line in list(process.lines)) >= steps,
+        timeout_s=90,
+    )
+    time.sleep(pause_s)
+    for pid in [process.pid, *descendants(process.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
