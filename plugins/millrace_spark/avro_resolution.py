@@ -52,8 +52,8 @@ _DAY_MS = 86_400_000
 _MS = (_DAYS[0] * _DAY_MS, (_DAYS[1] + 1) * _DAY_MS - 1)
 SCALES = {
     "date": Scale(*_DAYS, 1),
-    "time-millis": Scale(0, _DAY_MS - 1, 1_000_000),
-    "time-micros": Scale(0, _DAY_MS * 1000 - 1, 1000),
+    "time-millis": Scale(0, _DAY_MS - 1, 1),
+    "time-micros": Scale(0, _DAY_MS * 1000 - 1, 1),
     "timestamp-millis": Scale(*_MS, 1000),
     "timestamp-micros": Scale(_MS[0] * 1000, _MS[1] * 1000 + 999, 1),
 }

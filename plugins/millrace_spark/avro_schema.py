@@ -9,7 +9,8 @@ would stand for billions of them).
     bytes, fixed, decimal over p. 38  binary
     string, uuid, enum                string
     timestamp-millis, -micros         timestamp[us, UTC]; local-timestamp-*: without a zone
-    date / time-millis, -micros       date32 / time64[ns]
+    date                              date32
+    time-millis, -micros              int, long: Spark 4.3 refuses its own type TIME
     decimal(p, s)                     decimal128(p, s)
     record / array / map              struct / list<element> / map<string, value>
     ["null", T], [T]                  T
@@ -237,8 +238,8 @@ _LEAF_TYPES = {
 }
 _LOGICAL_TYPES = {
     "date": pa.date32(),
-    "time-millis": pa.time64("ns"),
-    "time-micros": pa.time64("ns"),
+    "time-millis": pa.int32(),
+    "time-micros": pa.int64(),
     "timestamp-millis": pa.timestamp("us", tz="UTC"),
     "timestamp-micros": pa.timestamp("us", tz="UTC"),
     "local-timestamp-millis": pa.timestamp("us"),

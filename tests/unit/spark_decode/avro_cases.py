@@ -186,6 +186,9 @@ def shown(node: Node, value: Any) -> Any:
         value = uuid.UUID(bytes=value)  # fastavro leaves these alone
     if isinstance(value, uuid.UUID):
         return str(value)
+    if isinstance(value, time):  # stays the number it is
+        micros = ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+        return micros // 1000 if isinstance(node, Leaf) and node.kind == "int" else micros
     return value
 
 

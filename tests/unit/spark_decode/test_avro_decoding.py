@@ -37,7 +37,7 @@ def check(decoder: ColumnDecoder | RowDecoder, schema: Any, values: list[Any]) -
 
 
 @given(messages())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_columns_show_what_fastavro_reads(case: tuple[Any, list[Any]]) -> None:
     schema, values = case
     decoder = body_decoder(record(schema), record(schema))
@@ -46,7 +46,7 @@ def test_columns_show_what_fastavro_reads(case: tuple[Any, list[Any]]) -> None:
 
 
 @given(messages(blocks=True))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_rows_show_what_fastavro_reads(case: tuple[Any, list[Any]]) -> None:
     schema, values = case
     check(RowDecoder(record(schema), record(schema)), schema, values)

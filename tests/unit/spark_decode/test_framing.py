@@ -217,7 +217,7 @@ def varint(value: int, width: int = 0) -> bytes:
     )
 )
 @example([(-(1 << 63), 0), ((1 << 63) - 1, 0)])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_numbers_of_every_width_are_read_side_by_side(numbers: list[tuple[int, int]]) -> None:
     encoded = [varint(*number) for number in numbers]
     end = PADDING + np.cumsum([len(each) for each in encoded])

@@ -1,0 +1,272 @@
+"""Reading topics of real brokers: cuts of every size, and the `millrace` data source in a Spark session."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import PySparkException
+
+from millrace.registry.client import SchemaRegistryClient
+from millrace.wire.client import LATEST, ClusterClient
+from millrace_spark.decode import frames_of
+from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.reading import read_cut
+from millrace_spark.source import MillraceDataSource
+from tests.brokers import TestCluster
+from tests.support import REPOSITORY, Process
+from tests.unit.spark_decode.avro_cases import encode
+from tests.unit.spark_decode.test_avro_damage import BLOCKS, COLUMNS, INNER
+from tests.unit.spark_decode.test_avro_damage import value as some_value
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+Start = Callable[..., Process]
+PAGE_VIEW = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass(frozen=True)
+class World:
+    """Two brokers and a registry."""
+
+    cluster: TestCluster
+    registry: str
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the brokers listen."""
+        return self.cluster.bootstrap
+
+    def topic(self, name: str, partitions: int) -> None:
+        """Create a topic."""
+        with ClusterClient(self.bootstrap) as client:
+            client.create_topic(name, partitions)
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder, name = tmp_path_factory.mktemp("source"), f"source-{uuid4().hex[:6]}"
+    database = f"sqlite:///{folder / 'registry.db'}"
+    registry = start_for_module("registry", "--listen", "127.0.0.1:0", "--database-url", database)
+    cluster = TestCluster(start_for_module, name, folder, zookeeper, "[log]\nflush_ms = 20\n")
+    cluster.start_brokers(1, 2)
+    return World(cluster, f"http://{registry.ready()}")
+
+
+def produce(world: World, topic: str, values: list[bytes], codec: str = "none", **more: Any) -> None:
+    """Produce with acks=all: everything can be read afterwards."""
+    producer = Producer(
+        {
+            "bootstrap.servers": world.bootstrap,
+            "compression.type": codec,
+            "linger.ms": 5,
+            "batch.num.messages": 100,
+        }
+    )
+    failed: list[Any] = []
+    for number, value in enumerate(values):
+        producer.produce(
+            topic, value, timestamp=1431857103000 + number,
+            on_delivery=lambda error, _: failed.append(error) if error else None, **more,
+        )  # fmt: skip
+    assert producer.flush(30) == 0
+    assert failed == []
+
+
+def page_view(number: int) -> dict[str, Any]:
+    header = {"server": "web-1", "service": "www", "instance": 7, "sequence": number}
+    return {
+        "header": {"time": 1431857103000 + number, **header},
+        "memberId": number if number % 2 else None,
+        "clientAddress": "10.0.0.1",
+        "method": "GET",
+        "url": f"/é/{number}",
+        "protocol": "HTTP/1.1",
+        "referrer": None,
+        "userAgent": "curl",
+        "status": 200,
+        "bytes": number,
+    }
+
+
+def message(schema_id: int, schema: Any, event: dict[str, Any]) -> bytes:
+    return b"\x00" + schema_id.to_bytes(4, "big") + encode(schema, event)
+
+
+def test_cuts_of_every_size_give_each_record_of_a_real_topic_exactly_once(world: World) -> None:
+    world.topic("cuts", 2)
+    sent = [[b"%s %d" % (codec.encode(), number) for number in range(400)] for codec in CODECS]
+    for codec, values in zip(CODECS, sent, strict=True):
+        for partition in (0, 1):
+            produce(world, "cuts", values, codec, partition=partition)
+    with ClusterClient(world.bootstrap) as client:
+        topic_id = client.topic("cuts").topic_id
+        ends = client.list_offsets("cuts", LATEST)
+        for partition, (cut_bytes, fetch_bytes) in itertools.product(
+            (0, 1), [(997, 1), (3000, 4000), (20_000, 1 << 20), (1 << 40, 5000)]
+        ):
+            range_ = Range("cuts", partition, 0, ends[partition], 0, topic_id)
+            values, parts = [], []
+            for cut in cut_ranges([range_], cut_bytes):
+                stats = RangeStats.of(cut)
+                fetched = read_cut(client, cut, stats, fetch_bytes=fetch_bytes, timeout_s=10)
+                for frames, rejected in frames_of(cut, fetched, stats):
+                    assert rejected == []
+                    data = frames.buffer.data
+                    values += [
+                        data[start : start + size]
+                        for start, size in zip(frames.value.tolist(), frames.value_size.tolist(), strict=True)
+                    ]
+                parts.append(stats)
+            assert values == [value for each in sent for value in each]
+            joined = join_stats(range_, parts)
+            assert (joined.gaps, joined.records, joined.next_offset) == ([], len(values), ends[partition])
+
+
+@pytest.fixture(scope="module")
+def views(world: World) -> str:
+    """A topic of 3,000 PageViews of two schema versions in three partitions."""
+    world.topic("PageView", 3)
+    newer = {
+        **PAGE_VIEW,
+        "fields": [*PAGE_VIEW["fields"], {"name": "latencyMs", "type": ["null", "int"], "default": None}],
+    }
+    with SchemaRegistryClient(world.registry) as registry:
+        first, second = registry.register("PageView", PAGE_VIEW), registry.register("PageView", newer)
+    old = [message(first, PAGE_VIEW, page_view(number)) for number in range(2000)]
+    new = [message(second, newer, {**page_view(n), "latencyMs": n}) for n in range(2000, 3000)]
+    produce(world, "PageView", old, "zstd")
+    produce(world, "PageView", new, "lz4", key=b"k")
+    return "PageView"
+
+
+def reader(spark: SparkSession, world: World, topic: str, **options: str) -> DataFrameReader:
+    spark.dataSource.register(MillraceDataSource)
+    given = {
+        "bootstrap": world.bootstrap,
+        "subscribe": topic,
+        **{k.replace("_", "."): v for k, v in options.items()},
+    }
+    return spark.read.format("millrace").options(**given)
+
+
+def test_typed_columns_of_both_schema_versions(spark: SparkSession, world: World, views: str) -> None:
+    frame = reader(spark, world, views, registry_url=world.registry, minPartitions="7").load()
+    assert frame.schema["header"].dataType.simpleString() == (
+        "struct<time:timestamp,server:string,service:string,instance:bigint,sequence:bigint>"
+    )
+    more = frame.selectExpr("*", "spark_partition_id() as task", "unix_millis(header.time) as ms")
+    rows = sorted(more.collect(), key=lambda row: row.header.sequence)
+    assert len({row.task for row in rows}) >= 7
+    assert [row.ms for row in rows] == [1431857103000 + number for number in range(3000)]
+    assert [row.header.sequence for row in rows] == list(range(3000))
+    assert [row.url for row in rows] == [f"/é/{number}" for number in range(3000)]
+    assert [row.memberId for row in rows[:4]] == [None, 1, None, 3]
+    assert [row.latencyMs for row in rows[1998:2002]] == [None, None, 2000, 2001]
+    assert [bytes(row._key) if row._key else None for row in rows[1999:2001]] == [None, b"k"]
+    assert len({row._schema_id for row in rows}) == 2
+
+
+def test_every_avro_type_reaches_spark_and_its_parquet_files(
+    spark: SparkSession, world: World, tmp_path: Path
+) -> None:
+    fields = {**COLUMNS, **{name: type_ for name, type_ in BLOCKS.items() if name not in COLUMNS}}
+    fields = {
+        name: "Inner" if type_ is INNER and name != "inner" else type_ for name, type_ in fields.items()
+    }
+    fields["parts"] = {"type": "array", "items": "Inner"}
+    schema = {
+        "type": "record",
+        "name": "Every",
+        "fields": [{"name": n, "type": t} for n, t in fields.items()],
+    }
+    dice = random.Random(3)
+    sent = [some_value(dice) for _ in range(50)]
+    world.topic("every", 1)
+    with SchemaRegistryClient(world.registry) as registry:
+        schema_id = registry.register("every", schema)
+    produce(world, "every", [message(schema_id, schema, value) for value in sent])
+    frame = reader(spark, world, "every", registry_url=world.registry).load()
+    frame.write.parquet(str(tmp_path / "every"))
+    rows = spark.read.parquet(str(tmp_path / "every")).orderBy("_offset").collect()
+    assert [row.text for row in rows] == [value["text"] for value in sent]
+    assert [row.price for row in rows] == [value["price"] for value in sent]
+    assert [row.day for row in rows] == [value["day"] for value in sent]
+    assert [row.tags for row in rows] == [value["tags"] for value in sent]
+    assert [row.counts for row in rows] == [value["counts"] for value in sent]
+    assert [[part.n for part in row.parts] for row in rows] == [[p["n"] for p in v["parts"]] for v in sent]
+    assert [row.micros for row in rows] == [
+        v["micros"].hour * 3600_000_000 + v["micros"].minute * 60_000_000 for v in sent
+    ]
+
+
+def test_raw_columns_offsets_and_a_frozen_end(spark: SparkSession, world: World) -> None:
+    world.topic("raw", 1)
+    headers = [("trace", b"1"), ("empty", None)]
+    produce(world, "raw", [b"first", b"second"], headers=headers, key=b"key")
+    frame = reader(spark, world, "raw").load()
+    assert frame.columns == ["key", "value", "headers", "topic", "partition", "offset", "timestamp"]
+    produce(world, "raw", [b"too late for the frame"])
+    rows = frame.orderBy("offset").collect()
+    assert [bytes(row.value) for row in rows] == [b"first", b"second"]
+    assert frame.count() == 2
+    assert [(header.key, header.value) for header in rows[0].headers] == [("trace", b"1"), ("empty", None)]
+    assert (bytes(rows[0].key), rows[0].topic, rows[0].partition, rows[0].offset) == (b"key", "raw", 0, 0)
+    second = rows[1].offset
+
+    def values(frame: DataFrame) -> list[bytes]:
+        return [bytes(row.value) for row in frame.orderBy("offset").collect()]
+
+    ending = reader(spark, world, "raw", endingOffsets=json.dumps({"raw": {"0": second}})).load()
+    assert values(ending) == [b"first"]
+    starting = json.dumps({"raw": {"0": second}})
+    assert values(reader(spark, world, "raw", startingOffsets=starting).load())[0] == b"second"
+    nothing = reader(spark, world, "raw", startingOffsets=starting, endingOffsets=starting).load()
+    assert values(nothing) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"no prefix", "does not begin with a zero byte and a schema id"),
+        (b"\0\0\0\x7f\xff" + b"x", "schema id 32767 is not in the registry"),
+        (b"\0\0\0\0\1" + b"\xff", "reaches past the end"),
+    ],
+)
+def test_a_message_that_cannot_be_decoded_fails_the_query_by_its_offset(
+    spark: SparkSession, world: World, views: str, value: bytes, reason: str
+) -> None:
+    topic = f"bad-{uuid4().hex[:6]}"
+    world.topic(topic, 1)
+    produce(world, topic, [value])
+    frame = reader(spark, world, topic, registry_url=world.registry, registry_subject=views).load()
+    with pytest.raises(PySparkException, match=rf"{topic}-0 offset 0: .*{reason}"):
+        frame.collect()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"subscribe": "no-such-topic"}, "no such topic"),
+        ({"startingOffset": "latest"}, "did you mean 'startingOffsets'"),
+        ({"endingOffsets": '{"raw": {"0": 999999999}}'}, "before endingOffsets"),
+    ],
+)
+def test_wrong_options_are_refused_when_the_frame_is_made(
+    spark: SparkSession, world: World, options: dict[str, str], reason: str
+) -> None:
+    with ClusterClient(world.bootstrap) as client:
+        if "raw" not in client.topics():
+            client.create_topic("raw", 1)
+    with pytest.raises(PySparkException, match=reason):
+        reader(spark, world, "raw").options(**options).load()
