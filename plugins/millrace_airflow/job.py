@@ -5,7 +5,7 @@ simply started again, because every command may be repeated without harm.
 
     command.json   what is run
     lock           locked for as long as anything of the job runs; says "alive" without trusting a pid
-    group          process group of the job
+    group          process group of the job, and the machine where this number means something
     log            the command's standard error, line by line
     result         its standard output
     status.json    {"exit_code": n}, written whole when the command has ended
@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,12 +120,18 @@ class Job:
             raise JobFailed(f"{self._command()} printed no JSON: {text.strip()[:200]!r}") from None
 
     def kill(self, timeout_s: float = KILL_AFTER_S) -> None:
-        """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone."""
+        """End the whole process group: SIGTERM, then SIGKILL for what is left; returns when it is gone.
+
+        JobFailed on another machine than the job's: the number of its group means something else here.
+        """
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not self.alive():
                 return
+            group, host = self._path("group").read_text().split()
+            if host != socket.gethostname():
+                raise JobFailed(f"{self._command()} runs on {host} and can be stopped only there")
             with suppress(ProcessLookupError):
-                os.killpg(int(self._path("group").read_text()), number)
+                os.killpg(int(group), number)
             deadline = time.monotonic() + timeout_s
             while self.alive() and time.monotonic() < deadline:
                 time.sleep(0.05)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def main() -> None:
     # Python forgets signals that reach a child in the middle of fork: let them wait until it is done.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     os.setsid()
-    (directory / "group").write_text(str(os.getpid()))
+    (directory / "group").write_text(f"{os.getpid()} {socket.gethostname()}")
     if os.fork():
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

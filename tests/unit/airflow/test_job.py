@@ -170,3 +170,14 @@ def test_folders_nobody_came_back_for_are_deleted_a_week_later_unless_their_job_
     kept = {job.directory for job in (recent, running, new)}
     running.kill()
     assert set(tmp_path.iterdir()) == kept
+
+
+def test_a_job_of_another_machine_is_not_mistaken_for_a_process_of_this_one(tmp_path: Path) -> None:
+    job = Job.start(python("import time; time.sleep(60)"), tmp_path, "load")
+    here = (job.directory / "group").read_text()
+    (job.directory / "group").write_text(f"{here.split()[0]} worker-7")
+    with pytest.raises(JobFailed, match="runs on worker-7 and can be stopped only there"):
+        job.kill()
+    assert job.alive()
+    (job.directory / "group").write_text(here)
+    job.kill()
