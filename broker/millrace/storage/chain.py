@@ -104,8 +104,10 @@ def find_batches(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
     for block in range(low >> 16, (high >> 16) + 1):
         # All positions of a 64 KiB block share the first 6 of the 8 bytes of their base offset.
         prefix = block.to_bytes(6, "big")
-        index = data.find(prefix, max(0, (block << 16) - low))
-        while index >= 0 and (position := low + index) <= high and position >> 16 == block:
+        stop = min(high + 1, (block + 1) << 16) - low + len(prefix) - 1
+        index = data.find(prefix, max(0, (block << 16) - low), stop)
+        while index >= 0:
+            position = low + index
             if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
                 header = BatchHeader.parse(data, index)
                 if (
@@ -114,7 +116,7 @@ def find_batches(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
                     and read_batch(fd, base, position, header)
                 ):
                     found.append((position, header))
-            index = data.find(prefix, index + 1)
+            index = data.find(prefix, index + 1, stop)
     return found
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import LogConfig
 from millrace.errors import InvalidRecord, OffsetOutOfRange
 from millrace.records import BatchHeader, Message, build_batch
 from millrace.storage import segment as segment_module
+from millrace.storage.partition_log import PartitionLog
 from millrace.storage.staging import Appended
 from tests.unit.storage.logs import (
+    Clock,
     append,
     appended,
     batch,
@@ -75,6 +78,22 @@ def test_what_is_appended_during_a_flush_waits_for_the_next_one(tmp_path: Path) 
     assert log.oldest_unflushed_at is not None
     assert flush(log)
     assert log.high_watermark == later.base_offset + 5
+    log.close()
+
+
+def test_what_is_appended_while_the_disk_works_is_not_part_of_that_flush(tmp_path: Path) -> None:
+    def sync(fd: int) -> None:
+        os.fdatasync(fd)
+        if late:
+            appended(log, late.pop())
+
+    late: list[bytearray] = []
+    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), sync)
+    first = appended(log, batch(3))[0]
+    late.append(batch(3))
+    flush(log)
+    assert log.visible_end == first.end < log.end
+    assert (log.high_watermark, log.unflushed_messages) == (3, 3)
     log.close()
 
 
