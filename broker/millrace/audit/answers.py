@@ -5,11 +5,11 @@ Reads only, but for `settle`, which notes the verdicts of final windows so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from millrace.audit.counts import WINDOW_MS, SequenceTally, window_start
@@ -37,6 +37,8 @@ from millrace.audit.verdict import (
     overall,
 )
 
+_IN_ONE_QUERY = 500
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRules:
@@ -54,10 +56,12 @@ class _TopicView:
 
     topic: str
     instances: dict[int, Instance]
+    """Those that may have something to say yet, or were accepted."""
     around: Surroundings
 
     @property
     def final_through(self) -> int:
+        """Time (ms) up to which every window is final."""
         return final_through(self.instances.values(), self.around)
 
 
@@ -106,7 +110,7 @@ def settle(session: Session, rules: AuditRules) -> None:
 
 
 def topics(session: Session, rules: AuditRules) -> list[dict[str, Any]]:
-    """Every topic the auditor knows, with its watermark and the instances that have not closed it."""
+    """Every topic the auditor knows, with its watermark and the instances that have not ended."""
     answer = []
     for row in session.scalars(select(TopicRow).order_by(TopicRow.topic)):
         view = _view(session, rules, row.topic)
@@ -130,7 +134,7 @@ def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
     rows = session.scalars(
         select(InstanceRow)
         .join(InstanceTopicRow, InstanceTopicRow.instance == InstanceRow.instance)
-        .where(InstanceTopicRow.topic == topic)
+        .where(InstanceTopicRow.topic == topic, ~InstanceRow.done)
         .order_by(InstanceRow.instance)
     )
     tiers = {row.tier: row.heartbeat for row in session.scalars(select(TierRow)) if row.heartbeat > NOTHING}
@@ -184,13 +188,14 @@ def _evidence(session: Session, view: _TopicView, first: int, last: int) -> dict
         .order_by(CountedRow.tier)
     ):
         counted.setdefault((row.window, row.instance), {})[row.tier] = row
+    instances = _others(session, view, {number for _, number in (*reported, *counted)})
     evidence: dict[int, list[Evidence]] = {}
     for window, number in sorted({*reported, *counted}):
         tiers = counted.get((window, number), {})
         told = reported.get((window, number))
         evidence.setdefault(window, []).append(
             Evidence(
-                view.instances.get(number) or _stranger(session, number, tiers),
+                _named(instances.get(number), number, tiers),
                 SequenceRanges(told.acknowledged if told else ()),
                 SequenceRanges(told.failed if told else ()),
                 told.reported_at if told else NOTHING,
@@ -200,36 +205,48 @@ def _evidence(session: Session, view: _TopicView, first: int, last: int) -> dict
     return evidence
 
 
-def _stranger(session: Session, number: int, tiers: Mapping[str, CountedRow]) -> Instance:
-    """An instance that has not announced this topic: known otherwise, accepted, or never heard of."""
-    row = session.get(InstanceRow, number)
-    if row is not None and row.cluster is not None:
-        return _instance(row)
-    found = next(iter(tiers.values()))
-    accepted = row.accepted if row is not None else None
-    return Instance(
-        instance=number, server=found.server, service=found.service, cluster=None, accepted=accepted
-    )
+def _others(session: Session, view: _TopicView, numbers: Collection[int]) -> dict[int, Instance]:
+    """The view's instances and those of `numbers` that are known besides: ended, or of another topic."""
+    found = dict(view.instances)
+    missing = sorted(set(numbers) - found.keys())
+    for index in range(0, len(missing), _IN_ONE_QUERY):
+        some = missing[index : index + _IN_ONE_QUERY]
+        for row in session.scalars(select(InstanceRow).where(InstanceRow.instance.in_(some))):
+            found[row.instance] = _instance(row)
+    return found
+
+
+def _named(known: Instance | None, number: int, tiers: Mapping[str, CountedRow]) -> Instance:
+    """The instance; one that nobody has announced as its own messages name it."""
+    if known is not None and known.cluster is not None:
+        return known
+    row = next(iter(tiers.values()))
+    accepted = known.accepted if known is not None else None
+    return Instance(instance=number, server=row.server, service=row.service, cluster=None, accepted=accepted)
 
 
 def _watermark(session: Session, view: _TopicView) -> int | None:
     """Time (ms) before which every window is complete; None when not even the first one is."""
-    rows = session.scalars(
-        select(WindowRow).where(WindowRow.topic == view.topic).order_by(WindowRow.window)
-    ).all()
+    first = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == view.topic))
     through = view.final_through
-    if not rows or through < rows[0].window + WINDOW_MS:
+    if first is None or through < first + WINDOW_MS:
         return None
     reached = window_start(min(through, FOR_EVER - WINDOW_MS))
-    for row in rows:
-        if row.window >= reached:
+    doubtful = session.scalars(
+        select(WindowRow.window)
+        .where(
+            WindowRow.topic == view.topic,
+            WindowRow.window < reached,
+            or_(WindowRow.settled.is_(None), WindowRow.settled != Verdict.COMPLETE),
+        )
+        .order_by(WindowRow.window)
+    )
+    for window in doubtful:
+        (judgement,) = _judge(session, view, [window])
+        if judgement.verdict != Verdict.COMPLETE:
+            reached = window
             break
-        if row.settled != Verdict.COMPLETE:
-            (judgement,) = _judge(session, view, [row.window])
-            if judgement.verdict != Verdict.COMPLETE:
-                reached = row.window
-                break
-    return reached if reached > rows[0].window else None
+    return reached if reached > first else None
 
 
 def _window_json(judgement: Judgement, revisions: Mapping[int, int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from millrace.audit.counts import WINDOW_MS, SequenceTally
 from millrace.audit.messages import (
+    FOR_EVER,
     NOTHING,
     AuditRecord,
     Count,
@@ -57,7 +58,7 @@ def apply(session: Session, record: AuditRecord) -> None:
 
 def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
     """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
-    row = session.get(InstanceRow, instance) or _added(session, InstanceRow(instance=instance))
+    row = _instance_row(session, instance)
     row.accepted, row.accepted_at = reason, now_ms
     return row
 
@@ -69,11 +70,18 @@ def _hello(session: Session, hello: Hello) -> None:
     _join(session, hello.instance, hello.topic)
 
 
+def _instance_row(session: Session, instance: int) -> InstanceRow:
+    return session.get(InstanceRow, instance) or _added(
+        session,
+        InstanceRow(
+            instance=instance, server="?", service="?", heard_at=NOTHING, closed_through=NOTHING, reports=[],
+            done=False,
+        ),
+    )  # fmt: skip
+
+
 def _instance(session: Session, word: Hello | Report) -> InstanceRow:
-    row = session.get(InstanceRow, word.instance)
-    if row is None:
-        row = _added(session, InstanceRow(instance=word.instance, heard_at=NOTHING, closed_through=NOTHING,
-                                          reports=[]))  # fmt: skip
+    row = _instance_row(session, word.instance)
     row.cluster, row.server, row.service = word.cluster, word.server, word.service
     row.heard_at = max(row.heard_at, word.time)
     return row
@@ -103,6 +111,7 @@ def _report(session: Session, report: Report) -> None:
         _report_windows(session, report, topic, row.closed_through)
     if newest:
         row.closed_through = report.closed_through
+    row.done = row.closed_through == FOR_EVER and row.reports == [[0, numbers.last]]
 
 
 def _report_windows(session: Session, report: Report, topic: str, promised: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Engine, String, Text, create_engine, event
+from sqlalchemy import JSON, BigInteger, Connection, Engine, String, Text, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -48,6 +48,8 @@ class InstanceRow(Row):
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
     reports: Mapped[Ranges] = mapped_column(default=list)
     """Numbers of the reports that were applied."""
+    done: Mapped[bool] = mapped_column(default=False, index=True)
+    """It has closed for ever and no report is missing: nothing of it is awaited."""
     accepted: Mapped[str | None] = mapped_column(Text)
     accepted_at: Mapped[int | None]
 
@@ -177,14 +179,21 @@ class AuditStore:
 
 
 def _engine(url: str) -> Engine:
+    """An engine whose every transaction, a reading one too, sees one state of the database."""
+    if make_url(url).get_backend_name() != "sqlite":
+        return create_engine(url, isolation_level="REPEATABLE READ")
     engine = create_engine(url)
-    if engine.dialect.name == "sqlite":
 
-        @event.listens_for(engine, "connect")
-        def _prepare(connection: Any, _: Any) -> None:
-            # Readers go on while the one writer commits; a commit survives a power cut.
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
-                connection.execute(f"PRAGMA {pragma}")
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # Python would otherwise begin a transaction only to write
+        # Readers go on while the one writer commits; a commit survives a power cut.
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
 
     return engine
 

@@ -58,8 +58,8 @@ class Audit:
 
 
 @pytest.fixture
-def audit(tmp_path: Path) -> Iterator[Audit]:
-    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+def audit() -> Iterator[Audit]:
+    store = AuditStore("sqlite://")
     yield Audit(store)
     store.close()
 
@@ -225,6 +225,9 @@ def test_a_stranger_can_be_accepted_before_anything_is_known_of_it(audit: Audit)
     with audit.store.writing() as session:
         ledger.accept(session, 9, "a test client", NOW)
     assert audit.window()["verdict"] == "complete"
+    assert audit.window()["reasons"] == [
+        "instance 9 (shop on web-9) was never announced; accepted: a test client"
+    ]
     audit.apply(hello(9, "dc2"))
     assert audit.window()["verdict"] == "complete"
     assert "shop on web-9 in dc2" in audit.window()["reasons"][0]
@@ -289,6 +292,22 @@ def test_a_load_after_the_window_is_final_is_no_revision(audit: Audit) -> None:
     assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
 
 
+def test_an_instance_that_has_ended_is_no_longer_listed_and_still_judged(audit: Audit) -> None:
+    def listed() -> list[int]:
+        with audit.store.reading() as session:
+            return [
+                entry["instance"] for topic in answers.topics(session, RULES) for entry in topic["instances"]
+            ]
+
+    audit.apply(hello(), report(1, (5, 9)), *WHOLE[2:])
+    assert listed() == [1], "report 0 is missing"
+    audit.apply(report(0, (0, 4)))
+    assert listed() == []
+    assert audit.window()["verdict"] == "complete"
+    audit.apply(load(2, found((10, 10))))
+    assert [(f["kind"], f["server"]) for f in audit.window()["findings"]] == [("unexpected", "web-1")]
+
+
 def test_the_watermark_never_jumps_over_a_window_that_is_not_complete(audit: Audit) -> None:
     audit.apply(hello(), *BEATS)
     everywhere = SequenceCounts()
@@ -323,6 +342,17 @@ def test_what_was_applied_before_an_error_is_not_kept_in_half(audit: Audit) -> N
         fail_halfway()
     with audit.store.reading() as session:
         assert answers.topics(session, RULES) == []
+
+
+def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    with store.reading() as session:
+        assert answers.topics(session, RULES) == []
+        Audit(store).apply(*WHOLE)
+        assert answers.topics(session, RULES) == [], "as it was when the reader began"
+    with store.reading() as session:
+        assert len(answers.topics(session, RULES)) == 1
+    store.close()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:////nowhere/at/all.db"])
