@@ -183,7 +183,7 @@ class Server:
                     continue
                 try:
                     connection.send()
-                except OSError:
+                except (OSError, ValueError):  # ValueError: the slice's file was closed under it
                     self.drop(connection)
                     continue
                 if connection.framer.waiting and not connection.full:

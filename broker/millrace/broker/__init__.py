@@ -69,12 +69,13 @@ class Broker:
     def start(self) -> None:
         """Open, and so recover, every log this broker leads; call it before the loop runs.
 
-        Raises MillraceError when one cannot be opened: its data must not be given up silently.
+        A log that cannot be opened is reported and refused; it does not keep the others from being served.
         """
         for place, topic, state in self._led():
-            config = topic_log_config(self.config.log, topic.settings)
-            opened = self._logs.partition(topic.name, place[1], topic.topic_id, config)
-            self._add(place, topic, state, opened)
+            try:
+                self._add(place, topic, state, self._open_log(place, topic))
+            except (MillraceError, OSError) as error:
+                self._fail(place, error)
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
@@ -118,17 +119,20 @@ class Broker:
             if state.leader == self.config.broker_id
         ]
 
-    def _open(self, place: Place, topic: TopicState) -> None:
-        def work() -> PartitionLog:
-            config = topic_log_config(self.config.log, topic.settings)
-            return self._logs.partition(topic.name, place[1], topic.topic_id, config)
+    def _open_log(self, place: Place, topic: TopicState) -> PartitionLog:
+        config = topic_log_config(self.config.log, topic.settings)
+        return self._logs.partition(*place, topic.topic_id, config)
 
+    def _fail(self, place: Place, error: BaseException) -> None:
+        self._failed[place] = str(error)
+        log.error("cannot serve %s-%s until a restart: %s", *place, error)
+
+    def _open(self, place: Place, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:
             del self._opening[place]
             error = future.exception()
             if error is not None:
-                self._failed[place] = str(error)
-                log.error("cannot open %s-%s: %s", *place, error)
+                self._fail(place, error)
                 return
             current = self.cluster.topics.get(topic.name)
             if current is None or current.topic_id != topic.topic_id or place[1] not in current.partitions:
@@ -136,7 +140,7 @@ class Broker:
                 return
             self._add(place, current, current.partitions[place[1]], future.result())
 
-        self._opening[place] = self._submit(self._files, work, opened)
+        self._opening[place] = self._submit(self._files, lambda: self._open_log(place, topic), opened)
 
     def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
         partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)

@@ -6,6 +6,7 @@ with what there is when its time is up. Reads file slices, never bytes. Knows no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from millrace.broker import Broker
     from millrace.broker.mailbox import Timer
     from millrace.broker.partition import Partition
+
+logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 5 * 60_000
 """A client that wants to wait longer asks again."""
@@ -113,6 +116,9 @@ class Fetch:
                     records = None  # only the first batch of an answer may exceed its limit
         except BrokerError as error:
             return PartitionRead(wanted.partition, error.code)
+        except OSError as error:
+            logger.error("cannot read %s-%s: %s", topic, wanted.partition, error)
+            return PartitionRead(wanted.partition, ErrorCode.STORAGE_ERROR)
         self._partitions.append(partition)
         return PartitionRead(
             wanted.partition, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records

@@ -14,24 +14,24 @@ from millrace.storage.staging import Appended
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import ProducedPartition, ProduceRequest, decode_request, encode_response
 
-_PENDING = ProducedPartition(-1, 0)
-
 
 class _Answer:
     """Gathers what became of each batch of one request, then answers."""
 
-    __slots__ = ("_asked", "_missing", "_request", "_results", "acks_all")
+    __slots__ = ("_missing", "_request", "_results", "_topics", "acks", "acks_all")
 
     def __init__(self, request: Request, asked: ProduceRequest) -> None:
+        # Nothing here may keep the records: an answer may wait long after they were written.
         self._request = request
-        self._asked = asked
+        self._topics = asked.topics
+        self.acks = asked.acks
         self.acks_all = asked.acks == -1
         self._missing = len(asked.batches)
-        self._results: list[ProducedPartition] = [_PENDING] * self._missing
+        self._results = [ProducedPartition(batch[1], 0) for batch in asked.batches]
 
     def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
         """Note one batch's outcome; the last one sends the answer."""
-        number = self._asked.batches[index][1]
+        number = self._results[index].partition
         if isinstance(outcome, Appended):
             self._results[index] = ProducedPartition(number, 0, outcome.base_offset, log_start_offset)
         else:
@@ -42,13 +42,13 @@ class _Answer:
 
     def _send(self) -> None:
         request, results = self._request, self._results
-        if self._asked.acks == 0:
+        if self.acks == 0:
             for result in results:
                 if result.error:
                     request.client.abort(f"a batch sent with acks=0 was refused: {result.message}")
             request.answer_nothing()
             return
-        request.answer_bytes(encode_response(request.api_version, self._asked.topics, results))
+        request.answer_bytes(encode_response(request.api_version, self._topics, results))
 
 
 def handle(broker: Broker, request: Request) -> None:

@@ -17,6 +17,7 @@ from millrace.wire.codec import encode_error, is_flexible
 from millrace.wire.framing import parse_header, skip_tagged_fields
 
 log = logging.getLogger(__name__)
+_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Handlers:
         except Exception:
             log.exception("API %s v%s failed", api_key, version)
             _answer_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
+        request.body = _NOTHING  # while it waits for its answer it must not keep the received bytes
         return request
 
     def _refuse_version(self, request: Request) -> Request:

@@ -1,0 +1,420 @@
+"""Produce, fetch and flush of one broker on real logs, its loop turned by hand."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.broker import Broker, Found
+from millrace.broker.mailbox import Mailbox
+from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.config import BrokerConfig, LogConfig
+from millrace.errors import (
+    BrokerError,
+    ErrorCode,
+    MessageTooLarge,
+    NotLeader,
+    PolicyViolation,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from millrace.records import Message, build_batch
+from millrace.storage.log_directory import LogDirectory
+from millrace.storage.position import Origin
+from millrace.storage.staging import Appended
+from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
+
+NEVER_MS = 3_600_000
+ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
+
+
+def topic(name: str, *leaders: int, origin: Origin | None = None, **settings: str) -> TopicState:
+    states = {n: PartitionState(leader, (leader,), (leader,), 0, origin) for n, leader in enumerate(leaders)}
+    return TopicState(name, uuid.uuid4(), settings, states)
+
+
+class FakeCluster:
+    """The registries as a value that tests change; ZooKeeper's own behaviour is tested elsewhere."""
+
+    cluster_id = "millrace-test"
+
+    def __init__(self, *topics: TopicState) -> None:
+        self.brokers = {1: BrokerAddress("127.0.0.1", 1), 2: BrokerAddress("127.0.0.1", 2)}
+        self.topics = {topic.name: topic for topic in topics}
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback
+
+    def set(self, *topics: TopicState) -> None:
+        self.topics = {topic.name: topic for topic in topics}
+        self.changed()
+
+
+@dataclass
+class Outcome:
+    """What a produce request hears."""
+
+    acks_all: bool = False
+    heard: list[Appended | BrokerError] = field(default_factory=list)
+
+    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+        assert index == 0
+        self.heard.append(outcome)
+
+    @property
+    def base_offset(self) -> int:
+        (outcome,) = self.heard
+        assert isinstance(outcome, Appended)
+        return outcome.base_offset
+
+
+class Disk:
+    """Stands before fdatasync: counts, holds it up, or makes it fail."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.syncs = 0
+        self.entered = threading.Event()
+        self.fails = False
+
+    def fdatasync(self, fd: int) -> None:
+        self.entered.set()
+        assert self.free.wait(10)
+        self.syncs += 1
+        if self.fails:
+            raise OSError(5, "Input/output error")
+
+
+class Running:
+    def __init__(self, folder: Path, cluster: FakeCluster, log: LogConfig) -> None:
+        self.cluster = cluster
+        self.mailbox = Mailbox()
+        config = BrokerConfig(broker_id=1, cluster="test", log=log)
+        self.logs = LogDirectory.open(folder, log, time.time)
+        self.broker = Broker(config, cluster, self.logs, self.mailbox)  # type: ignore[arg-type]
+        self.broker.start()
+
+    def turn(self) -> None:
+        self.mailbox.run()
+        self.broker.end_of_turn()
+
+    def until(self, what: str, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, what
+            select.select([self.mailbox.wake_fd], [], [], min(0.05, self.mailbox.seconds_to_next() or 0.05))
+            self.mailbox.drain()
+            self.turn()
+
+    def produce(
+        self, text: str = "x", *, acks_all: bool = False, topic: str = "t", partition: int = 0, count: int = 1
+    ) -> Outcome:
+        outcome = Outcome(acks_all)
+        batch = bytearray(build_batch([Message(1, None, text.encode())] * count))
+        self.broker.produce(topic, partition, memoryview(batch), outcome, 0)
+        return outcome
+
+    def fetch(
+        self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
+    ) -> list[Found]:
+        topics = tuple(
+            FetchTopic(
+                topic=name,
+                partitions=(FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=1 << 20),),
+            )
+            for name, p, offset in places
+        )
+        answers: list[Found] = []
+        request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
+        self.broker.fetch(request, answers.append)
+        return answers
+
+    def high_watermark(self, name: str = "t", partition: int = 0) -> int:
+        return self.broker.partition(name, partition).log.high_watermark
+
+    def stop(self) -> None:
+        self.broker.settle()
+        self.broker.close()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Running] = []
+
+    def run(*topics: TopicState, **log: int) -> Running:
+        settings = LogConfig(**{"flush_ms": NEVER_MS, "flush_messages": 10_000, **log})
+        started.append(Running(tmp_path / "logs", FakeCluster(*topics or (topic("t", 1),)), settings))
+        return started[-1]
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Every log opened after this flushes through it."""
+    from millrace.storage import log_directory
+
+    slow = Disk()
+    opened = log_directory.PartitionLog.open
+    monkeypatch.setattr(
+        log_directory.PartitionLog, "open", lambda *arguments: opened(*arguments, sync=slow.fdatasync)
+    )
+    yield slow
+    slow.free.set()
+
+
+def test_acks_1_is_answered_after_the_append_and_stays_invisible_until_the_flush(
+    start: Start, disk: Disk
+) -> None:
+    running = start()
+    opening = disk.syncs
+    outcome = running.produce()
+    assert outcome.heard == []
+    running.turn()
+    assert outcome.base_offset == 0
+    assert (disk.syncs, running.high_watermark()) == (opening, 0)
+
+
+def test_acks_all_is_answered_only_after_the_flush_it_starts_at_once(start: Start, disk: Disk) -> None:
+    running = start()
+    disk.free.clear()
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    time.sleep(0.05)
+    running.turn()
+    assert outcome.heard == []
+    assert running.high_watermark() == 0
+    disk.free.set()
+    running.until("the answer", lambda: outcome.heard)
+    assert outcome.base_offset == 0
+    assert running.high_watermark() == 1
+
+
+def test_whatever_comes_during_a_flush_shares_the_next_one(start: Start, disk: Disk) -> None:
+    running = start()
+    opening = disk.syncs
+    disk.entered.clear()
+    disk.free.clear()
+    first = running.produce(acks_all=True)
+    running.turn()
+    assert disk.entered.wait(10)
+    later = []
+    for _ in range(20):
+        later.append(running.produce(acks_all=True))
+        running.turn()
+    disk.free.set()
+    running.until("all answers", lambda: all(outcome.heard for outcome in [first, *later]))
+    assert disk.syncs == opening + 2
+    assert [o.base_offset for o in [first, *later]] == sorted(o.base_offset for o in [first, *later])
+
+
+def test_what_one_turn_staged_is_one_write_per_partition(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(topic("t", 1, 1))
+    writes: list[int] = []
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda fd, parts: (writes.append(len(parts)), writev(fd, parts))[1])
+    for number in range(30):
+        running.produce(partition=number % 2)
+    running.turn()
+    assert writes == [15, 15]
+
+
+def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start) -> None:
+    by_count = start(topic("t", 1, **{"flush.messages": "10"}), topic("u", 1, **{"flush.ms": "30"}))
+    by_count.produce(count=9)
+    by_count.turn()
+    by_count.produce(topic="u")
+    began = time.monotonic()
+    by_count.turn()
+    by_count.until("the time", lambda: by_count.high_watermark("u") == 1)
+    assert time.monotonic() - began >= 0.03
+    assert by_count.high_watermark() == 0
+    by_count.produce()
+    by_count.turn()
+    by_count.until("the tenth message", lambda: by_count.high_watermark() > 0)
+
+
+def test_a_failed_flush_refuses_who_waits_and_all_writes_after_it(start: Start, disk: Disk) -> None:
+    running = start()
+    visible = running.produce(acks_all=True)
+    running.until("the first", lambda: visible.heard)
+    disk.fails = True
+    lost = running.produce(acks_all=True)
+    running.turn()
+    running.until("the refusal", lambda: lost.heard)
+    assert isinstance(lost.heard[0], StorageError)
+    after = running.produce()
+    running.turn()
+    assert isinstance(after.heard[0], StorageError)
+    assert running.high_watermark() == 1, "nothing becomes visible any more"
+    (found,) = running.fetch(("t", 0, 0))
+    assert found[0][1][0].records is not None, "reads go on"
+
+
+def test_a_retry_is_answered_with_the_first_offset_once_that_is_on_the_disk(start: Start, disk: Disk) -> None:
+    running = start()
+    batch = build_batch([Message(1, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
+    disk.free.clear()
+    outcomes = []
+    for _ in range(2):
+        outcomes.append(Outcome(acks_all=True))
+        running.broker.produce("t", 0, memoryview(bytearray(batch)), outcomes[-1], 0)
+        running.turn()
+    assert [outcome.heard for outcome in outcomes] == [[], []]
+    disk.free.set()
+    running.until("both answers", lambda: all(outcome.heard for outcome in outcomes))
+    assert [outcome.base_offset for outcome in outcomes] == [0, 0]
+    assert running.broker.partition("t", 0).log.end == len(batch)
+
+
+def test_produce_is_refused_with_the_reason(start: Start) -> None:
+    running = start(
+        topic("t", 1, 2),
+        topic("mirrored", 1, origin=ORIGIN),
+        topic("small", 1, **{"max.message.bytes": "70"}),
+    )
+    for name, partition, error in [
+        ("no", 0, UnknownTopicOrPartition), ("t", 5, UnknownTopicOrPartition), ("t", 1, NotLeader),
+        ("mirrored", 0, PolicyViolation), ("small", 0, MessageTooLarge),
+    ]:  # fmt: skip
+        with pytest.raises(error):
+            running.produce("x" * 20, topic=name, partition=partition)
+    running.turn()
+
+
+def test_a_parked_fetch_answers_once_when_any_partition_has_something(start: Start) -> None:
+    running = start(topic("a", 1), topic("b", 1))
+    answers = running.fetch(("a", 0, 0), ("b", 0, 0))
+    assert answers == []
+    running.produce(topic="a", acks_all=True)
+    running.produce(topic="b", acks_all=True)
+    running.turn()
+    running.until("the answer", lambda: answers)
+    running.until("both flushes", lambda: running.high_watermark("b") == 1)
+    assert len(answers) == 1
+    assert not running.broker.partition("a", 0).parked
+    assert not running.broker.partition("b", 0).parked
+
+
+def test_a_fetch_waits_for_min_bytes_across_partitions(start: Start) -> None:
+    running = start(topic("a", 1), topic("b", 1))
+    size = len(build_batch([Message(1, None, b"x")]))
+    answers = running.fetch(("a", 0, 0), ("b", 0, 0), min_bytes=size + 1)
+    running.produce(topic="a", acks_all=True)
+    running.until("the first", lambda: running.high_watermark("a") == 1)
+    assert answers == []
+    running.produce(topic="b", acks_all=True)
+    running.until("the answer", lambda: answers)
+
+
+def test_a_fetch_answers_with_nothing_when_its_time_is_up(start: Start) -> None:
+    running = start()
+    began = time.monotonic()
+    answers = running.fetch(("t", 0, 0), max_wait=50)
+    running.until("the answer", lambda: answers)
+    assert time.monotonic() - began >= 0.05
+    assert answers[0][0][1][0].records is None
+
+
+def test_an_error_in_one_partition_is_told_at_once(start: Start) -> None:
+    running = start()
+    ((_, (unknown,)), (_, (good,))) = running.fetch(("no", 0, 0), ("t", 0, 0))[0]
+    assert (unknown.error, good.error) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NONE)
+
+
+def test_a_deleted_topic_answers_whoever_waits_and_its_files_go(
+    start: Start, disk: Disk, tmp_path: Path
+) -> None:
+    running = start()
+    answers = running.fetch(("t", 0, 0))
+    disk.free.clear()
+    waiting = running.produce(acks_all=True)
+    running.turn()
+    running.cluster.set()
+    running.until("the fetch's answer", lambda: answers)
+    assert answers[0][0][1][0].error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert isinstance(waiting.heard[0], UnknownTopicOrPartition)
+    disk.free.set()
+    running.until("the files are gone", lambda: not list((tmp_path / "logs").glob("t-*")))
+
+
+def test_a_topic_made_anew_at_once_starts_empty_and_keeps_its_log(
+    start: Start, disk: Disk, tmp_path: Path
+) -> None:
+    running = start()
+    disk.free.clear()  # the old one's flush is still running when the new topic comes
+    running.produce(acks_all=True)
+    running.turn()
+    again = topic("t", 1)
+    running.cluster.set(again)
+    running.turn()
+    with pytest.raises(BrokerError):
+        running.broker.partition("t", 0)
+    disk.free.set()
+
+    def reopened() -> bool:
+        try:
+            return running.broker.partition("t", 0).topic_id == again.topic_id
+        except BrokerError:
+            return False
+
+    running.until("the new log", reopened)
+    assert running.high_watermark() == 0
+    outcome = running.produce(acks_all=True)
+    running.until("the answer", lambda: outcome.heard)
+    assert [path.name for path in (tmp_path / "logs").glob("t-*")] == [f"t-0-{again.topic_id.hex}"]
+
+
+def test_a_log_that_cannot_be_opened_refuses_its_partition_only(start: Start, tmp_path: Path) -> None:
+    running = start()
+    broken = topic("broken", 1)
+    (tmp_path / "logs" / f"broken-0-{broken.topic_id.hex}").write_text("a file where a folder must be")
+    running.cluster.set(running.cluster.topics["t"], broken)
+
+    def refused() -> bool:
+        try:
+            running.broker.partition("broken", 0)
+        except BrokerError as error:
+            return error.code == ErrorCode.STORAGE_ERROR
+        return False
+
+    running.until("the refusal", refused)
+    assert running.produce().heard == []
+
+
+def test_new_settings_of_a_topic_reach_its_open_log(start: Start) -> None:
+    running = start()
+    before = running.cluster.topics["t"]
+    changed = TopicState("t", before.topic_id, {"retention.ms": "5"}, before.partitions)
+    running.cluster.set(changed)
+    running.turn()
+    assert running.broker.partition("t", 0).log.config.retention_ms == 5
+
+
+def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> None:
+    running = start()
+    plain, waiting = running.produce(), Outcome(acks_all=True)
+    batch = bytearray(build_batch([Message(1, None, b"y")]))
+    running.broker.produce("t", 0, memoryview(batch), waiting, 0)
+    log = running.broker.partition("t", 0).log
+    running.broker.settle()
+    assert plain.heard
+    assert waiting.heard
+    assert log.visible_end == log.end > 0

@@ -1,0 +1,113 @@
+"""What lies between a frame and the broker: order, memory, errors."""
+
+from __future__ import annotations
+
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millrace.broker import Broker, Mailbox
+from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.config import BrokerConfig, LogConfig
+from millrace.handlers import Handlers, kafka_apis
+from millrace.handlers.request import Request
+from millrace.records import Message, build_batch
+from millrace.storage.log_directory import LogDirectory
+from millrace.wire.codec import decode
+from millrace.wire.messages import ApiKey, ApiVersionsResponse
+
+
+class FakeClient:
+    closed = False
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    def answered(self, size: int) -> None:
+        self.answers += 1
+
+    def abort(self, reason: str) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    state = PartitionState(1, (1,), (1,), 0)
+    cluster: Any = SimpleNamespace(
+        brokers={1: BrokerAddress("127.0.0.1", 1)}, cluster_id="c", on_change=lambda callback: None,
+        topics={"t": TopicState("t", uuid.uuid4(), {}, {0: state})},
+    )  # fmt: skip
+    log = LogConfig(flush_ms=3_600_000)
+    config = BrokerConfig(broker_id=1, cluster="test", log=log)
+    made = Broker(config, cluster, LogDirectory.open(tmp_path, log, time.time), Mailbox())
+    made.start()
+    yield made
+    made.settle()
+    made.close()
+
+
+def frame(api_key: int, version: int, body: bytes) -> bytearray:
+    return bytearray(struct.pack(">hhih", api_key, version, 7, -1) + body)
+
+
+def produce_frame(acks: int) -> bytearray:
+    records = build_batch([Message(1, None, b"x" * 1000)])
+    body = (
+        struct.pack(">hhiih", -1, acks, 1000, 1, 1) + b"t" + struct.pack(">iii", 1, 0, len(records)) + records
+    )
+    return frame(ApiKey.PRODUCE, 7, body)
+
+
+def body_of(request: Request) -> bytes:
+    assert request.parts is not None
+    (answer,) = request.parts
+    assert isinstance(answer, bytes)
+    assert struct.unpack_from(">ii", answer) == (len(answer) - 4, 7)
+    return answer[8:]
+
+
+def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -> None:
+    handlers = Handlers(broker, kafka_apis())
+    received = produce_frame(acks=-1)
+    request = handlers.handle(FakeClient(), memoryview(received))
+    broker.end_of_turn()
+    assert request.parts is None, "it waits for the flush"
+    received.append(0)  # BufferError as long as anybody holds a view
+
+
+def test_a_handler_that_fails_answers_and_says_so_in_the_log(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    handlers = Handlers(broker, kafka_apis())
+    monkeypatch.setattr(broker, "produce", lambda *arguments: 1 // 0)
+    request = handlers.handle(FakeClient(), memoryview(produce_frame(acks=1)))
+    assert body_of(request)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
+    handlers = Handlers(broker, kafka_apis())
+    lists = []
+    for version in range(4):
+        body = body_of(handlers.handle(FakeClient(), memoryview(frame(ApiKey.API_VERSIONS, version, b"\0"))))
+        lists.append(decode(ApiVersionsResponse, ApiKey.API_VERSIONS, version, body))
+    assert all(answer == lists[0] for answer in lists)
+    keys = [api.api_key for api in lists[0].api_keys]
+    assert keys == sorted(keys) == [0, 1, 2, 3, 9, 10, 18, 19, 20, 22]
+
+
+def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
+    handlers = Handlers(broker, kafka_apis())
+    ask = memoryview(frame(ApiKey.METADATA, 8, b"\xff\xff\xff\xff\0\0\0"))
+    first, second = (body_of(handlers.handle(FakeClient(), ask)) for _ in range(2))
+    assert first is not None
+    assert first == second
+    assert b"\0\x01t" in first
+    broker.cluster.topics = {}
+    assert b"\0\x01t" not in body_of(handlers.handle(FakeClient(), ask))
