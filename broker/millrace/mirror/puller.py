@@ -145,9 +145,11 @@ class TopicPuller:
         self._stale = False
         metadata = self._origin.describe()
         self._rules = self._origin.offset_rules()
+        settled = self._brokers_have_settled()
         found: dict[int, Pull] = {}
         for partition in metadata.partitions:
-            pull = self._assigned(Origin(self._origin_cluster, self._topic, metadata.topic_id, partition))
+            origin = Origin(self._origin_cluster, self._topic, metadata.topic_id, partition)
+            pull = self._assigned(origin, settled)
             if pull is not None:
                 found[partition] = pull
         for partition, gone in self._pulled.items():
@@ -156,11 +158,11 @@ class TopicPuller:
         self._pulled = found
         self._assigned_at = time.monotonic()
 
-    def _assigned(self, origin: Origin) -> Pull | None:
+    def _assigned(self, origin: Origin, settled: bool) -> Pull | None:
         topic = self._cluster.topics.get(self._topic)
         target = topic.target_of(origin) if topic is not None else None
         if target is None:
-            if not self._brokers_have_settled():
+            if not settled:
                 self._stale = True
                 return None
             try:

@@ -1,0 +1,297 @@
+"""The pulling thread against scripted collaborators: what it copies, what stops it, what does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from millrace.cluster import Cluster
+from millrace.cluster_state import BrokerAddress, TopicState, with_mirror
+from millrace.config import OriginConfig
+from millrace.errors import ErrorCode, MillraceError, NotLeader
+from millrace.mirror import puller as module
+from millrace.mirror.puller import TopicPuller
+from millrace.mirror.runs import OffsetRules
+from millrace.mirror.states import MirrorState, MirrorStates, State
+from millrace.records import BatchHeader, Cursor, Message, build_batch
+from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.wire.client import TopicMetadata
+from millrace.wire.fetch import FetchedPartition
+from tests.support import wait_until
+
+TOPIC_ID = UUID(int=5)
+
+
+def log_of(count: int) -> list[bytes]:
+    """Batches as a Millrace log holds them."""
+    found: list[bytes] = []
+    for number in range(count):
+        found.append(build_batch([Message(1, None, b"%d" % number)], base_offset=sum(map(len, found))))
+    return found
+
+
+@dataclass
+class ScriptedOrigin:
+    """An origin whose partitions are lists of batches."""
+
+    logs: dict[int, list[bytes]] = field(default_factory=lambda: {0: log_of(3), 1: log_of(2)})
+    topic_id: UUID = TOPIC_ID
+    earliest: int = 0
+    failure: Exception | None = None
+    before_answer: Callable[[], None] | None = None
+
+    def describe(self) -> TopicMetadata:
+        if self.failure is not None:
+            raise self.failure
+        return TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, 1))
+
+    def offset_rules(self) -> OffsetRules:
+        return OffsetRules(byte_positions=True)
+
+    def has_id(self, topic_id: UUID) -> bool:
+        return self.topic_id == topic_id
+
+    def bounds(self, partition: int) -> tuple[int, int]:
+        return self.earliest, 10**6
+
+    def fetch(self, offsets: Mapping[int, int]) -> tuple[dict[int, FetchedPartition], dict[int, str]]:
+        if self.failure is not None:
+            raise self.failure
+        found = {}
+        for partition, offset in offsets.items():
+            error = ErrorCode.OFFSET_OUT_OF_RANGE if offset < self.earliest else ErrorCode.NONE
+            headers = [(BatchHeader.parse(batch), batch) for batch in self.logs[partition]]
+            records = b"".join(
+                b for h, b in headers if h is not None and h.next_offset > offset and not error
+            )
+            found[partition] = FetchedPartition(error, 10**6, 10**6, 0, memoryview(records))
+        if self.before_answer is not None:
+            self.before_answer()
+        if not any(answer.records or answer.error for answer in found.values()):
+            time.sleep(0.005)  # as a long poll waits: the thread must not spin
+        return found, {}
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedTarget:
+    """The broker's side: remembers every append; compares as the log does."""
+
+    def __init__(self) -> None:
+        self.recorded: dict[int, MirrorPosition] = {}
+        self.copied: dict[int, list[bytes]] = {}
+        self.appends = 0
+        self.not_here: set[int] = set()
+        self.refusal: Exception | None = None
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        if number in self.not_here:
+            raise NotLeader("not here")
+        return self.recorded.get(number)
+
+    def append_mirrored(
+        self, topic: str, number: int, expected: int | None, batches: Any, position: MirrorPosition
+    ) -> Future[int]:
+        future: Future[int] = Future()
+        recorded = self.recorded.get(number)
+        if self.refusal is not None:
+            future.set_exception(self.refusal)
+        elif expected != (None if recorded is None else recorded.cursor.next_offset):
+            future.set_exception(PositionMismatch(expected, recorded))
+        else:
+            self.appends += 1
+            self.recorded[number] = position
+            self.copied.setdefault(number, []).extend(bytes(batch) for batch in batches)
+            future.set_result(0)
+        return future
+
+
+class ScriptedCluster:
+    """Topics in memory; two live brokers."""
+
+    def __init__(self) -> None:
+        self.brokers = {1: BrokerAddress("h", 1), 2: BrokerAddress("h", 2)}
+        self.topics: dict[str, TopicState] = {}
+        self.leader: int | None = 1
+
+    def allocate_mirror(self, topic: str, origin: Origin) -> int:
+        state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
+        changed = with_mirror(state, origin, sorted(self.brokers), self.topics)
+        number = max(changed.partitions)
+        if self.leader is not None:
+            led = replace(changed.partitions[number], leader=self.leader)
+            changed = replace(changed, partitions={**changed.partitions, number: led})
+        self.topics[topic] = changed
+        return number
+
+
+@dataclass
+class World:
+    origin: ScriptedOrigin
+    target: ScriptedTarget
+    cluster: ScriptedCluster
+    states: MirrorStates
+    puller: TopicPuller
+    thread: threading.Thread
+
+    def state(self, partition: int) -> str:
+        return str(self.states.get("clicks", partition) or "")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(module, "FETCH_WAIT_MS", 10)
+    target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
+    origin = ScriptedOrigin()
+    monkeypatch.setattr(module, "OriginTopic", lambda *_: origin)
+    puller = TopicPuller(
+        "dc1", OriginConfig(bootstrap="x:1"), "clicks", 1, cast(Cluster, cluster), target, states
+    )
+    thread = threading.Thread(target=puller.run)
+    yield World(origin, target, cluster, states, puller, thread)
+    puller.stop()
+    if thread.ident is not None:
+        thread.join(10)
+        assert not thread.is_alive(), "nothing keeps it from stopping"
+
+
+def await_copies(world: World, **counts: int) -> None:
+    wait_until(
+        f"{counts} batches are copied",
+        lambda: all(len(world.target.copied.get(int(n[1:]), [])) == c for n, c in counts.items()),
+        timeout_s=5,
+    )
+
+
+def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> None:
+    world.thread.start()
+    await_copies(world, p0=3, p1=2)
+    world.origin.logs[1] = log_of(4)
+    world.origin.logs[2] = log_of(1)
+    await_copies(world, p0=3, p1=4, p2=1)
+    for number in range(3):
+        assert world.target.copied[number] == world.origin.logs[number]
+    wait_until("it says so", lambda: [world.state(n) for n in range(3)] == ["running"] * 3)
+
+
+def test_only_partitions_whose_target_is_led_here_are_pulled(world: World) -> None:
+    world.cluster.leader = None  # as allocated: 0 goes to broker 1, 1 to broker 2
+    world.thread.start()
+    await_copies(world, p0=3)
+    assert 1 not in world.target.copied
+    assert world.states.get("clicks", 1) is None
+
+
+def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> None:
+    world.thread.start()
+    await_copies(world, p0=3, p1=2)
+
+    def recreate() -> None:
+        # Between the fetch's request and its answer: same name, same bytes, another topic.
+        world.origin.topic_id = UUID(int=6)
+        world.origin.before_answer = None
+
+    world.origin.before_answer = recreate
+    world.origin.logs = {0: log_of(9), 1: log_of(9)}
+    wait_until("both have stopped", lambda: all("created anew" in world.state(n) for n in (0, 1)))
+    assert (len(world.target.copied[0]), len(world.target.copied[1])) == (3, 2)
+
+
+def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World) -> None:
+    world.thread.start()
+    await_copies(world, p0=3, p1=2)
+    before = world.target.recorded[0]
+    more = log_of(8)
+    cut = sum(len(batch) for batch in more[:5])
+    world.origin.earliest, world.origin.logs[0] = cut, more[5:]
+    wait_until("it has stopped", lambda: world.state(0).startswith("stopped: offsets"), timeout_s=5)
+    appends = world.target.appends
+    assert world.target.recorded[0] == before
+    world.target.recorded[0] = replace(before, cursor=Cursor(cut, cut))  # what a reset does
+    await_copies(world, p0=6)
+    assert world.target.appends == appends + 1
+    wait_until("it runs again", lambda: world.state(0) == "running")
+
+
+def test_an_origin_that_fails_in_any_way_is_tried_again(world: World) -> None:
+    world.thread.start()
+    await_copies(world, p0=3, p1=2)
+    for failure in (MillraceError("no answer"), ZeroDivisionError("a mistake of ours")):
+        world.origin.failure = failure
+        wait_until("it waits", lambda: world.state(0).startswith("waiting"), timeout_s=5)
+        world.origin.failure = None
+        wait_until("it runs", lambda: world.state(0) == "running", timeout_s=5)
+    world.origin.logs[0] = log_of(5)
+    await_copies(world, p0=5)
+
+
+def test_somebody_who_was_faster_is_taken_into_account(world: World) -> None:
+    world.thread.start()
+    await_copies(world, p0=3, p1=2)
+    faster = log_of(5)
+
+    def append_first() -> None:
+        world.origin.before_answer = None
+        last = BatchHeader.parse(faster[3])
+        assert last is not None
+        cursor = Cursor(last.next_offset, last.base_offset + last.size)
+        world.target.recorded[0] = replace(world.target.recorded[0], cursor=cursor)
+        world.target.copied[0].append(faster[3])
+
+    world.origin.before_answer = append_first
+    world.origin.logs[0] = faster
+    await_copies(world, p0=5)
+    assert world.target.copied[0] == faster
+
+
+def test_a_broker_that_cannot_write_makes_the_partition_wait_not_stop(world: World) -> None:
+    world.target.refusal = MillraceError("no space left")
+    world.thread.start()
+    wait_until("it waits", lambda: "no space left" in world.state(0), timeout_s=5)
+    world.target.refusal = None
+    await_copies(world, p0=3, p1=2)
+
+
+def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
+    world.target.not_here = {0}
+    world.thread.start()
+    await_copies(world, p1=2)
+    assert 0 not in world.target.copied
+    world.target.not_here = set()
+    await_copies(world, p0=3)
+
+
+def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 60.0)
+    world.thread.start()
+    wait_until("it has looked", lambda: world.puller._brokers[0], timeout_s=5)
+    assert not world.cluster.topics
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+    await_copies(world, p0=3, p1=2)
+
+
+def test_states_are_logged_when_they_change_and_only_then(caplog: pytest.LogCaptureFixture) -> None:
+    states, origin = MirrorStates(), Origin("dc1", "clicks", TOPIC_ID, 0)
+    stopped = MirrorState(origin, State.STOPPED, "offsets 1 to 2 expired")
+    for _ in range(3):
+        states.put("clicks", 4, stopped)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "mirror of dc1 clicks-0 into clicks-4 stopped: offsets 1 to 2 expired" in caplog.text
+    assert "millrace mirror reset" in caplog.text
+    assert states.all() == {("clicks", 4): stopped}
+    states.forget("clicks", 4)
+    assert states.get("clicks", 4) is None
