@@ -20,19 +20,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from millrace.compression import Buffer
 from millrace.config import LogConfig
-from millrace.errors import (
-    BrokerError,
-    InvalidRecord,
-    InvalidRequest,
-    MillraceError,
-    PolicyViolation,
-    StorageError,
-)
+from millrace.errors import BrokerError, InvalidRequest, MillraceError, PolicyViolation, StorageError
 from millrace.records import BatchHeader, Cursor
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
@@ -45,19 +38,13 @@ from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, sync_directory
 from millrace.storage.staging import Appended, Staging, position_size, size_in_log
-from millrace.storage.state import LogState
+from millrace.storage.state import Flushed, LogState
+
+__all__ = ["Flushed", "PartitionLog"]
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """What one flush brought to the disk; `publish` shows it to consumers."""
-
-    state: LogState
-    started_at: float
 
 
 class PartitionLog:
@@ -171,17 +158,15 @@ class PartitionLog:
             staging = self._stage()
             try:
                 for batch, header in zip(batches, headers, strict=True):
-                    try:
-                        size = size_in_log(header, self.config.max_message_bytes)
-                    except InvalidRecord as error:
-                        results.append(error)
-                        continue
-                    if self._must_roll(staging.size, size):
+                    result = staging.add(batch, header)
+                    if result is None:
                         self._write(staging)
                         written = len(results)
                         self._roll()
                         staging = self._stage()
-                    results.append(staging.add(batch, header))
+                        result = staging.add(batch, header)
+                        assert result is not None, "an empty segment has room for any batch"
+                    results.append(result)
                 self._write(staging)
             except StorageError as error:
                 results[written:] = [error] * (len(batches) - written)
@@ -218,7 +203,7 @@ class PartitionLog:
             )
             limit = self.config.max_message_bytes
             size = sum(size_in_log(header, limit) for header in headers) + position_size(position)
-            if self._must_roll(0, size):
+            if 0 < self._active.size > self.config.segment_bytes - size:
                 self._roll()
             staging = self._stage()
             timestamp = int(self._clock() * 1000)
@@ -244,11 +229,14 @@ class PartitionLog:
         return self._files.segments[-1]
 
     def _stage(self) -> Staging:
-        return Staging(self._appended, self._producers)
-
-    def _must_roll(self, staged: int, size: int) -> bool:
-        filled = self._active.size + staged
-        return filled > 0 and filled + size > self.config.segment_bytes
+        active, config = self._active, self.config
+        return Staging(
+            self._appended,
+            self._producers,
+            room=config.segment_bytes - active.size,
+            any_size=active.size == 0,
+            max_filler_bytes=config.max_message_bytes,
+        )
 
     def _write(self, staging: Staging) -> None:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""
@@ -296,8 +284,10 @@ class PartitionLog:
                     self._directory_changed = False
                     sync_directory(self.directory)
             except OSError as error:
-                self._refuse(f"{self.directory} takes no writes until the broker restarts: flush: {error}")
-                raise StorageError(self._flush_failed) from error
+                reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
+                self._refusal = self._flush_failed = reason
+                log.error("%s", reason)
+                raise StorageError(reason) from error
             self._synced_end = state.end
             for segment in segments[:-1]:
                 if segment.end <= state.end:
@@ -305,10 +295,6 @@ class PartitionLog:
             if started_at - self._checkpoint_at >= CHECKPOINT_INTERVAL_S:
                 self._write_checkpoint(state)
             return Flushed(state, started_at)
-
-    def _refuse(self, reason: str) -> None:
-        self._refusal = self._flush_failed = reason
-        log.error("%s", reason)
 
     def publish(self, flushed: Flushed) -> bool:
         """Show consumers what a flush brought to the disk; True when there are new messages to read."""
@@ -340,8 +326,7 @@ class PartitionLog:
 
         Reads the headers of a whole segment at worst: for a thread.
         """
-        visible = self._visible
-        return first_with_timestamp(self._files.segments, timestamp, visible.end)
+        return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
 
     def apply_retention(self) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread."""

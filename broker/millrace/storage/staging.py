@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from millrace.compression import Buffer
 from millrace.errors import BrokerError, InvalidRecord
-from millrace.records import BatchHeader, control_batch, filler_after, filler_size
+from millrace.records import LENGTH_OVERHEAD, BatchHeader, control_batch, filler_after, filler_size
 from millrace.storage.position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import SegmentFacts
@@ -33,72 +33,86 @@ class Appended:
 
 
 class Staging:
-    """Places batches behind `state`; gives back the state behind them."""
+    """Places batches behind `state`, as many as fit; gives back the state behind them."""
 
-    def __init__(self, state: LogState, producers: ProducerStates) -> None:
+    def __init__(
+        self, state: LogState, producers: ProducerStates, *, room: int, any_size: bool, max_filler_bytes: int
+    ) -> None:
+        """`room` bytes are left in the segment; with `any_size` the first batch fits however large it is."""
         self.buffers: list[Buffer] = []
         self.size = 0
+        self.end = state.end
+        """Log position behind everything placed so far."""
         self.producers: Staged = {}
         self._known_producers = producers
-        self._before = state
+        self._room = room
+        self._any_size = any_size
+        self._max_filler_bytes = max_filler_bytes
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
         self._data_end = state.data_end
         self._messages = state.messages
         self._max_timestamp = -1
         self._largest_unit = 0
+        self._holds_data = False
 
-    @property
-    def end(self) -> int:
-        """Log position behind everything placed so far."""
-        return self._before.end + self.size
+    def add(self, batch: Buffer, header: BatchHeader) -> Appended | BrokerError | None:
+        """Place a produced batch, or say why it is not; None when the segment has no room for it.
 
-    def add(self, batch: Buffer, header: BatchHeader) -> Appended | BrokerError:
-        """Place a produced batch, or say why it is not: a retry, or out of its producer's order."""
-        idempotent = header.producer_id >= 0
+        What is not placed: a retry, a batch out of its producer's order, one that states absurd counts.
+        """
         try:
+            idempotent = header.producer_id >= 0
             if idempotent:
                 sent = self._known_producers.find_duplicate(header, self.producers)
                 if sent is not None:
                     return Appended(sent.base_offset, True, sent.end)
-            base = self.end
-            self.place(batch, header)
+            size = size_in_log(header, self._max_filler_bytes)
+            if self.size + size > self._room and (self.size > 0 or not self._any_size):
+                return None
         except BrokerError as error:
             return error
-        end = base + header.size
+        base = self.end
+        self.place(batch, header)
         if idempotent:
-            self._known_producers.stage(header, base, end, self.producers)
-        return Appended(base, False, end)
+            self._known_producers.stage(header, base, self._data_end, self.producers)
+        return Appended(base, False, self._data_end)
 
     def place(self, batch: Buffer, header: BatchHeader) -> None:
         """Stamp a batch with its position and put it, with the filler it needs, behind the others."""
-        base, size = self.end, header.size
-        next_offset = base + header.last_offset_delta + 1
-        filler = None
-        if next_offset > base + size:
-            filler = filler_after(replace(header, base_offset=base), timestamp=header.max_timestamp)
-        if isinstance(batch, bytes) or (isinstance(batch, memoryview) and batch.readonly):
+        base = self.end
+        try:
+            _STAMP.pack_into(batch, 0, base, header.batch_length, NO_LEADER_EPOCH)
+        except (TypeError, BufferError):  # read-only
             batch = bytearray(batch)
-        _STAMP.pack_into(batch, 0, base, header.batch_length, NO_LEADER_EPOCH)
+            _STAMP.pack_into(batch, 0, base, header.batch_length, NO_LEADER_EPOCH)
+        unit = header.batch_length + LENGTH_OVERHEAD
         self.buffers.append(batch)
-        self.size += size
-        self._high_watermark = next_offset
-        self._data_end = base + size
+        self._data_end = base + unit
+        self._high_watermark = base + header.last_offset_delta + 1
         self._messages += header.records_count
-        self._max_timestamp = max(self._max_timestamp, header.max_timestamp)
-        if filler is not None:
+        self._holds_data = True
+        if header.max_timestamp > self._max_timestamp:
+            self._max_timestamp = header.max_timestamp
+        if self._high_watermark > self._data_end:
+            filler = filler_after(replace(header, base_offset=base), timestamp=header.max_timestamp)
+            assert filler is not None
             self.buffers.append(filler)
-            self.size += len(filler)
-            size += len(filler)
-        self._largest_unit = max(self._largest_unit, size)
+            unit += len(filler)
+        self._grow(unit)
+
+    def _grow(self, unit: int) -> None:
+        self.size += unit
+        self.end += unit
+        if unit > self._largest_unit:
+            self._largest_unit = unit
 
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
         """Put a position batch behind the others."""
         batch = control_batch(self.end, position.encode(), timestamp=timestamp)
         self.buffers.append(batch)
-        self.size += len(batch)
-        self._largest_unit = max(self._largest_unit, len(batch))
         self._mirror = position
+        self._grow(len(batch))
 
     def state(self) -> LogState:
         """The log's state once everything placed is written."""
@@ -107,17 +121,20 @@ class Staging:
     def note_facts(self, facts: SegmentFacts) -> None:
         """Add what was placed to the facts of the segment it was written to."""
         facts.largest_unit = max(facts.largest_unit, self._largest_unit)
-        if self._data_end > self._before.data_end:
+        if self._holds_data:
             facts.max_timestamp = max(facts.max_timestamp, self._max_timestamp)
             facts.next_offset = self._high_watermark
 
 
 def size_in_log(header: BatchHeader, max_filler_bytes: int) -> int:
     """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
+    size = header.batch_length + LENGTH_OVERHEAD
+    if header.last_offset_delta < size:
+        return size
     filler = filler_size(header)
     if filler > max_filler_bytes:
-        raise InvalidRecord(f"a batch of {header.size} bytes states {header.last_offset_delta + 1} offsets")
-    return header.size + filler
+        raise InvalidRecord(f"a batch of {size} bytes states {header.last_offset_delta + 1} offsets")
+    return size + filler
 
 
 def position_size(position: MirrorPosition) -> int:

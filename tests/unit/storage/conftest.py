@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+MEMORY = Path("/dev/shm")
+
 
 @pytest.fixture
-def memory_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where the machine has one, else an ordinary one."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(prefix="millrace-", dir="/dev/shm"))
+def tmp_path() -> Iterator[Path]:
+    """In the place of pytest's own: a directory in memory where the machine has one."""
+    path = Path(tempfile.mkdtemp(prefix="millrace-", dir=MEMORY if MEMORY.is_dir() else None))
     yield path
     shutil.rmtree(path)

@@ -57,14 +57,13 @@ def write(directory: Path, batches: list[bytearray], **settings: int) -> Written
     return Written(directory, units)
 
 
-def cut_at(directory: Path, position: int) -> None:
-    """Cut the whole log at a position, as if nothing behind it had reached the disk."""
-    for path in log_files(directory):
-        base = int(path.stem)
-        if base > position:
-            path.unlink()
-        elif base + path.stat().st_size > position:
-            os.truncate(path, position - base)
+def copy_cut(source: Path, directory: Path, position: int) -> None:
+    """Copy a log up to a position, as if nothing behind it had reached the disk."""
+    directory.mkdir()
+    (directory / FILE_NAME).write_bytes((source / FILE_NAME).read_bytes())
+    for path in log_files(source):
+        if int(path.stem) <= position:
+            (directory / path.name).write_bytes(path.read_bytes()[: position - int(path.stem)])
 
 
 def data_of(log: PartitionLog) -> list[tuple[int, int]]:
@@ -85,13 +84,12 @@ def build(makers: list[Callable[[], bytearray]]) -> list[bytearray]:
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 400])
-def test_every_cut_keeps_the_longest_valid_prefix(memory_path: Path, segment_bytes: int) -> None:
-    written = write(memory_path / "whole", build(MIXED), segment_bytes=segment_bytes)
+def test_every_cut_keeps_the_longest_valid_prefix(tmp_path: Path, segment_bytes: int) -> None:
+    written = write(tmp_path / "whole", build(MIXED), segment_bytes=segment_bytes)
     end = max(int(path.stem) + path.stat().st_size for path in log_files(written.directory))
     for cut in range(end + 1):
-        directory = memory_path / "cut"
-        shutil.copytree(written.directory, directory)
-        cut_at(directory, cut)
+        directory = tmp_path / "cut"
+        copy_cut(written.directory, directory, cut)
         log = open_log(directory, segment_bytes=segment_bytes)
         kept = written.kept_below(cut)
         assert data_of(log) == kept, f"cut at {cut}"
@@ -107,13 +105,13 @@ def test_every_cut_keeps_the_longest_valid_prefix(memory_path: Path, segment_byt
         shutil.rmtree(directory)
 
 
-def test_a_flipped_byte_above_the_checkpoint_cuts_from_its_batch_on(memory_path: Path) -> None:
-    written = write(memory_path / "whole", build(MIXED))
+def test_a_flipped_byte_above_the_checkpoint_cuts_from_its_batch_on(tmp_path: Path) -> None:
+    written = write(tmp_path / "whole", build(MIXED))
     whole = log_files(written.directory)[0].read_bytes()
     for index in range(0, len(whole), 3):
         if any(0 <= index - start - 12 < 4 for base, _, end in written.units for start in (base, end)):
             continue  # the leader epoch: no CRC covers it and nobody reads it
-        directory = memory_path / "flipped"
+        directory = tmp_path / "flipped"
         shutil.copytree(written.directory, directory)
         damaged = bytearray(whole)
         damaged[index] ^= 0x40
@@ -360,7 +358,7 @@ def mirrored_log(directory: Path) -> list[tuple[int, int, list[int]]]:
     log = open_log(directory)
     expected, states, counts = None, [], []
     offset = batches = records = 0
-    for sizes in ([2, 3], [1], [], [4, 1, 1]):
+    for sizes in ([2, 3], [], [1]):
         added = origin_batches(sizes, offset)
         offset += sum(sizes) or 5
         batches, records = batches + len(sizes), records + sum(sizes)
@@ -372,12 +370,11 @@ def mirrored_log(directory: Path) -> list[tuple[int, int, list[int]]]:
     return states
 
 
-def test_every_cut_of_a_mirrored_log_goes_back_to_a_position_batch(memory_path: Path) -> None:
-    states = mirrored_log(memory_path / "whole")
+def test_every_cut_of_a_mirrored_log_goes_back_to_a_position_batch(tmp_path: Path) -> None:
+    states = mirrored_log(tmp_path / "whole")
     for cut in range(states[-1][0] + 1):
-        directory = memory_path / "cut"
-        shutil.copytree(memory_path / "whole", directory)
-        cut_at(directory, cut)
+        directory = tmp_path / "cut"
+        copy_cut(tmp_path / "whole", directory, cut)
         log = open_log(directory)
         kept = [state for state in states if state[0] <= cut]
         recorded = log.mirror_position
