@@ -1,0 +1,77 @@
+"""`millrace topics`, `produce` and `consume` against a real broker, as a person or a script runs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+
+from millrace.cli import cli
+from millrace.errors import MillraceError
+from tests.compat.brokers import RunningBroker, start_broker
+from tests.support import Process, run_millrace
+
+
+@pytest.fixture(scope="module")
+def broker(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> RunningBroker:
+    return start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), "commands")
+
+
+def run(broker: RunningBroker, *arguments: str, stdin: str | None = None) -> str:
+    """Run a command in this process, which saves its start; what it prints on standard output."""
+    done = CliRunner().invoke(cli, [*arguments, "--bootstrap", broker.bootstrap], input=stdin)
+    assert done.exception is None, done.exception
+    return done.stdout
+
+
+def refused(broker: RunningBroker, *arguments: str) -> str:
+    """The one line that `millrace` prints for the error a command ends in."""
+    done = CliRunner().invoke(cli, [*arguments, "--bootstrap", broker.bootstrap])
+    assert isinstance(done.exception, MillraceError), done.exception
+    (line,) = str(done.exception).splitlines()
+    return line
+
+
+def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
+    assert (
+        run(broker, "topics", "create", "lines", "--partitions", "1") == "created lines with 1 partitions\n"
+    )
+    run(broker, "produce", "lines", "--key-separator", ":", "--codec", "zstd", stdin="k:wörld\nno key\n\n")
+    read = ("consume", "lines", "--from-beginning", "--until-end")
+    assert run(broker, *read) == "wörld\nno key\n\n"
+    records = [json.loads(line) for line in run(broker, *read, "--json").splitlines()]
+    assert [(r["offset"], r["key"], r["value"]) for r in records] == [
+        (0, "k", "wörld"), (1, None, "no key"), (2, None, ""),
+    ]  # fmt: skip
+    late = run(broker, "consume", "lines", "--partition", "0", "--offset", "2", "--until-end", "--json")
+    assert json.loads(late)["offset"] == 2
+    listed = json.loads(run(broker, "topics", "list", "--json"))
+    assert listed == [{"topic": "lines", "partitions": 1}]
+    described = json.loads(run(broker, "topics", "describe", "lines", "--json"))
+    assert described["partitions"] == [{"partition": 0, "leader": 1, "start": 0, "high_watermark": 3}]
+    assert "high watermark" in run(broker, "topics", "describe", "lines")
+    assert run(broker, "topics", "delete", "lines") == "deleted lines\n"
+    assert run(broker, "topics", "list") == ""
+
+
+def test_mistakes_are_one_line_that_says_what_to_do(broker: RunningBroker) -> None:
+    assert "millrace topics create nope" in refused(broker, "consume", "nope")
+    assert "there is no such topic" in refused(broker, "topics", "delete", "nope")
+    assert "'a b' is no topic name" in refused(broker, "topics", "create", "a b")
+    run(broker, "topics", "create", "once")
+    assert "exists already" in refused(broker, "topics", "create", "once")
+    assert "partitions 0 to 3, not 9" in refused(broker, "consume", "once", "--partition", "9")
+    assert "is not KEY=VALUE" in refused(broker, "topics", "create", "x", "--config", "retention.ms")
+    late = refused(broker, "consume", "once", "--partition", "0", "--offset", "99", "--until-end")
+    assert "out of range" in late.lower()
+
+
+def test_a_refusal_as_a_script_sees_it(broker: RunningBroker) -> None:
+    done = run_millrace("produce", "nope", "--bootstrap", broker.bootstrap, stdin="x\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("millrace: no topic 'nope'")
+    assert len(done.stderr.splitlines()) == 1
