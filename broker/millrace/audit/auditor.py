@@ -28,7 +28,7 @@ log = logging.getLogger("millrace.audit.auditor")
 FETCH_BYTES = 8 << 20
 PARTITION_BYTES = 1 << 20
 _PAUSE_S = 0.2
-_CHECK_S = 5.0
+_CHECK_S = 3.0
 _RETRY_S = 1.0
 _FETCH_WAIT_MS = 100
 

@@ -44,7 +44,7 @@ RANGES_PER_COUNT = 20_000
 """A partition with more ranges than this is published before the interval is over."""
 IDLE_HEARTBEAT_S = 5.0
 _RETRY_S = 1.0
-_CHECK_S = 5.0
+_CHECK_S = 3.0
 _ALWAYS_LEFT_OUT = {AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC}
 _FETCH_WAIT_MS = 100
 
