@@ -19,7 +19,8 @@ test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy broker/millrace plugins/millrace_spark plugins/millrace_airflow tests
+	$(BIN)/mypy broker/millrace plugins/millrace_spark plugins/millrace_airflow \
+	  plugins/millrace_airflow_plugin.py dags tests
 	$(BIN)/lint-imports
 
 up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
