@@ -332,12 +332,8 @@ class Cluster:
         names = set(self.topics)
         if dirty & {None, self._topics}:
             names = set(self._call(self._client.get_children_async, self._topics, self._on_event))
-        everything = None in dirty
-        stale = {
-            name
-            for name in names
-            if everything or name not in self.topics or f"{self._topics}/{name}" in dirty
-        }
+        changed = {name for name in names if dirty & {None, f"{self._topics}/{name}"}}
+        stale = changed | (names - self.topics.keys())
         topics = {name: topic for name, topic in self.topics.items() if name in names - stale}
         for path, data in self._read_all([f"{self._topics}/{name}" for name in stale], watch=True).items():
             name = path.rsplit("/", 1)[1]
