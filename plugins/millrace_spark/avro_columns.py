@@ -72,22 +72,19 @@ class Slices:
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
         """The bytes copied together; rows whose text is not UTF-8 are faults."""
-        count = len(self.start)
+        start, end = self.start, self.end
+        if self.at is not None:  # an empty slice where there is no value
+            start, end = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+            start[self.at], end[self.at] = self.start, self.end
         # An array of the values and of what lies between them, of which every other element is wanted.
-        offsets = np.zeros(2 * count + 1, np.int32)
-        offsets[0:-1:2], offsets[1::2] = self.start, self.end
-        offsets[-1] = offsets[-2] if count else 0
-        both = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(offsets), self.buffer.arrow])
-        found = both.take(self._wanted(rows, count))
+        offsets = np.empty(2 * rows + 1, np.int32)
+        offsets[0:-1:2], offsets[1::2], offsets[-1] = start, end, len(self.buffer.data)
+        both = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), self.buffer.arrow])
+        found = both.take(_even(rows))
+        if self.at is not None:
+            buffers = [_validity(rows, self.at), *found.buffers()[1:]]
+            found = pa.Array.from_buffers(pa.binary(), rows, buffers)
         return self._as_text(found, faults) if pa.types.is_string(self.type) else found
-
-    def _wanted(self, rows: int, count: int) -> pa.Array:
-        if self.at is None:
-            return _even(count)
-        index, missing = np.zeros(rows, np.int32), np.ones(rows, np.bool_)
-        index[self.at] = np.arange(0, 2 * count, 2, dtype=np.int32)
-        missing[self.at] = False
-        return pa.array(index, mask=missing)
 
     def _as_text(self, found: pa.Array, faults: Faults) -> pa.Array:
         data = np.frombuffer(found.buffers()[2] or b"", np.uint8)

@@ -74,17 +74,6 @@ class Faults:
         return bool(self.reasons)
 
 
-_HIGH = np.uint64(0x8080808080808080)
-_LOW7 = np.uint64(0x7F7F7F7F7F7F7F7F)
-_ONE = np.uint64(1)
-# Three steps that push 7-bit groups together: in pairs, in fours, in eights.
-_SQUEEZE = [
-    (np.uint64(0x007F007F007F007F), np.uint64(0x7F007F007F007F00), np.uint64(1)),
-    (np.uint64(0x00003FFF00003FFF), np.uint64(0x3FFF00003FFF0000), np.uint64(2)),
-    (np.uint64(0x000000000FFFFFFF), np.uint64(0x0FFFFFFF00000000), np.uint64(4)),
-]
-
-
 class RowCursor:
     """The rows of a decoding step: where each stands and ends, and their numbers in `at` (None: all rows)."""
 
@@ -129,49 +118,24 @@ class RowCursor:
         if first.max(initial=0) < 0x80:
             value = ((first >> 1) ^ -(first & 1)).view(np.int8).astype(np.int64)
         else:
-            value = self._long_varint(first, what)
+            value = self._longer(first, what)
         self._check(what)
         return value
 
-    def _long_varint(self, first: Bytes, what: str) -> Longs:
-        more = np.flatnonzero(first & 0x80)
-        start = self.pos[more]  # of the second byte
-        second = self.buffer.bytes[start]
-        if second.max() < 0x80:
-            value = first.astype(np.int64)
-            value[more] += (second.astype(np.int64) << 7) - 0x80
-            self.pos[more] += 1
-            return (value >> 1) ^ -(value & 1)
-        word: Words = self.buffer.words8[start - 1]
-        stop = ~word & _HIGH  # the lowest set bit marks the last byte; none: longer than the word
-        mask = stop ^ (stop - _ONE)
-        width = np.bitwise_count(mask) >> 3
-        bits = word & mask & _LOW7
-        for keep, move, by in _SQUEEZE:
-            bits = (bits & keep) | ((bits & move) >> by)
-        unfinished = np.flatnonzero(stop == 0)
-        if len(unfinished):
-            width[unfinished] += self._last_bytes(bits, unfinished, more[unfinished], what)
-        value = ((first >> 1) ^ -(first & 1)).view(np.int8).astype(np.int64)
-        value[more] = ((bits >> _ONE) ^ -(bits & _ONE)).view(np.int64)
-        self.pos[more] += width - 1
-        return value
-
-    def _last_bytes(self, bits: Words, unfinished: Longs, rows: Longs, what: str) -> Bytes:
-        """The ninth and tenth byte of the longest numbers, added to `bits`; how many there are."""
-        start = self.pos[rows] + 7
-        ninth, tenth = self.buffer.bytes[start], self.buffer.bytes[start + 1]
-        has_tenth = ninth > 0x7F
-        high = (ninth & 0x7F).astype(np.uint64) << np.uint64(56)
-        high |= np.where(has_tenth, tenth, 0).astype(np.uint64) << np.uint64(63)
-        bits[unfinished] |= high
-        too_long = has_tenth & (tenth > 1)
-        if too_long.any():
-            # Their position moves on by ten bytes afterwards: past the end, which `_check` then corrects.
-            bad = np.zeros(len(self), np.bool_)
-            bad[rows[too_long]] = True
-            self.fault(bad, f"{what}: a number of more than 64 bits")
-        return 1 + has_tenth.astype(np.uint8)
+    def _longer(self, first: Bytes, what: str) -> Longs:
+        """The numbers that begin with these bytes, read on a byte at a time, in all rows: 3 ns a byte."""
+        more = first >> 7  # 1 where another byte follows
+        bits = (first & 0x7F).astype(np.uint64)
+        for shift in range(7, 70, 7):
+            byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
+            bits |= (byte & 0x7F).astype(np.uint64) << shift
+            self.pos += more
+            more = byte >> 7
+            if not more.any():
+                break
+        if shift == 63 and byte.max() > 1:
+            self.fault(byte > 1, f"{what}: a number of more than 64 bits")
+        return ((bits >> 1) ^ -(bits & 1)).view(np.int64)
 
     def fixed_bytes(self, size: int, what: str) -> Longs:
         """Step over `size` bytes in every row; the positions before it."""
