@@ -12,17 +12,20 @@ import time
 from dataclasses import dataclass
 
 from millrace.config import OriginConfig
-from millrace.errors import ErrorCode, MillraceError
+from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.mirror.origin import OriginTopic
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run, readable_from
 from millrace.records import BatchHeader
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.client import ClusterClient
 from millrace.wire.fetch import FetchedPartition, error_name
-from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 TIMEOUT_S = 60.0
 """Without anything new from the origin before the end, a task gives up after this."""
+
+KNOWN_AFTER_S = 10.0
+PAUSE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class _Copy:
         self._where = _name(task.origin)
         origin.describe()
         self._rules: OffsetRules = origin.offset_rules()
-        answer = target.mirror_append(task.origin.topic, self._request(MirrorMode.DESCRIBE))
+        answer = self._ask(self._request(MirrorMode.DESCRIBE))
         self._target_partition = answer.partition
         self._recorded: MirrorPosition | None = answer.position
         self._before = answer.position or self._beginning()
@@ -136,7 +139,7 @@ class _Copy:
         )
         self._skip_to = -1
         try:
-            self._target.mirror_append(self._task.origin.topic, request)
+            self._ask(request)
         except PositionMismatch as error:
             # A retry whose first try did get through, or a second driver: go on from what is recorded.
             self._recorded = error.recorded
@@ -144,6 +147,17 @@ class _Copy:
             return False
         self._recorded = self._before = position
         return True
+
+    def _ask(self, request: MirrorAppend) -> MirrorAppended:
+        """The target's answer. A partition that was allocated a moment ago is not known to every broker yet."""
+        give_up_at = time.monotonic() + KNOWN_AFTER_S
+        while True:
+            try:
+                return self._target.mirror_append(self._task.origin.topic, request)
+            except UnknownTopicOrPartition:
+                if time.monotonic() > give_up_at:
+                    raise
+                time.sleep(PAUSE_S)
 
     def _request(self, mode: MirrorMode) -> MirrorAppend:
         return MirrorAppend(mode=mode, origin=self._task.origin)

@@ -26,6 +26,8 @@ from millrace.zookeeper import find_java
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for jobs whose JVM only schedules: a third less CPU until the first task runs (measured)."""
 LAST_LINES = 40
+JOIN_S = 10
+"""For the last lines of a job that has ended; something it left running may hold the pipe open."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -36,7 +38,8 @@ OnLine = Callable[[str], None]
 def submit(job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, fast_start: bool) -> Any:
     """Run `jobs/<job>.py` to its end; its result, or MillraceError with its own line."""
     command = _command(job, settings, master, fast_start)
-    process = subprocess.Popen(
+    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    with subprocess.Popen(
         command,
         env=_environment(),
         stdin=subprocess.DEVNULL,
@@ -45,20 +48,18 @@ def submit(job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLin
         text=True,
         errors="replace",
         preexec_fn=_end_with_the_parent,  # one prctl call, no lock is taken
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-    reader = threading.Thread(target=_follow, args=(process.stderr, last, on_line), daemon=True)
-    reader.start()
-    try:
-        output = process.stdout.read()
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    reader.join(5)
+    ) as process:
+        assert process.stdout is not None
+        reader = threading.Thread(target=_follow, args=(process.stderr, last, on_line), daemon=True)
+        reader.start()
+        try:
+            output = process.stdout.read()
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            reader.join(JOIN_S)
     return _answer(job, code, output, last)
 
 

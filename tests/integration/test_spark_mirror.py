@@ -1,0 +1,168 @@
+"""The batch mirror between two real clusters: whole batches, each once, whoever is killed or repeated."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from millrace.errors import MillraceError
+from millrace.storage.position import Origin
+from millrace.wire.client import ClusterClient
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode
+from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic
+from millrace_spark.mirror_batch import MirroredPartition
+from tests.brokers import TestCluster, read_topic
+from tests.jobs import kill_at_a_step
+from tests.support import ROUNDS, Process, run_millrace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Start = Callable[..., Process]
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@dataclass
+class World:
+    """One origin, dc1, and an aggregate cluster of two brokers."""
+
+    origin: TestCluster
+    aggregate: TestCluster
+
+    def topic(self, topic: str, partitions: int = 3) -> str:
+        with self.origin.client() as client:
+            client.create_topic(topic, partitions)
+        return topic
+
+    def produce(self, topic: str, count: int, *, codec: str = "none", size: int = 100) -> None:
+        producer = Producer(
+            {"bootstrap.servers": self.origin.bootstrap, "linger.ms": 5, "compression.type": codec,
+             "acks": "all", "batch.size": 20_000}
+        )  # fmt: skip
+        for number in range(count):
+            producer.produce(topic, f"{codec} {number} ".ljust(size, "."), key=str(number))
+            producer.poll(0)
+        assert producer.flush(60) == 0
+
+    def settings(self, topic: str) -> MirrorSettings:
+        return MirrorSettings(
+            topic=topic, origin="dc1", origin_bootstrap=self.origin.bootstrap,
+            bootstrap=self.aggregate.bootstrap,
+        )  # fmt: skip
+
+    def command(self, topic: str) -> list[str]:
+        addresses = ["--origin-bootstrap", self.origin.bootstrap, "--bootstrap", self.aggregate.bootstrap]
+        return ["mirror-batch", topic, "--origin", "dc1", *addresses, "--json"]
+
+    def assert_equal(self, topic: str, count: int) -> None:
+        """Each origin partition and its target hold the same batches in the same order."""
+        with self.origin.client() as origin, self.aggregate.client() as aggregate:
+            originals, copies = read_topic(origin, topic), read_topic(aggregate, topic)
+            for number, original in originals.items():
+                assert copies[self.target(aggregate, origin, topic, number)].batches == original.batches
+            assert sum(len(copy.records) for copy in copies.values()) == count
+
+    @staticmethod
+    def target(aggregate: ClusterClient, origin: ClusterClient, topic: str, number: int) -> int:
+        place = Origin("dc1", topic, origin.topic(topic).topic_id, number)
+        return aggregate.mirror_append(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=place)).partition
+
+
+@pytest.fixture(scope="module")
+def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder, run = tmp_path_factory.mktemp("spark-mirror"), uuid4().hex[:6]
+    settings = "[log]\nflush_ms = 20\n"
+    origin = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, settings)
+    aggregate = TestCluster(start_for_module, f"offline-{run}", folder, zookeeper, settings)
+    return World(origin.start_brokers(1), aggregate.start_brokers(1, 2))
+
+
+def copied(parts: list[MirroredPartition]) -> tuple[int, int]:
+    return sum(part.records for part in parts), sum(part.dropped for part in parts)
+
+
+def test_every_batch_arrives_as_it_was_and_a_second_run_has_nothing_to_do(
+    spark: SparkSession, world: World
+) -> None:
+    topic = world.topic("Copied")
+    for codec in CODECS:
+        world.produce(topic, 300, codec=codec)
+    first = mirror_topic(spark, world.settings(topic))
+    assert copied(first) == (1_500, 0), first
+    world.assert_equal(topic, 1_500)
+    second = mirror_topic(spark, world.settings(topic))
+    assert copied(second) == (0, 0)
+    assert [part.start for part in second] == [part.end for part in second] == [part.end for part in first]
+    world.produce(topic, 10)
+    assert copied(mirror_topic(spark, world.settings(topic))) == (10, 0)
+    world.assert_equal(topic, 1_510)
+
+
+def test_drivers_that_race_copy_no_batch_twice(spark: SparkSession, world: World) -> None:
+    topic = world.topic("RacedCopy")
+    for turn in range(ROUNDS):
+        world.produce(topic, 2_000, size=1_000)
+        found: list[list[MirroredPartition] | BaseException] = []
+
+        def drive(found: list[list[MirroredPartition] | BaseException] = found) -> None:
+            try:
+                found.append(mirror_topic(spark, world.settings(topic)))
+            except BaseException as error:
+                found.append(error)
+
+        drivers = [threading.Thread(target=drive) for _ in range(2)]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join(120)
+        parts = [part for each in found if isinstance(each, list) for part in each]
+        assert len(found) == 2
+        assert not [each for each in found if isinstance(each, BaseException)]
+        assert copied(parts) == (2_000, 0)
+        world.assert_equal(topic, 2_000 * (turn + 1))
+
+
+def test_killed_at_random_moments_and_run_again_the_copy_is_the_original(world: World) -> None:
+    topic = world.topic("KilledCopy")
+    chance = random.Random(time.time_ns())
+    total = 0
+    for _ in range(ROUNDS):
+        world.produce(topic, 15_000, size=1_000)
+        total += 15_000
+        kill_at_a_step(Process(world.command(topic)), steps=1, pause_s=chance.uniform(0, 1.5))
+        done = run_millrace(*world.command(topic))
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["records"] <= 15_000
+        assert answer["dropped"] == 0
+        world.assert_equal(topic, total)
+
+
+def test_a_topic_the_origin_does_not_have_is_one_clear_line(spark: SparkSession, world: World) -> None:
+    with pytest.raises(MillraceError, match="topic 'Nowhere' does not exist") as caught:
+        mirror_topic(spark, world.settings("Nowhere"))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_origin_that_was_created_anew_stops_loudly(spark: SparkSession, world: World) -> None:
+    topic = world.topic("Anew", 1)
+    world.produce(topic, 10)
+    mirror_topic(spark, world.settings(topic))
+    with world.origin.client() as client:
+        client.delete_topic(topic)
+    world.topic(topic, 1)
+    world.produce(topic, 5)
+    with pytest.raises(MillraceError) as caught:
+        mirror_topic(spark, world.settings(topic))
+    assert "reset" in str(caught.value)
+    with world.aggregate.client() as aggregate:
+        assert sum(len(each.records) for each in read_topic(aggregate, topic).values()) == 10

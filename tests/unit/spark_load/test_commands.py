@@ -1,0 +1,139 @@
+"""The commands' options and output; what needs Spark is tested with Spark."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import millrace_spark.submit
+from millrace.errors import MillraceError
+from millrace_spark.commands import hourly, load, mirror_batch, verify
+from millrace_spark.load import load_topic
+from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
+
+LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
+
+
+@pytest.fixture
+def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What would be submitted; the answer is taken from its key `answer`."""
+    seen: dict[str, Any] = {}
+
+    def submit(job: str, settings: dict[str, Any], **options: Any) -> Any:
+        seen.update(job=job, settings=settings, **options)
+        return seen["answer"]
+
+    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    return seen
+
+
+def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = [
+        {"topic": "A", "load": 1, "rows": 5, "rejected": 0, "hours": {"h": 5}, "gaps": ["A-0 lost"],
+         "message": "published load=0000000001"},
+        {"topic": "B", "load": None, "rows": 0, "rejected": 0, "hours": {}, "gaps": [], "message": "empty"},
+    ]  # fmt: skip
+    shown = CliRunner().invoke(load, ["A", "B", "A", *LOAD])
+    assert shown.exit_code == 0, shown.output
+    assert "published load=0000000001" in shown.stdout
+    assert "gap: A-0 lost" in shown.stderr
+    settings = submitted["settings"]
+    assert settings["topics"] == ["A", "B"]
+    assert settings["warehouse"] == str(Path("w").absolute())
+    assert settings["run_id"].startswith("manual-")
+    assert submitted["fast_start"]
+    CliRunner().invoke(load, ["A", *LOAD, "--sink", "spark", "--run-id", "mine", "--master", "yarn"])
+    assert (submitted["settings"]["run_id"], submitted["master"], submitted["fast_start"]) == (
+        "mine",
+        "yarn",
+        False,
+    )
+
+
+def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = {"topic": "A", "hours": []}
+    shown = CliRunner().invoke(hourly, ["A", "--hour", "2015-05-17T10:59:00Z", "--warehouse", "w", "--json"])
+    assert json.loads(shown.stdout) == submitted["answer"]
+    assert submitted["settings"]["hours"] == ["2015-05-17T10"]
+
+
+def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = {"topic": "A", "hours": [
+        {"hour": "2015-05-17T10", "revision": 1, "rows": 1, "verdict": "complete", "published": True,
+         "message": "published rev=1"},
+        {"hour": "2015-05-17T11", "revision": None, "rows": 0, "verdict": "", "published": False,
+         "message": "none"},
+    ]}  # fmt: skip
+    options = ["--from", "2015-05-17T10:00:00+02:00", "--to", "2015-05-17T10:00:00Z", "--warehouse", "w"]
+    shown = CliRunner().invoke(hourly, ["A", *options, "--auditor", "http://127.0.0.1:3"])
+    assert shown.exit_code == 0, shown.output
+    assert "published rev=1" in shown.stdout
+    assert submitted["settings"]["hours"] == ["2015-05-17T08", "2015-05-17T09"]
+    assert submitted["settings"]["auditor"] == "http://127.0.0.1:3"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "give either --hour"),
+        (["--hour", "2015-05-17T10", "--from", "2015-05-17T10"], "give either --hour"),
+        (["--from", "2015-05-17T10"], "give either --hour"),
+        (["--hour", "noon"], "is not a time like"),
+        (["--from", "2015-05-17T11", "--to", "2015-05-17T10"], "is not before"),
+    ],
+)
+def test_hours_that_make_no_sense_are_one_clear_line(options: list[str], words: str) -> None:
+    shown = CliRunner().invoke(hourly, ["A", "--warehouse", "w", *options])
+    assert isinstance(shown.exception, MillraceError)
+    assert words in str(shown.exception)
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        (load, ["A", "--warehouse", "w", "--bootstrap", "nowhere", "--registry", "http://x"]),
+        (load, ["A", "--warehouse", "s3a://w", "--bootstrap", "h:1", "--registry", "http://x"]),
+        (mirror_batch, ["A", "--origin", "dc1", "--origin-bootstrap", "h", "--bootstrap", "h:1"]),
+    ],
+)
+def test_an_address_that_is_none_is_one_clear_line(command: Any, options: list[str]) -> None:
+    shown = CliRunner().invoke(command, options)
+    assert isinstance(shown.exception, MillraceError)
+    assert "\n" not in str(shown.exception)
+
+
+def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = {"partitions": [
+        {"partition": 3, "target_partition": 7, "start": 0, "end": 1234, "batches": 5, "records": 50,
+         "dropped": 1}
+    ]}  # fmt: skip
+    options = ["--origin", "dc1", "--origin-bootstrap", "h:1", "--bootstrap", "h:2"]
+    shown = CliRunner().invoke(mirror_batch, ["SearchQuery", *options])
+    assert shown.exit_code == 0, shown.output
+    assert "dc1/SearchQuery-3" in shown.stdout
+    assert "1,234" in shown.stdout
+
+
+def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    good = CliRunner().invoke(verify, [str(tmp_path)])
+    assert good.exit_code == 0, good.output
+    assert "180" in good.stdout
+    assert json.loads(CliRunner().invoke(verify, [str(tmp_path), "--json"]).stdout)["ok"] is True
+    shutil.rmtree(tmp_path / TOPIC / "load=0000000001")
+    bad = CliRunner().invoke(verify, [str(tmp_path), "--json"])
+    assert isinstance(bad.exception, MillraceError)
+    assert "load=0000000001 is missing" in str(bad.exception)
+    answer = json.loads(bad.stdout)
+    assert answer["ok"] is False
+    assert "load=0000000001 is missing" in answer["tables"][0]["problems"][0]
+
+
+@pytest.mark.parametrize("command", [load, hourly, verify, mirror_batch])
+def test_every_command_s_help_has_an_example(command: Any) -> None:
+    assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
