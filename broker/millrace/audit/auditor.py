@@ -84,6 +84,11 @@ class Auditor:
     def _apply_topic(self, topic: str, topic_id: str) -> bool:
         positions = self._positions(topic, topic_id)
         ends = self._client.list_offsets(topic, LATEST)
+        for partition, at in positions.items():
+            if at > ends.get(partition, at):
+                raise MillraceError(
+                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to {at}: its log was lost"
+                )
         news = False
         while behind := {p: at for p, at in positions.items() if at < ends.get(p, 0)}:
             fetched = self._client.fetch(

@@ -182,6 +182,12 @@ class AuditReader:
         """Read a topic to its high watermark and publish; True if there was anything new."""
         partitions = self._stand(topic)
         ends = self._client.list_offsets(topic.name, LATEST, partitions)
+        for p, state in partitions.items():
+            if state.cursor.next_offset > ends[p]:
+                raise MillraceError(
+                    f"{topic.name}-{p} ends at {ends[p]}, but was counted up to {state.cursor.next_offset}:"
+                    " its log was lost"
+                )
         news = False
         while behind := {p: state for p, state in partitions.items() if state.cursor.next_offset < ends[p]}:
             before = {p: state.cursor for p, state in behind.items()}
