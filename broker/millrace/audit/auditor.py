@@ -87,7 +87,8 @@ class Auditor:
         for partition, at in positions.items():
             if at > ends.get(partition, at):
                 raise MillraceError(
-                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to {at}: its log was lost"
+                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to {at}:"
+                    " its log was lost"
                 )
         news = False
         while behind := {p: at for p, at in positions.items() if at < ends.get(p, 0)}:
