@@ -44,6 +44,7 @@ from millrace.cluster_state import (
     new_topic,
     with_mirror,
 )
+from millrace.config import parse_addresses
 from millrace.errors import BrokerError, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
@@ -76,6 +77,7 @@ class Cluster:
     @classmethod
     def connect(cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000) -> Cluster:
         """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there."""
+        parse_addresses(zookeeper, "zookeeper")
         quiet = logging.getLogger("millrace.cluster.kazoo")
         quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
         client = KazooClient(

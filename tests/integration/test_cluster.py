@@ -16,7 +16,13 @@ from kazoo.client import KazooClient
 
 from millrace.cluster import Cluster
 from millrace.cluster_state import BrokerAddress, OriginRecreated
-from millrace.errors import MillraceError, NoLiveBroker, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.errors import (
+    ConfigError,
+    MillraceError,
+    NoLiveBroker,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
 from millrace.storage.position import Origin
 from tests.support import wait_until
 
@@ -184,3 +190,9 @@ def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest
     with pytest.raises(MillraceError, match=f"no ZooKeeper answers at {address}: start one"):
         Cluster.connect(address, "nowhere")
     assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:port", "127.0.0.1:2181/chroot"])
+def test_an_address_that_is_none_is_refused_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        Cluster.connect(address, "nowhere")

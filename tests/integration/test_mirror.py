@@ -66,6 +66,12 @@ class World:
             rows = [row for row in found.rows() if row.state != "retired"]
         return {(row.topic, row.origin.partition): row for row in rows}
 
+    def leader_says(self, origin: Origin) -> str:
+        """What the target's leader does with the partition, asked of it alone."""
+        with self.aggregate.client() as client:
+            request = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
+            return client.mirror_append(origin.topic, request).state
+
     def await_state(self, topic: str, state: str) -> MirrorRow:
         """The row of the topic's partition 0, once its state is as named."""
         wait_until(f"{topic} is {state}", lambda: self.status()[topic, 0].state == state)
@@ -332,8 +338,10 @@ def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: Wor
     world.topic("origin-kill")
     produce(world.origin.bootstrap, "origin-kill", [f"before {i}" for i in range(300)])
     world.assert_equal("origin-kill", 300)
+    rows = world.status()
     world.origin.brokers[1].kill()
-    world.await_state("origin-kill", "waiting")
+    wait_until("the mirror waits", lambda: "waiting" in world.leader_says(rows["origin-kill", 0].origin))
+    assert world.status()["origin-kill", 0].state == "waiting"
     assert all(broker.process.running for broker in world.aggregate.brokers.values())
     with world.aggregate.client() as aggregate:
         assert sum(len(c.records) for c in read_topic(aggregate, "origin-kill").values()) == 300
