@@ -149,7 +149,7 @@ class _Copy:
         return True
 
     def _ask(self, request: MirrorAppend) -> MirrorAppended:
-        """The target's answer. A partition that was allocated a moment ago is not known to every broker yet."""
+        """The target's answer; a partition allocated a moment ago is not known to every broker yet."""
         give_up_at = time.monotonic() + KNOWN_AFTER_S
         while True:
             try:

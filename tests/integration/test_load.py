@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -14,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from millrace_spark import tables
+from millrace_spark.hadoop import HadoopFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.load import LoadResult
@@ -49,9 +51,9 @@ def load(
 
 
 def hourly(
-    spark: SparkSession, warehouse: Path, topic: str, hours: list[str]
+    spark: SparkSession, warehouse: Path, topic: str, hours: list[str], sink: str = "direct"
 ) -> list[tuple[str, int | None, int]]:
-    settings = HourlySettings(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours")
+    settings = HourlySettings(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours", sink=sink)
     return [(each.hour, each.revision, each.rows) for each in publish(spark, settings)]
 
 
@@ -98,18 +100,36 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
     assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
 
 
-def test_both_sinks_write_the_same_rows(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
+def test_both_sinks_write_the_same_rows_also_through_hadoop_s_file_system(
+    spark: SparkSession, site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = site.topic("BothSinks", 2)
     site.publish(topic, [START_MS + n * 11_003 for n in range(500)])
     with site.producer() as producer:
         producer._producer.produce(topic, b"no schema id")
-    for sink in ("direct", "spark"):
-        (result,) = load(spark, site, tmp_path / sink, topic, sink=sink)
+    for name, sink in (("direct", "direct"), ("spark", "spark"), ("hadoop", "spark")):
+        if name == "hadoop":
+            for job in ("load", "hourly"):
+                through_hadoop = partial(hadoop_filesystem, spark)
+                monkeypatch.setattr(f"millrace_spark.jobs.{job}.open_filesystem", through_hadoop)
+        (result,) = load(spark, site, tmp_path / name, topic, sink=sink)
         assert (result.rows, result.rejected) == (500, 1)
-        assert hourly(spark, tmp_path / sink, topic, sorted(result.hours))
-        verified = run_millrace("verify", str(tmp_path / sink), "--json")
+        hours = sorted(result.hours.items())
+        assert hourly(spark, tmp_path / name, topic, [hour for hour, _ in hours], sink) == [
+            (hour, 1, rows) for hour, rows in hours
+        ]
+        for checksum in (tmp_path / name).rglob(".*.crc"):
+            checksum.unlink()  # Hadoop keeps them on local files only
+        verified = run_millrace("verify", str(tmp_path / name), "--json")
         assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
+        assert loaded_rows(tmp_path / name, topic) == loaded_rows(tmp_path / "direct", topic)
+        table = tables.read(spark, str(tmp_path / name), topic)
+        assert table.count() == 500
+        assert tables.dataset(str(tmp_path / name), topic).count_rows() == 500
+
+
+def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> HadoopFilesystem:
+    return HadoopFilesystem(spark, f"file://{warehouse}")
 
 
 def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from millrace.wire.client import ClusterClient
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 from millrace_spark.load import LoadResult, LoadRun, Pinned, load_topic
+from millrace_spark.origins import origin_of
 from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
 from millrace_spark.source import RegistryLookup
 from millrace_spark.warehouse import Progress
@@ -70,7 +71,7 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
                 run_id=settings.run_id,
                 cut_bytes=settings.cut_bytes,
                 publish_counts=partial(_publish_counts, client, registry, progress),
-                origin_of=lambda *_: None,
+                origin_of=partial(origin_of, client),
                 progress=progress,
                 accept_new_topic=settings.accept_new_topic,
             )
