@@ -14,6 +14,8 @@ from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
 from tests.support import ROUNDS, Process
 
+pytestmark = pytest.mark.soak
+
 PARTITIONS = 2
 TRAFFIC_S = 0.6
 """Of uninterrupted traffic before a kill, at most."""
