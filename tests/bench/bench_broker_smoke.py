@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from millrace.records import Message, build_batch
+from millrace.records import BatchHeader, Message, build_batch
 from millrace.wire.client import LATEST, ClusterClient
 from tests.support import Process
 
@@ -93,23 +93,19 @@ def replay(address: tuple[str, int], request: bytes, count: int) -> float:
         return time.monotonic() - started
 
 
-def fetch_all(address: tuple[str, int], topic: str, partition: int, client: ClusterClient) -> tuple[int, float]:
-    """Read a partition to its end in 1 MiB fetches; (bytes, seconds)."""
-    from millrace.records import BatchHeader
-
-    end = client.list_offsets(topic, LATEST, [partition])[partition]
-    offset = total = 0
-    started = time.monotonic()
+def fetch_all(address: tuple[str, int], topic: str, client: ClusterClient) -> float:
+    """Read partition 0 to its end in 1 MiB fetches; seconds."""
+    end = client.list_offsets(topic, LATEST, [0])[0]
+    offset, started = 0, time.monotonic()
     while offset < end:
-        fetched = client.fetch(topic, {partition: offset}, max_bytes=1 << 20, max_wait_ms=100)[partition]
-        position, records = 0, fetched.records
+        records = client.fetch(topic, {0: offset}, max_bytes=1 << 20, max_wait_ms=100)[0].records
+        position = 0
         while (header := BatchHeader.parse(records, position)) is not None:
             if position + header.size > len(records):
                 break
             offset = header.next_offset
             position += header.size
-        total += len(records)
-    return total, time.monotonic() - started
+    return time.monotonic() - started
 
 
 def main() -> None:
@@ -144,19 +140,28 @@ def run(address: tuple[str, int], pid: int, messages: int) -> None:
         count = messages if per_request > 1 else messages // 5
         topic = f"bench-{per_request}-{acks % 3}"
         wall, cpu, done = replay_case(client, address, pid, topic, per_request, count, acks)
-        label = f"produce {per_request}/request acks={'all' if acks < 0 else acks}"
-        print(f"{label:34} {done / wall:12,.0f} {done * VALUE_BYTES / wall / 1e6:8.0f} {cpu / done * 1e6:15.3f}")
+        report(f"produce {per_request}/request acks={'all' if acks < 0 else acks}", done, wall, cpu)
     for per_request in (4500, 50, 1):
         before = cpu_seconds(pid)
-        size, wall = fetch_all(address, f"bench-{per_request}-1", 0, client)
+        wall = fetch_all(address, f"bench-{per_request}-1", client)
         count = messages if per_request > 1 else messages // 5
-        cpu = cpu_seconds(pid) - before
-        label = f"fetch what came {per_request}/request"
-        print(f"{label:34} {count / wall:12,.0f} {size / wall / 1e6:8.0f} {cpu / count * 1e6:15.3f}")
+        report(f"fetch what came {per_request}/request", count, wall, cpu_seconds(pid) - before)
+
+
+def report(label: str, count: int, wall: float, cpu: float) -> None:
+    """One line of the table."""
+    rate, megabytes = count / wall, count * VALUE_BYTES / wall / 1e6
+    print(f"{label:34} {rate:12,.0f} {megabytes:8.0f} {cpu / count * 1e6:15.3f}")
 
 
 def replay_case(
-    client: ClusterClient, address: tuple[str, int], pid: int, topic: str, per_request: int, messages: int, acks: int
+    client: ClusterClient,
+    address: tuple[str, int],
+    pid: int,
+    topic: str,
+    per_request: int,
+    messages: int,
+    acks: int,
 ) -> tuple[float, float, int]:
     """(seconds, broker CPU seconds, messages) of one case."""
     client.create_topic(topic, 1)
