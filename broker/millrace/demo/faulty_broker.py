@@ -17,6 +17,7 @@ from millrace.commands.broker import run
 from millrace.config import BrokerConfig, load
 from millrace.mirror import puller
 from millrace.mirror.runs import OffsetRules, Run, next_run
+from millrace.records import BatchHeader
 from millrace.storage import partition_log
 from millrace.storage.position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
@@ -24,11 +25,12 @@ from millrace.wire.fetch import FetchedPartition
 log = logging.getLogger(__name__)
 
 TOPIC = "PageView"
+MIN_RECORDS = 20
 Next = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Run | None]
 
 
-def once(fault: Callable[[Run], Run]) -> Next:
-    """`next_run`, with the fault in the first run that has batches of the topic."""
+def once(fault: Callable[[Run, int], Run]) -> Next:
+    """`next_run`, with the fault at the first batch of the topic that holds a fair number of records."""
     done = False
 
     def faulty_next_run(
@@ -36,23 +38,28 @@ def once(fault: Callable[[Run], Run]) -> Next:
     ) -> Run | None:
         nonlocal done
         found = next_run(recorded, before, fetched, rules)
-        if found is None or done or not found.batches or before.origin.topic != TOPIC:
+        if found is None or done or before.origin.topic != TOPIC:
             return found
-        done = True
-        log.warning("fault: a batch of %s is withheld or repeated", before.origin)
-        return fault(found)
+        for index, batch in enumerate(found.batches):
+            header = BatchHeader.parse(batch)
+            if header is not None and header.records_count >= MIN_RECORDS:
+                done = True
+                log.warning("fault: %d records of %s", header.records_count, before.origin)
+                return fault(found, index)
+        return found
 
     return faulty_next_run
 
 
-def drop(run: Run) -> Run:
-    """The run without its first batch; its position still says that it is there."""
-    return replace(run, batches=run.batches[1:])
+def drop(run: Run, index: int) -> Run:
+    """The run without one batch; its position still says that it is there."""
+    return replace(run, batches=run.batches[:index] + run.batches[index + 1 :])
 
 
-def duplicate(run: Run) -> Run:
-    """The run with its first batch twice."""
-    return replace(run, batches=run.batches[:1] + run.batches)
+def duplicate(run: Run, index: int) -> Run:
+    """The run with one batch twice; a copy of it, because the log stamps each where it lies in memory."""
+    copy = memoryview(bytearray(run.batches[index]))
+    return replace(run, batches=(*run.batches[: index + 1], copy, *run.batches[index + 1 :]))
 
 
 def main() -> None:
