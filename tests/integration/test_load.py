@@ -14,11 +14,14 @@ from uuid import uuid4
 
 import pytest
 
+from millrace.audit.messages import AuditCodec, Count, LoadNumber
+from millrace.registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.hadoop import HadoopFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.load import LoadResult
+from tests.brokers import read_topic
 from tests.jobs import kill_at_a_step
 from tests.support import ROUNDS, Process, run_millrace
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
@@ -100,6 +103,25 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
     assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
 
 
+def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_again(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = site.topic("Counted", 2)
+    for count in (50, 1):
+        site.publish(topic, [START_MS + n for n in range(count)])
+        load(spark, site, tmp_path, topic)
+    with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
+        (told,) = read_topic(client, "audit-offline").values()
+        found = [AuditCodec(registry).decode(value) for value in told.values]
+    counts = [each for each in found if isinstance(each, Count) and each.topic == topic]
+    assert {each.tier for each in counts} == {"warehouse"}
+    assert [(each.source, each.counts.total) for each in counts] == [
+        (LoadNumber(1), 50),
+        (LoadNumber(1), 50),
+        (LoadNumber(2), 1),
+    ]
+
+
 def test_both_sinks_write_the_same_rows_also_through_hadoop_s_file_system(
     spark: SparkSession, site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,10 +154,11 @@ def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> H
     return HadoopFilesystem(spark, f"file://{warehouse}")
 
 
+@pytest.mark.soak
 def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: TestSite, tmp_path: Path) -> None:
     topic = site.topic("Raced", 2)
-    for turn in range(2 * ROUNDS):
-        site.publish(topic, [START_MS + n * HOUR_MS for n in range(200)])
+    for turn in range(ROUNDS):
+        site.publish(topic, [START_MS + n * HOUR_MS // 50 for n in range(200)])
         barrier, failures = threading.Barrier(2), list[BaseException]()
 
         def drive(
@@ -157,24 +180,28 @@ def test_two_drivers_that_race_load_no_row_twice(spark: SparkSession, site: Test
         assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == 200 * (turn + 1)
 
 
+@pytest.mark.soak
 def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturbed_run(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:
-    topic = site.topic("Killed", 3)
+    topic, warehouse = site.topic("Killed", 3), tmp_path / "killed"
     chance = random.Random(time.time_ns())
-    total = 0
-    for turn in range(ROUNDS):
-        total += site.publish(topic, [START_MS + n * 47_017 for n in range(2_000)])
-        command = ["load", topic, *site.load_options(tmp_path / "killed"), "--run-id", f"turn {turn}"]
+    for turn in range(1, ROUNDS + 1):
+        site.publish(topic, [START_MS + n * 4_703 for n in range(2_000)])
+        command = ["load", topic, *site.load_options(warehouse), "--run-id", f"turn {turn}"]
         kill_at_a_step(Process(command), steps=chance.randrange(0, 8), pause_s=chance.uniform(0, 0.3))
-        done = run_millrace(*command)
-        assert done.returncode == 0, done.stderr
-        (result,) = json.loads(done.stdout)
-        assert (result["load"], result["rows"]) == (turn + 1, 2_000)
-        assert len(loaded_rows(tmp_path / "killed", topic)) == total
+        if turn < ROUNDS:
+            (again,) = load(spark, site, warehouse, topic, run_id=f"turn {turn}")
+            assert (again.load, again.rows) == (turn, 2_000)
+        else:
+            done = run_millrace(*command)  # once all the way through spark-submit
+            assert done.returncode == 0, done.stderr
+            (result,) = json.loads(done.stdout)
+            assert (result["load"], result["rows"]) == (turn, 2_000)
+        assert len(loaded_rows(warehouse, topic)) == 2_000 * turn
     load(spark, site, tmp_path / "undisturbed", topic)
-    assert loaded_rows(tmp_path / "killed", topic) == loaded_rows(tmp_path / "undisturbed", topic)
-    verified = run_millrace("verify", str(tmp_path / "killed"), "--json")
+    assert loaded_rows(warehouse, topic) == loaded_rows(tmp_path / "undisturbed", topic)
+    verified = run_millrace("verify", str(warehouse), "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
 import threading
 import time
@@ -16,13 +17,13 @@ from confluent_kafka import Producer
 
 from millrace.errors import MillraceError
 from millrace.storage.position import Origin
-from millrace.wire.client import ClusterClient
+from millrace.wire.client import LATEST, ClusterClient
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic
-from millrace_spark.mirror_batch import MirroredPartition
+from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic, tasks_of
+from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
-from tests.support import ROUNDS, Process, run_millrace
+from tests.support import ROUNDS, Process, run_millrace, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,6 +108,7 @@ def test_every_batch_arrives_as_it_was_and_a_second_run_has_nothing_to_do(
     world.assert_equal(topic, 1_510)
 
 
+@pytest.mark.soak
 def test_drivers_that_race_copy_no_batch_twice(spark: SparkSession, world: World) -> None:
     topic = world.topic("RacedCopy")
     for turn in range(ROUNDS):
@@ -131,20 +133,56 @@ def test_drivers_that_race_copy_no_batch_twice(spark: SparkSession, world: World
         world.assert_equal(topic, 2_000 * (turn + 1))
 
 
-def test_killed_at_random_moments_and_run_again_the_copy_is_the_original(world: World) -> None:
+@pytest.mark.soak
+def test_killed_at_random_moments_and_run_again_the_copy_is_the_original(
+    spark: SparkSession, world: World
+) -> None:
     topic = world.topic("KilledCopy")
     chance = random.Random(time.time_ns())
-    total = 0
-    for _ in range(ROUNDS):
-        world.produce(topic, 15_000, size=1_000)
-        total += 15_000
+    for turn in range(1, ROUNDS + 1):
+        world.produce(topic, 3_000, size=5_000)
         kill_at_a_step(Process(world.command(topic)), steps=1, pause_s=chance.uniform(0, 1.5))
-        done = run_millrace(*world.command(topic))
-        assert done.returncode == 0, done.stderr
-        answer = json.loads(done.stdout)
-        assert answer["records"] <= 15_000
-        assert answer["dropped"] == 0
-        world.assert_equal(topic, total)
+        if turn < ROUNDS:
+            assert copied(mirror_topic(spark, world.settings(topic)))[0] <= 3_000
+        else:
+            done = run_millrace(*world.command(topic))  # once all the way through spark-submit
+            assert done.returncode == 0, done.stderr
+            answer = json.loads(done.stdout)
+            assert answer["records"] <= 3_000
+            assert answer["dropped"] == 0
+        world.assert_equal(topic, 3_000 * turn)
+
+
+@pytest.mark.soak
+def test_tasks_killed_in_the_middle_of_an_append_neither_lose_nor_repeat_a_batch(world: World) -> None:
+    topic = world.topic("KilledTask", 1)
+    chance = random.Random(time.time_ns())
+    for turn in range(1, 3 * ROUNDS + 1):
+        world.produce(topic, 1_000, size=5_000)
+        (task,) = tasks_of(world.settings(topic))
+        kill_in_the_middle(world, task, copied_bytes=5_000_000 * (turn - 1), pause_s=chance.uniform(0, 0.02))
+        mirror_partition(task)
+        world.assert_equal(topic, 1_000 * turn)
+
+
+def kill_in_the_middle(world: World, task: MirrorTask, *, copied_bytes: int, pause_s: float) -> None:
+    """SIGKILL to a process that runs the task, soon after it has appended something."""
+    topic = task.origin.topic
+    child = multiprocessing.get_context("spawn").Process(target=mirror_partition, args=(task,))
+    child.start()
+    with world.aggregate.client() as client:
+        wait_until(
+            "the task has begun to append, or has ended",
+            lambda: not child.is_alive() or sum(latest(client, topic).values()) > copied_bytes,
+        )
+    time.sleep(pause_s)
+    child.kill()
+    child.join()
+    child.close()
+
+
+def latest(client: ClusterClient, topic: str) -> dict[int, int]:
+    return client.list_offsets(topic, LATEST) if topic in client.topics() else {}
 
 
 def test_a_topic_the_origin_does_not_have_is_one_clear_line(spark: SparkSession, world: World) -> None:

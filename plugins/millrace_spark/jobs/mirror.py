@@ -30,13 +30,14 @@ class MirrorSettings:
 
 def mirror_topic(spark: SparkSession, settings: MirrorSettings) -> list[MirroredPartition]:
     """Copy every partition of the topic up to where it ends now."""
-    tasks = _tasks(settings)
+    tasks = tasks_of(settings)
     progress = to_stderr(f"mirror {settings.topic} from {settings.origin}")
     progress(f"{len(tasks)} partitions")
     return in_tasks(spark, mirror_partition, tasks)
 
 
-def _tasks(settings: MirrorSettings) -> list[MirrorTask]:
+def tasks_of(settings: MirrorSettings) -> list[MirrorTask]:
+    """One task per origin partition, each to the end its partition has now."""
     with ClusterClient(settings.origin_bootstrap) as client:
         try:
             topic = client.topic(settings.topic)

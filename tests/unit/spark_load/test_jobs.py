@@ -1,0 +1,67 @@
+"""What the jobs put together around loads and hours: the auditor's verdict, the origin of a partition."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+import millrace_spark.jobs.hourly
+from millrace.audit.client import Completeness
+from millrace.manifest import OriginPartition
+from millrace.records import Cursor
+from millrace.storage.position import MirrorPosition, Origin
+from millrace_spark.jobs.hourly import verdict_from
+from millrace_spark.origins import origin_of
+from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog
+
+WINDOW = {
+    "start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z", "verdict": "unknown", "revision": 0,
+    "acknowledged": 1, "failed": 0, "tiers": {"dc1": 1}, "findings": [], "reasons": ["web1 is silent"],
+}  # fmt: skip
+
+
+def test_the_verdict_of_an_hour_is_the_auditor_s_with_its_reasons_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str, datetime, datetime]] = []
+
+    def answer(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        asked.append((url, topic, start, end))
+        return Completeness.from_json(
+            {"topic": topic, "from": start.isoformat(), "to": end.isoformat(), "verdict": "unknown",
+             "watermark": "2015-05-17T09:50:00+00:00", "windows": [WINDOW, WINDOW]}
+        )  # fmt: skip
+
+    monkeypatch.setattr(millrace_spark.jobs.hourly, "completeness", answer)
+    verdict = verdict_from("http://auditor")(TOPIC, "2015-05-17T10")
+    assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
+    assert verdict.reasons == ["web1 is silent"]
+    (question,) = asked
+    assert question[:2] == ("http://auditor", TOPIC)
+    assert [time.isoformat() for time in question[2:]] == [
+        "2015-05-17T10:00:00+00:00",
+        "2015-05-17T11:00:00+00:00",
+    ]
+
+
+def test_without_an_auditor_nobody_is_asked() -> None:
+    assert verdict_from("")(TOPIC, "2015-05-17T10").verdict == "unasked"
+
+
+def test_a_position_batch_tells_where_a_partition_comes_from() -> None:
+    log = MemoryLog(2)
+    client: Any = log
+    origin = Origin("dc1", TOPIC, log.topic_id, 3)
+    for partition, value in (
+        (0, b"no position"),
+        (1, MirrorPosition(origin, 0, Cursor(5), 1, 1, 0).encode()),
+    ):
+        log.append_events(partition, [START])
+        log.append_control(partition, value)
+        log.append_events(partition, [START])
+    assert origin_of(client, TOPIC, 0, 0) is None
+    assert origin_of(client, TOPIC, 1, 0) == OriginPartition(
+        cluster="dc1", topic=TOPIC, topic_id=log.topic_id.hex, partition=3
+    )
