@@ -22,6 +22,10 @@ from millrace_spark.row_cursor import PADDING, Faults, Longs, PaddedBuffer, RowC
 GROUP_BYTES = 2 << 20
 """Batches are framed together up to this many bytes uncompressed: fewer make many calls, more make the
 system hand out fresh memory each time (measured: 1 to 4 MiB are alike)."""
+MAX_BATCH_BYTES = 256 << 20
+MAX_BATCH_RECORDS = 4 << 20
+"""A larger batch is broken, for all we care: 32 KB of zstd can stand for 150 million records, and each takes
+about 100 bytes of arrays here. Producers send some thousands."""
 _MIN_RECORD_BYTES = 7
 
 
@@ -68,7 +72,7 @@ def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[Broke
     size = 0
     for header, batch in batches:
         try:
-            plain = decompress(header.codec, batch[HEADER_BYTES:])
+            plain = decompress(header.codec, batch[HEADER_BYTES:], MAX_BATCH_BYTES)
         except CorruptMessage as error:
             broken.append(BrokenBatch((header, batch), str(error)))
             continue
@@ -105,6 +109,8 @@ def _walk(data: bytes, position: int, end: int, count: int) -> Longs:
     """Where each of a batch's records begins and, last, where the batch ends."""
     if count < 0 or count * _MIN_RECORD_BYTES > end - position:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
+    if count > MAX_BATCH_RECORDS:
+        raise CorruptMessage(f"{count} records in one batch, at most {MAX_BATCH_RECORDS}")
     starts = array("q", bytes(8 * (count + 1)))
     starts[0] = position
     try:

@@ -167,6 +167,16 @@ def test_a_batch_that_cannot_be_decompressed_is_broken_not_fatal() -> None:
     assert "zstd" in broken[0].reason
 
 
+def test_a_batch_that_would_fill_the_memory_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = in_a_row([([Message(0, None, b"x" * 100)] * 50, codec, 0) for codec in Codec])
+    monkeypatch.setattr(framing, "MAX_BATCH_RECORDS", 49)
+    ((frames, broken),) = frame_batches(made)
+    assert (len(frames), [each.reason for each in broken]) == (0, ["50 records in one batch, at most 49"] * 5)
+    monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 4000)
+    reasons = [each.reason for _, broken in frame_batches(made) for each in broken]
+    assert sum("limit 4000" in reason for reason in reasons) == 4  # the uncompressed one is here already
+
+
 @pytest.mark.parametrize("deltas", [(0, 0), (1, 0), (0, 5)])
 def test_offsets_that_do_not_rise_or_leave_the_batch_break_it(deltas: tuple[int, int]) -> None:
     # Two records of equal length; the delta is the byte after length, attributes and timestamp.
