@@ -24,7 +24,7 @@ from millrace_spark.load import LoadResult
 from tests.brokers import read_topic
 from tests.jobs import kill_at_a_step
 from tests.support import ROUNDS, Process, run_millrace
-from tests.warehouses import HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
+from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +101,33 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
         load(spark, site, tmp_path, "TopicA", "Missing", "TopicB")
     assert "\n" not in str(caught.value)
     assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
+
+
+def test_a_field_added_to_the_schema_is_a_column_that_is_null_in_older_rows(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = site.topic("Evolved", 1)
+    site.publish(topic, [START_MS + n for n in range(20)])
+    load(spark, site, tmp_path, topic)
+    hourly(spark, tmp_path, topic, ["2015-05-17T10"])
+    with SchemaRegistryClient(site.registry) as registry:
+        schema = dict(registry.latest(topic).schema)
+        schema["fields"] = [
+            *schema["fields"],
+            {"name": "country", "type": ["null", "string"], "default": None},
+        ]
+        registry.register(topic, schema)
+    with site.producer() as producer:
+        for number in range(5):
+            event = {**EMPTY_EVENT, "country": "is"}
+            producer.send(topic, topic, event, time_ms=START_MS + number * HOUR_MS)
+    load(spark, site, tmp_path, topic)
+    hourly(spark, tmp_path, topic, [f"2015-05-17T{hour}" for hour in range(10, 15)])
+    table = tables.read(spark, str(tmp_path), topic)
+    countries = {row["country"]: row["count"] for row in table.groupBy("country").count().collect()}
+    assert countries == {None: 20, "is": 5}
+    revisions = table.select("hour", "rev").distinct().sort("hour").collect()
+    assert [tuple(row) for row in revisions] == [(10, 2), (11, 1), (12, 1), (13, 1), (14, 1)]
 
 
 def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_again(
