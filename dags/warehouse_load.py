@@ -25,7 +25,7 @@ from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperat
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 
-TOPICS = ["PageView", "SearchQuery"]
+TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
 MIRRORED_BY_BATCH = "SearchQuery"
 SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
 WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
@@ -59,15 +59,15 @@ with DAG(
 ):
     settled = DateTimeSensorAsync(task_id="wait_for_last_events", target_time=SETTLED)
     schemas = RegisterSchemasOperator(task_id="register_schemas", schemas_dir=SCHEMAS)
-    mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH).expand(
-        origin=origins()
-    )
     # A datacenter that cannot be reached holds up its own hours, not everybody's: what it lacks keeps its
     # hours from being complete, and the load takes what is there.
     load = LoadTopicOperator(
         task_id="load", topics=TOPICS, max_active_tis_per_dag=1, trigger_rule=TriggerRule.ALL_DONE
     )
-    settled >> schemas >> mirror >> load
+    settled >> schemas >> load
+    if MIRRORED_BY_BATCH in TOPICS:
+        mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH)
+        schemas >> mirror.expand(origin=origins()) >> load
 
     for topic in TOPICS:
         wait = CompletenessSensor(

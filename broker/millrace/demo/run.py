@@ -93,7 +93,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         topics = sorted({entry.topic for entry in published})
         tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
         tell("running the DAG warehouse_load through Airflow")
-        dag_failure = _run_dag(options, endpoints, span, console)
+        dag_failure = _run_dag(options, endpoints, topics, span, console)
         tell("the DAG failed" if dag_failure else "the DAG succeeded")
         answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
         mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
@@ -186,7 +186,11 @@ def on_free_ports(config: UpConfig, data_dir: Path) -> UpConfig:
 
 
 def _run_dag(
-    options: DemoOptions, endpoints: Endpoints, span: tuple[datetime, datetime], console: Console
+    options: DemoOptions,
+    endpoints: Endpoints,
+    topics: Sequence[str],
+    span: tuple[datetime, datetime],
+    console: Console,
 ) -> str | None:
     """Run the DAG once through Airflow; None, or why it failed."""
     connection = {
@@ -204,6 +208,7 @@ def _run_dag(
     environment = {
         **os.environ,
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
+        "MILLRACE_TOPICS": ",".join(topics),
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
     }
