@@ -152,9 +152,9 @@ def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], starts: Sequence[Long
     faults = Faults(len(start))
     rows = RowCursor(buffer, start, end, faults)
     size = rows.varint("a record's length")
-    odd = (size < 0) | (rows.pos + size != end)
-    if odd.any():
-        rows.fault(odd, "a record's length is negative")
+    negative = size < 0  # the walk has seen to all else
+    if negative.any():
+        rows.fault(negative, "a record's length is negative")
     rows.fixed_bytes(1, "a record's attributes")
     timestamp, delta = rows.varint("a timestamp"), rows.varint("an offset")
     key, key_size = _nullable_bytes(rows, "a key")

@@ -46,6 +46,8 @@ class MemoryLog:
     log_start: int = 0
     fetches: int = 0
     aborted: tuple[tuple[int, int], ...] = ()
+    early: int = 0
+    """Batches before the one asked for that an answer begins with."""
 
     @property
     def end(self) -> int:
@@ -102,6 +104,7 @@ class MemoryLog:
             return {partition: Answer(memoryview(b""), self.high_watermark, self.log_start, code)}
         headers = self.headers
         first = bisect.bisect_left(headers, offset + 1, key=lambda header: header.next_offset)
+        first = max(0, first - self.early)
         visible = next((i + 1 for i in reversed(range(len(headers))) if not headers[i].is_control), 0)
         chosen = bytearray()
         for raw in self.batches[first:visible]:

@@ -74,6 +74,15 @@ def test_cuts_of_every_size_give_each_record_exactly_once(seed: int) -> None:
         assert joined.next_base == data[-1].base_offset + data[-1].size
 
 
+def test_batches_that_an_answer_repeats_are_not_taken_twice() -> None:
+    log = made_log(8)
+    log.early = 2
+    for cut_bytes in (400, 3000, 1 << 40):
+        results = [read(log, cut, 1 << 14) for cut in cut_ranges([range_of(log)], cut_bytes)]
+        assert [offset for offsets, _ in results for offset in offsets] == all_offsets(log)
+        assert join_stats(range_of(log), [stats for _, stats in results]).gaps == []
+
+
 def test_the_next_range_goes_on_where_the_last_one_ended_whatever_lies_between() -> None:
     log, offsets, start, base = MemoryLog(), [], 0, None
     for round_ in range(5):
