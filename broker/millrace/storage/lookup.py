@@ -40,10 +40,9 @@ class Boundaries:
             del self._positions[next(iter(self._positions))]
         self._positions[next_offset] = position
 
-    def note_slice(self, segment: Segment, start: int, end: int) -> None:
+    def note_slice(self, fd: int, base: int, start: int, end: int) -> None:
         """Remember the boundaries of a slice about to be served, if they are few."""
-        reader = segment.reader()
-        chain, headers = Chain(start), HeaderReader(reader.fileno(), segment.base)
+        chain, headers = Chain(start), HeaderReader(fd, base)
         for _ in range(WALKED_BATCHES):
             header = headers.header(chain.position) if chain.position < end else None
             if header is None or not chain.accepts(header, end):
@@ -59,35 +58,33 @@ class Boundaries:
         return max((known for known in self._positions.values() if floor <= known <= position), default=floor)
 
 
-def locate(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -> int:
+def locate(segment: Segment, fd: int, offset: int, limit: int, boundaries: Boundaries) -> int:
     """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
 
-    `limit` is a boundary: the end of the segment or of its flushed part. Raises CorruptMessage when the
-    place cannot be told because batches there are damaged.
+    `fd` reads the segment's file. `limit` is a boundary: the end of the segment or of its flushed part.
+    Raises CorruptMessage when the place cannot be told because batches there are damaged.
     """
     known = boundaries.get(offset)
     if known is not None and segment.base <= known <= limit:
         return known
     if offset - segment.base <= segment.facts.largest_unit + SHORT_WALK_BYTES:
         try:
-            return _walk_to(segment, segment.base, offset, limit)
+            return _walk_to(fd, segment.base, segment.base, offset, limit)
         except ChainBroken:
             pass  # a damaged batch before the offset: what comes after it can still be found by searching
-    return _search(segment, offset, limit, boundaries)
+    return _search(segment, fd, offset, limit, boundaries)
 
 
-def _walk_to(segment: Segment, start: int, offset: int, limit: int) -> int:
-    reader = segment.reader()
-    for position, header in walk(reader.fileno(), segment.base, start, limit):
+def _walk_to(fd: int, base: int, start: int, offset: int, limit: int) -> int:
+    for position, header in walk(fd, base, start, limit):
         is_filler = header.base_offset != position
         if header.next_offset > offset and not is_filler:
             return position
     return limit
 
 
-def _search(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -> int:
-    reader, base = segment.reader(), segment.base
-    fd = reader.fileno()
+def _search(segment: Segment, fd: int, offset: int, limit: int, boundaries: Boundaries) -> int:
+    base = segment.base
     low = max(base, offset - segment.facts.largest_unit)
     found = find_batches(fd, base, low, offset, limit)
     if not found:
@@ -95,7 +92,7 @@ def _search(segment: Segment, offset: int, limit: int, boundaries: Boundaries) -
     ends = [position + header.size for position, header in found]
     if any(end > position for end, (position, _) in zip(ends, found[1:], strict=False)):
         try:
-            return _walk_to(segment, boundaries.nearest(base, low), offset, limit)
+            return _walk_to(fd, base, boundaries.nearest(base, low), offset, limit)
         except ChainBroken as error:
             raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
     position, header = found[-1]
@@ -120,7 +117,7 @@ def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int
         if segment.facts.max_timestamp < timestamp:
             continue
         try:
-            reader, end = segment.reader(), min(segment.end, limit)
+            reader, end = segment.open_reader(), min(segment.end, limit)
             for _, header in walk(reader.fileno(), segment.base, segment.base, end):
                 if header.max_timestamp >= timestamp and not header.is_control:
                     return header.base_offset, header.max_timestamp

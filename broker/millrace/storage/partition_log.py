@@ -336,8 +336,7 @@ class PartitionLog:
             if self._closed:
                 return []
             active = self._active
-            holds_data = active.facts.next_offset >= 0
-            if holds_data and self._refusal is None and is_expired(active, self.config, now):
+            if active.facts.next_offset >= 0 and not self._refusal and is_expired(active, self.config, now):
                 self._roll_for_retention(now)
             files = self._files
             count = expired_count(files.segments, self.config, now, self._visible.end)
@@ -352,15 +351,16 @@ class PartitionLog:
             for victim in victims:
                 victim.close()
                 victim.path.unlink(missing_ok=True)
+        self._reader.forget_below(kept[0].base)
         return [victim.base for victim in victims]
 
     def _roll_for_retention(self, now: float) -> None:
         try:
             self._roll()
+            staging = self._stage()
             if self._appended.mirror is not None:
-                staging = self._stage()
                 staging.place_position(self._appended.mirror, int(now * 1000))
-                self._write(staging)
+            self._write(staging)
         except StorageError as error:
             log.error("retention cannot begin a new segment: %s", error)
 

@@ -7,7 +7,6 @@ boundaries that a sequential reader will ask for, the files read last, and which
 from __future__ import annotations
 
 import logging
-from collections import deque
 from pathlib import Path
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
@@ -31,8 +30,8 @@ class Reader:
         self._directory = directory
         self._recovered_end = recovered_end
         self._reported: set[str] = set()
-        self._warm: deque[ReadFile] = deque(maxlen=WARM_FILES)
-        """Keeps the files read last open; others close with the slices that use them."""
+        self._warm: dict[Segment, ReadFile] = {}
+        """The files read last; others close with the last slice that uses them."""
 
     def read(
         self, visible: LogState, files: Files, end: int, offset: int, max_bytes: int
@@ -60,33 +59,43 @@ class Reader:
     def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
         index = files.index_of(offset)
         segment = files.segments[index]
-        reader = segment.reader()
+        file = self._file(segment)
         position = segment.base
         if offset > position:
-            position = locate(segment, offset, min(segment.end, visible.end), self.boundaries)
+            limit = min(segment.end, visible.end)
+            position = locate(segment, file.fileno(), offset, limit, self.boundaries)
         if position == segment.end and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
-            reader = segment.reader()
+            file = self._file(segment)
         limit = min(segment.end, visible.data_end)
-        first_bytes = self._check_first(reader, segment, position, limit)
-        if reader not in self._warm:
-            self._warm.append(reader)
+        first_bytes = self._check_first(file.fileno(), segment, position, limit)
         length = max(first_bytes, min(max_bytes, limit - position))
-        self.boundaries.note_slice(segment, position, position + length)
-        return FileSlice(reader, position - segment.base, length)
+        self.boundaries.note_slice(file.fileno(), segment.base, position, position + length)
+        return FileSlice(file, position - segment.base, length)
 
-    def _check_first(self, reader: ReadFile, segment: Segment, position: int, limit: int) -> int:
+    def _file(self, segment: Segment) -> ReadFile:
+        """The segment's read side: one of those used last, or newly opened in the place of the oldest."""
+        file = self._warm.get(segment)
+        if file is None:
+            file = segment.open_reader()
+            kept = list(self._warm.items())[1 - WARM_FILES :]
+            self._warm = dict([*kept, (segment, file)])
+        return file
+
+    def forget_below(self, base: int) -> None:
+        """Let go of deleted segments' files, so that their space is freed; from any thread."""
+        # Replaced whole: the loop may be adding to it, and an entry that gets lost is only opened again.
+        self._warm = {segment: file for segment, file in list(self._warm.items()) if segment.base >= base}
+
+    def _check_first(self, fd: int, segment: Segment, position: int, limit: int) -> int:
         """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
-        header = HeaderReader(reader.fileno(), segment.base).header(position)
+        header = HeaderReader(fd, segment.base).header(position)
         if header is None or not Chain(position).accepts(header, limit):
             raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
-        if (
-            position < self._recovered_end
-            and read_batch(reader.fileno(), segment.base, position, header) is None
-        ):
+        if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
             raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
         return header.size
 
     def close(self) -> None:
         """Let go of the files; slices handed out keep theirs."""
-        self._warm.clear()
+        self._warm = {}

@@ -159,7 +159,7 @@ class _Scan:
 
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
-        reader = segment.reader()
+        reader = segment.open_reader()
         fd = reader.fileno()
         chain, headers = Chain(self.state.end), HeaderReader(fd, segment.base)
         unit_start = chain.position

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,6 @@ class Segment:
         self.last_append = last_append
         """When bytes were last added, in seconds since the epoch: retention counts from here."""
         self._append_fd: int | None = None
-        self._reader: weakref.ref[ReadFile] | None = None
 
     @classmethod
     def create(cls, directory: Path, base: int, now: float) -> Segment:
@@ -144,13 +142,9 @@ class Segment:
         """Bring every byte written so far to the disk."""
         sync(self.append_fd())
 
-    def reader(self) -> ReadFile:
-        """The read side of the file: the one still in use, or newly opened."""
-        reader = self._reader() if self._reader is not None else None
-        if reader is None:
-            reader = ReadFile(self.path, "rb")
-            self._reader = weakref.ref(reader)
-        return reader
+    def open_reader(self) -> ReadFile:
+        """The read side of the file, newly opened; it closes when nobody uses it any more."""
+        return ReadFile(self.path, "rb")
 
     def close(self) -> None:
         """Close the append side; slices handed out keep the read side alive."""

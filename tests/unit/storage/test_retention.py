@@ -105,6 +105,22 @@ def test_a_slice_handed_out_outlives_its_segment(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_deleted_segment_that_was_read_frees_its_space(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
+    bases = [result.base_offset for result in appended(log, *[batch(2) for _ in range(12)])]
+    flush(log)
+    for base in bases:
+        log.read(base, 100)
+    clock.now += 5
+    log.apply_retention()
+    held = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    ours = [name for name in held if name.startswith(str(tmp_path))]
+    assert ours, "the active segment is open"
+    assert not [name for name in ours if name.endswith("(deleted)")]
+    log.close()
+
+
 def test_after_a_restart_the_age_counts_from_the_files_last_write(tmp_path: Path) -> None:
     clock = Clock()
     log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
