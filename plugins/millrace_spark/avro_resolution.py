@@ -7,7 +7,6 @@ compared; one that only some values cannot bridge (an unknown symbol, a null) is
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -154,11 +153,6 @@ def enum_codes(writer: Enum, table: Enum) -> list[int]:
     return [places.get(symbol, fallback) for symbol in writer.symbols]
 
 
-def member_name(table: Union, index: int) -> str:
-    """The struct field that stands for a branch."""
-    return f"member{sum(branch != NULL for branch in table.branches[:index])}"
-
-
 _EXACT = Context(prec=MAX_PRECISION + 1)
 
 
@@ -217,8 +211,3 @@ def _union_default(node: Union, value: Any) -> Any:
         return None
     first = _default(node.branches[0], value)
     return first if node.is_optional else {"member0": first}
-
-
-def members(table: Union) -> Sequence[Node]:
-    """The branches that are not null."""
-    return table.members

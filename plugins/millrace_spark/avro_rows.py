@@ -177,7 +177,7 @@ def _into_union(writer: Node, table: Union, path: str) -> Convert:
     convert = compile_conversion(writer, table.branches[index], path)
     if table.is_optional:
         return convert
-    name = f"member{sum(branch != NULL for branch in table.branches[:index])}"
+    name = f"member{table.place(index)}"
     return lambda value: {name: convert(value)}
 
 

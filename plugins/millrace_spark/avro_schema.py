@@ -117,6 +117,10 @@ class Union:
         """True if at most one branch is not null: a plain column, not a struct of members."""
         return len(self.members) <= 1
 
+    def place(self, branch: int) -> int:
+        """Which member a branch is, by the branch's number; its struct field is `member<place>`."""
+        return sum(each != NULL for each in self.branches[:branch])
+
 
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Array | Map | Union"
 NULL = Leaf("null")

@@ -139,7 +139,7 @@ def _into_union(writer: Node, table: Union, path: str) -> Step:
     read = compile_step(writer, branch, path)
     if table.is_optional:
         return read
-    place, count = sum(each != NULL for each in table.branches[:index]), len(table.members)
+    place, count = table.place(index), len(table.members)
 
     def step(rows: RowCursor) -> Column:
         columns: list[Column | None] = [None] * count
