@@ -48,12 +48,11 @@ CHECKPOINT_INTERVAL_S = 5.0
 
 
 class PartitionLog:
-    """Append, read and keep one partition; opened with `open`, which recovers it."""
+    """Append, read and keep one partition; made by `open`, which recovers it and explains what is wrong."""
 
     def __init__(
         self, directory: Path, config: LogConfig, clock: Callable[[], float], sync: Sync = os.fdatasync
     ) -> None:
-        """Recover and open; use `open`, which turns what can go wrong into one line."""
         self.directory = directory
         self.config = config
         self._clock = clock
@@ -66,8 +65,7 @@ class PartitionLog:
         self._oldest_unflushed_at: float | None = None
         self._refusal: str | None = None
         self._flush_failed: str | None = None
-        self._closed = False
-        self._directory_changed = False
+        self._closed = self._directory_changed = False
         self._reader = Reader(directory, recovered.state.end)
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -85,7 +83,9 @@ class PartitionLog:
         Raises MillraceError when the directory cannot be used or lost bytes that were on the disk.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            if not directory.exists():
+                directory.mkdir(parents=True)
+                sync_directory(directory.parent)  # else a power cut may take it with all that was flushed
             return cls(directory, config, clock, sync)
         except OSError as error:
             raise MillraceError(f"cannot open the log in {directory}: {error}") from error

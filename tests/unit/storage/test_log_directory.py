@@ -68,6 +68,17 @@ def test_a_partition_is_opened_once_and_found_again_after_a_restart(tmp_path: Pa
     logs.close()
 
 
+def test_a_new_partitions_name_is_on_the_disk_before_its_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
+    logs = open_directory(tmp_path)
+    logs.partition("t", 0, TOPIC_ID)
+    assert synced == [tmp_path]
+    logs.close()
+
+
 def test_a_partition_has_its_topics_settings_or_the_brokers(tmp_path: Path) -> None:
     logs = open_directory(tmp_path)
     assert logs.partition("t", 0, TOPIC_ID, LogConfig(segment_bytes=5)).config.segment_bytes == 5
