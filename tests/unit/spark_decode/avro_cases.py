@@ -97,14 +97,20 @@ def nodes(
     if kind == "record":
         return draw(records(names, depth=depth - 1, blocks=blocks))
     if kind == "array":
-        schema, values = draw(
-            nodes(names, depth=depth - 1, blocks=True).filter(lambda each: each[0] != "null")
-        )
+        items = nodes(names, depth=depth - 1, blocks=True).filter(lambda each: _takes_bytes(each[0]))
+        schema, values = draw(items)
         return {"type": "array", "items": schema}, st.lists(values, max_size=4)
     if kind == "map":
         schema, values = draw(nodes(names, depth=depth - 1, blocks=True))
         return {"type": "map", "values": schema}, st.dictionaries(_TEXT, values, max_size=3)
     return draw(_unions(names, depth=depth - 1, blocks=blocks, general=kind == "union"))
+
+
+def _takes_bytes(schema: Schema) -> bool:
+    """Arrays of what takes no bytes are refused."""
+    if isinstance(schema, dict) and schema["type"] == "record":
+        return any(_takes_bytes(each["type"]) for each in schema["fields"])
+    return bool(schema != "null")
 
 
 @st.composite
