@@ -258,10 +258,9 @@ def _time(text: str, option: str) -> datetime:
 
 
 def _absolute(warehouse: str) -> str:
-    """The warehouse as every process finds it, whatever folder it runs in."""
-    from millrace_spark.filesystem import is_local, open_filesystem
+    from millrace_spark.filesystem import absolute
 
-    return open_filesystem(warehouse).root if is_local(warehouse) else warehouse
+    return absolute(warehouse)
 
 
 def _manual_run_id() -> str:

@@ -180,27 +180,30 @@ class LocalFilesystem:
             os.close(descriptor)
 
 
-def is_local(warehouse: str) -> bool:
-    """True for a plain path or file://."""
-    return urllib.parse.urlparse(warehouse).scheme in ("", "file")
+def absolute(warehouse: str) -> str:
+    """The warehouse as every process finds it, whatever its folder; ConfigError when it can be none."""
+    parsed = urllib.parse.urlparse(warehouse)
+    if parsed.scheme in ("hdfs", "viewfs"):
+        return warehouse
+    if parsed.scheme not in ("", "file"):
+        raise ConfigError(
+            f"warehouse {warehouse!r}: {parsed.scheme}:// has no exclusive rename, use file:// or hdfs://"
+        )
+    if parsed.netloc not in ("", "localhost"):
+        raise ConfigError(f"warehouse {warehouse!r} names a host: write file:///path with three slashes")
+    path = urllib.parse.unquote(parsed.path) if parsed.scheme else warehouse
+    if not path:
+        raise ConfigError(f"warehouse {warehouse!r} names no folder")
+    return str(Path(path).absolute())
 
 
 def open_filesystem(warehouse: str, spark: SparkSession | None = None) -> Filesystem:
     """The file system of a warehouse: `file://` or a plain path, or `hdfs://` by way of a Spark session."""
-    parsed = urllib.parse.urlparse(warehouse)
-    if is_local(warehouse):
-        if parsed.netloc not in ("", "localhost"):
-            raise ConfigError(f"warehouse {warehouse!r} names a host: write file:///path with three slashes")
-        path = urllib.parse.unquote(parsed.path) if parsed.scheme else warehouse
-        if not path:
-            raise ConfigError(f"warehouse {warehouse!r} names no folder")
-        return LocalFilesystem(path)
-    if parsed.scheme in ("hdfs", "viewfs"):
-        if spark is None:
-            raise MillraceError(f"{warehouse} can only be read through Spark; verify a copy under file://")
-        from millrace_spark.hadoop import HadoopFilesystem
+    root = absolute(warehouse)
+    if root.startswith("/"):
+        return LocalFilesystem(root)
+    if spark is None:
+        raise MillraceError(f"{warehouse} can only be read through Spark; verify a copy under file://")
+    from millrace_spark.hadoop import HadoopFilesystem
 
-        return HadoopFilesystem(spark, warehouse)
-    raise ConfigError(
-        f"warehouse {warehouse!r}: {parsed.scheme}:// has no exclusive rename, use file:// or hdfs://"
-    )
+    return HadoopFilesystem(spark, root)
