@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -111,22 +110,6 @@ def printed(code: str, *arguments: str, cwd: Path) -> dict[str, object]:
     return result
 
 
-def pretend_installation(path: Path) -> None:
-    """Metadata as pip writes it, so that a process started in `path` takes the package for installed."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    groups = {
-        "apache_airflow_provider": project["entry-points"]["apache_airflow_provider"],
-        "airflow.plugins": {"millrace": "millrace_airflow.plugin:MillracePlugin"},
-    }
-    lines = []
-    for group, points in groups.items():
-        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
-    metadata = path / "millrace-0.0.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: millrace\nVersion: 0.0.0\n")
-    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
-
-
 INSTALLED = """
 import json
 from airflow import plugins_manager
@@ -146,7 +129,6 @@ print(json.dumps({
 def test_an_installed_package_gives_airflow_its_connection_type_and_its_folder_steps_aside(
     tmp_path: Path,
 ) -> None:
-    pretend_installation(tmp_path)
     found = printed(INSTALLED, cwd=tmp_path)
     fields = found.pop("fields")
     # A plugin that was loaded twice would be an error here, and cost workers all plugins after it.
