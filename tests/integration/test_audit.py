@@ -367,6 +367,7 @@ def assert_whole(world: World, topic: str, acknowledged: dict[int, SequenceRange
     assert sum(window.tiers["dc1"] + window.tiers["dc2"] for window in found.windows) == total
 
 
+@pytest.mark.soak
 def test_an_auditor_killed_again_and_again_gives_the_verdicts_of_one_that_never_was(world: World) -> None:
     chance = random.Random(8)
 
@@ -394,6 +395,7 @@ def test_an_auditor_killed_again_and_again_gives_the_verdicts_of_one_that_never_
         undisturbed.kill()
 
 
+@pytest.mark.soak
 def test_readers_killed_again_and_again_count_every_message_once(world: World) -> None:
     chance = random.Random(9)
 

@@ -350,6 +350,7 @@ def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: Wor
     world.assert_equal("origin-kill", 600)
 
 
+@pytest.mark.soak
 def test_an_aggregate_broker_killed_while_it_copies_loses_and_repeats_nothing(world: World) -> None:
     world.topic("kills")
     produced = 0

@@ -95,6 +95,7 @@ class Traffic:
         assert self._producer.flush(30) == 0
 
 
+@pytest.mark.soak
 def test_what_was_acknowledged_by_all_or_ever_shown_survives_a_power_cut(
     broker: RunningBroker, tmp_path: Path
 ) -> None:

@@ -205,6 +205,7 @@ def test_our_client_says_when_the_other_side_is_no_registry(connect: Connect, zo
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.soak
 def test_after_a_kill_every_acknowledged_id_still_means_its_schema(
     connect: Connect, start: Start, tmp_path: Path
 ) -> None:
