@@ -52,6 +52,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @click.option(
     "--accept-new-topic", is_flag=True, help="Go on with a topic that was deleted and created anew."
 )
+@click.option("--accept-rejected", is_flag=True, help="Succeed although records could not be decoded.")
 @_MASTER
 @_JSON
 def load(
@@ -62,10 +63,13 @@ def load(
     run_id: str,
     sink: str,
     accept_new_topic: bool,
+    accept_rejected: bool,
     master: str,
     as_json: bool,
 ) -> None:
     """Load what is new in each TOPIC into the warehouse, exactly once, by one rename per topic.
+
+    Records that cannot be decoded are set aside in the load, with reason and raw bytes; exit code 1 says so.
 
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9092
     --registry http://127.0.0.1:8081
@@ -83,7 +87,13 @@ def load(
     results = _submit("load", settings, master, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(results))
-        return
+    else:
+        _print_loads(results)
+    if not accept_rejected:
+        _refuse_rejected(results)
+
+
+def _print_loads(results: Sequence[Mapping[str, Any]]) -> None:
     table = _table("topic", "load", "rows", "rejected", "hours", "")
     for result in results:
         shown = (result["load"], result["rows"], result["rejected"], len(result["hours"]))
@@ -93,6 +103,20 @@ def load(
     _print(table)
     for gap in (gap for result in results for gap in result["gaps"]):
         click.echo(f"gap: {gap}", err=True)
+
+
+def _refuse_rejected(results: Sequence[Mapping[str, Any]]) -> None:
+    """MillraceError when a load set records aside: it is published, and somebody must look at them."""
+    set_aside = [
+        f"{result['rejected']} in {result['topic']}/load={result['load']:010d}/_rejected"
+        for result in results
+        if result["rejected"]
+    ]
+    if set_aside:
+        raise MillraceError(
+            f"loaded, but records could not be decoded: {', '.join(set_aside)}, with reason and raw bytes;"
+            " register the schema or mend the producer, or accept them with --accept-rejected"
+        )
 
 
 @click.command()

@@ -55,6 +55,18 @@ def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dic
     )
 
 
+def test_records_set_aside_end_in_one_line_and_exit_code_1_unless_accepted(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = [
+        {"topic": "A", "load": 3, "rows": 5, "rejected": 2, "hours": {}, "gaps": [], "message": "published"}
+    ]
+    refused = CliRunner().invoke(load, ["A", *LOAD, "--json"])
+    assert isinstance(refused.exception, MillraceError)
+    assert "2 in A/load=0000000003/_rejected" in str(refused.exception)
+    assert "\n" not in str(refused.exception)
+    assert json.loads(refused.stdout) == submitted["answer"]
+    assert CliRunner().invoke(load, ["A", *LOAD, "--accept-rejected"]).exit_code == 0
+
+
 def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
     submitted["answer"] = {"topic": "A", "hours": []}
     shown = CliRunner().invoke(hourly, ["A", "--hour", "2015-05-17T10:59:00Z", "--warehouse", "w", "--json"])
