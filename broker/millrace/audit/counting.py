@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millrace.audit.counts import SequenceCounts, window_start
+from millrace.audit.counts import WINDOW_MS, SequenceCounts, window_start
 from millrace.audit.event import PREFIX_BYTES, NotAudited, read_header
 from millrace.compression import Buffer, decompress
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, BatchHeader
+
+# A count holds numbers of 64 bits, windows among them. What anybody may send beyond is no header: a reader
+# that choked on it would choke on it again after every restart.
+_BOUND = 1 << 63
+_EARLIEST = WINDOW_MS - _BOUND
 
 
 class BatchCounter:
@@ -71,9 +76,12 @@ class _Run:
         after_time += 1
         after_who = after_time + len(self._who)
         if self._who and data.startswith(self._who, after_time) and after_who < end:
-            time, _ = _read_varint(data, start + PREFIX_BYTES)
-            sequence, after = _read_varint(data, after_who)
-            if after > end or sequence < 0:
+            try:
+                time, _ = _read_varint(data, start + PREFIX_BYTES)
+                sequence, after = _read_varint(data, after_who)
+            except IndexError:
+                return False
+            if after > end:
                 return False
         else:
             try:
@@ -84,6 +92,8 @@ class _Run:
             time, sequence = header.time, header.sequence
             self._key = (header.server, header.service, header.instance)
             self._who = _who(data, after_time)
+        if not (0 <= sequence < _BOUND and _EARLIEST <= time < _BOUND):
+            return False
         window = window_start(time)
         if sequence == self._last + 1 and window == self._window and self._first <= self._last:
             self._last = sequence

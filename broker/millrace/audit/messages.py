@@ -291,7 +291,7 @@ class AuditCodec:
         try:
             record = fastavro.schemaless_reader(BytesIO(message[_ID_BYTES:]), schema, _parsed(name))
             return _KINDS[name].from_avro(record)  # type: ignore[arg-type]  # a record schema yields a dict
-        except (EOFError, ValueError, KeyError, TypeError, IndexError):
+        except Exception:  # whoever choked on it would choke on it again after every restart
             return None
 
     def _writer(self, schema_id: int) -> tuple[str, Any] | None:
@@ -299,8 +299,18 @@ class AuditCodec:
             schema = self._registry.schema(schema_id)
         except UnknownSchema:
             return None
-        name = schema.get("name", "").rpartition(".")[2] if isinstance(schema, dict) else ""
-        return (name, fastavro.parse_schema(schema)) if name in _KINDS else None
+        for name in _KINDS:
+            if isinstance(schema, dict) and _full_name(schema) == _full_name(schema_file(name)):
+                try:
+                    return name, fastavro.parse_schema(schema)
+                except Exception:  # as in `decode`
+                    return None
+        return None
+
+
+def _full_name(schema: Mapping[str, Any]) -> str:
+    name = str(schema.get("name", ""))
+    return name if "." in name else f"{schema.get('namespace', '')}.{name}"
 
 
 @cache

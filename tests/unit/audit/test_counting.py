@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from millrace.audit.counting import BatchCounter
 from millrace.audit.counts import WINDOW_MS, SequenceCounts, window_start
 from millrace.audit.event import EventSchema
-from millrace.audit.messages import schema_file
+from millrace.audit.messages import AuditCodec, Count, LoadNumber, schema_file
 from millrace.compression import Codec
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, Message, build_batch
+from tests.unit.audit.test_messages import Ids
 
 PAGE_VIEW = EventSchema(schema_file("PageView"), 7)
 EVENT: dict[str, Any] = {
@@ -105,3 +106,37 @@ def test_a_batch_with_broken_framing_is_an_error_and_not_a_smaller_count() -> No
 def test_a_batch_that_the_producer_wrote_in_order_is_one_range() -> None:
     counts, _ = counted([message("web-1", 5, 0, n) for n in range(500)], Codec.ZSTD)
     assert counts.range_count == 1
+
+
+def long(value: int) -> bytes:
+    """A number as Avro writes it, of any size."""
+    value, out = (value << 1) ^ (value >> 127), bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def raw(time: bytes, sequence: bytes) -> bytes:
+    return b"\0\0\0\0\7" + time + b"\x0aweb-1\x08shop" + long(5) + sequence
+
+
+@pytest.mark.parametrize("after_another", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        raw(long(0), long(1 << 63)),
+        raw(long(0), b"\xff" * 9 + b"\x7f"),
+        raw(long(0), b"\xff" * 11),
+        raw(long(1 << 64), long(1)),
+        raw(b"\x80" * 11 + b"\0", long(1)),
+        raw(long(-(1 << 63)), long(1)),  # its window begins before the smallest number there is
+    ],
+)
+def test_a_header_with_a_number_that_no_record_can_hold_is_foreign(value: bytes, after_another: bool) -> None:
+    before = [raw(long(0), long(0))] if after_another else []
+    counts, foreign = counted([*before, value])
+    assert (counts.total, foreign) == (len(before), 1)
+    count = Count(time=0, tier="t", topic="x", source=LoadNumber(1), foreign=foreign, counts=counts)
+    codec = AuditCodec(Ids())
+    assert codec.decode(codec.encode(count)) == count

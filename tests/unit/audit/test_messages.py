@@ -98,3 +98,19 @@ def test_a_registry_that_does_not_answer_is_not_taken_for_a_foreign_message() ->
     message = AuditCodec(Ids()).encode(RECORDS[0])
     with pytest.raises(RegistryUnavailable):
         AuditCodec(Silent()).decode(message)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**schema_file("AuditReport"), "namespace": "somebody.else"},
+        {**schema_file("AuditReport"), "fields": [{"name": "time", "type": "string"}]},
+        {**schema_file("AuditReport"), "fields": [{"name": "number", "type": "long"}]},
+        {"type": "record", "name": "AuditReport", "namespace": "millrace.audit"},
+    ],
+)
+def test_a_schema_that_only_has_the_name_of_an_audit_record_is_passed_over(schema: dict[str, Any]) -> None:
+    ids = Ids()
+    message = AuditCodec(ids).encode(RECORDS[1])
+    imposter = ids.register("AuditReport", schema)
+    assert AuditCodec(ids).decode(b"\0" + imposter.to_bytes(4, "big") + message[5:]) is None
