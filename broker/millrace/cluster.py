@@ -3,6 +3,9 @@
 Owns these registries in ZooKeeper, all below `/<cluster>`, and snapshots of them in memory. Every change is
 a compare-and-set, every snapshot is replaced whole. Does not know logs, sockets or consumer groups.
 
+Brokers delete the logs of topics that a snapshot has lost, so only a topic whose entry is really gone may be
+missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
+
     /<cluster>/id                persistent  "millrace-" and 32 hex digits, drawn once
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration}
     /<cluster>/topics/<topic>    persistent  see cluster_state.py
@@ -19,7 +22,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState
@@ -46,6 +48,7 @@ from millrace.cluster_state import (
 )
 from millrace.config import parse_addresses
 from millrace.errors import BrokerError, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.liveness import is_dead, listens
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
@@ -66,7 +69,7 @@ class Cluster:
         self.name = cluster
         self.brokers, self.topics, self.cluster_id = {}, {}, ""
         self._client, self._zookeeper, self._session_timeout_ms = client, zookeeper, session_timeout_ms
-        self._ids, self._topics = f"/{cluster}/brokers/ids", f"/{cluster}/topics"
+        self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
         self._registration: tuple[int, bytes] | None = None
         self._records: Mapping[int, Mapping[str, Any]] = {}
         self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
@@ -103,10 +106,10 @@ class Cluster:
     def _open(self) -> None:
         for path in (self._ids, self._topics):
             self._call(self._client.ensure_path_async, path)
-        id_path, cluster_id = f"/{self.name}/id", BYTE_OFFSETS_PREFIX + uuid.uuid4().hex
+        cluster_id = BYTE_OFFSETS_PREFIX + uuid.uuid4().hex
         with contextlib.suppress(NodeExistsError):
-            self._call(self._client.create_async, id_path, cluster_id.encode())
-        self.cluster_id = self._call(self._client.get_async, id_path)[0].decode()
+            self._call(self._client.create_async, self._id, cluster_id.encode())
+        self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
         self._client.add_listener(self._on_state)
         self._dirty.put(None)
         self._refresh()
@@ -124,9 +127,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def on_change(self, callback: Callable[[], None]) -> None:
@@ -146,7 +147,7 @@ class Cluster:
         deadline = time.monotonic() + 2 + 2 * self._session_timeout_ms / 1000
         while (holder := self._register(registration)) is not None:
             other = (holder["host"], holder["port"])
-            if time.monotonic() > deadline or (other != (host, port) and _listens(*other)):
+            if time.monotonic() > deadline or (other != (host, port) and listens(*other)):
                 raise MillraceError(
                     f"broker id {broker_id} of cluster {self.name} is held by a live broker at "
                     f"{other[0]}:{other[1]}: stop that one or give this one another broker_id"
@@ -173,7 +174,7 @@ class Cluster:
         holder: Mapping[str, Any] = json.loads(found)
         if holder["boot"] == ours["boot"] and stat.ephemeralOwner == self._client.client_id[0]:
             return None
-        if not _is_dead(holder, ours):
+        if not is_dead(holder, ours):
             return holder
         if any(isinstance(result, Exception) for result in self._call(self._replace, path, stat, data)):
             return self._register(registration)  # it has expired, or been replaced, in the meantime
@@ -194,6 +195,7 @@ class Cluster:
         partitions starts with none: `allocate_mirror` adds them.
         """
         check_topic_name(name)
+        self._check_identity()
         topic = new_topic(name, partitions, settings, sorted(self.brokers), self.topics)
         try:
             self._call(self._client.create_async, f"{self._topics}/{name}", encode_topic(topic))
@@ -206,6 +208,7 @@ class Cluster:
 
     def delete_topic(self, name: str) -> None:
         """Forget a topic; UnknownTopicOrPartition when there is none. Its brokers delete its logs."""
+        self._check_identity()
         try:
             self._call(self._client.delete_async, f"{self._topics}/{name}")
         except NoNodeError:
@@ -220,6 +223,7 @@ class Cluster:
         partitions that are not mirrored.
         """
         check_topic_name(topic)
+        self._check_identity()
         while True:
             try:
                 state, version = self._read_topic(topic)
@@ -284,6 +288,7 @@ class Cluster:
                 self._stay_registered()
             except Exception as error:  # the registries must stay watched whatever one reading meets
                 log.warning("cluster %s: cannot read its registries: %s", self.name, error)
+                self._dirty.put(None)
                 continue
             if (self.brokers, self.topics) != told:
                 told = (self.brokers, self.topics)
@@ -300,10 +305,11 @@ class Cluster:
         if self._records.get(broker_id) == json.loads(data):
             return
         holder = self._register(self._registration)
-        if holder is not None:
-            log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
         self._dirty.put(self._ids)
-        self._wake.set()
+        if holder is None:
+            self._wake.set()
+        else:
+            log.error("broker id %s is held by %s:%s now", broker_id, holder["host"], holder["port"])
 
     def _refresh(self) -> None:
         """Read again what has changed, and watch it."""
@@ -314,26 +320,43 @@ class Cluster:
             if not dirty:
                 return
             try:
-                if dirty & {None, self._ids}:
-                    self._read_brokers()
-                self._read_topics(dirty)
+                records = self._read_brokers() if dirty & {None, self._ids} else self._records
+                topics = self._read_topics(dirty)
+                self._check_identity()  # last: what was read before it is of this cluster, then
             except BaseException:
                 self._dirty.put(None)
                 raise
+            self._records, self.topics = records, topics
+            self.brokers = {
+                broker_id: BrokerAddress(record["host"], record["port"])
+                for broker_id, record in sorted(records.items())
+            }
 
-    def _read_brokers(self) -> None:
-        names = self._call(self._client.get_children_async, self._ids, self._on_event)
-        found = self._read_all([f"{self._ids}/{name}" for name in names], watch=False)
-        self._records = {int(path.rsplit("/", 1)[1]): json.loads(data) for path, data in found.items()}
-        self.brokers = {
-            broker_id: BrokerAddress(record["host"], record["port"])
-            for broker_id, record in sorted(self._records.items())
-        }
+    def _check_identity(self) -> None:
+        """MillraceError when ZooKeeper does not hold this cluster any more."""
+        with contextlib.suppress(NoNodeError):
+            if self._call(self._client.get_async, self._id)[0].decode() == self.cluster_id:
+                return
+        raise MillraceError(
+            f"ZooKeeper at {self._zookeeper} was wiped or holds another cluster {self.name}, not "
+            f"{self.cluster_id}: restore its data; no log is deleted until then"
+        )
 
-    def _read_topics(self, dirty: set[str | None]) -> None:
+    def _children(self, path: str) -> list[str]:
+        try:
+            return list(self._call(self._client.get_children_async, path, self._on_event))
+        except NoNodeError:
+            self._check_identity()
+            raise MillraceError(f"ZooKeeper at {self._zookeeper} has lost {path}: restore it") from None
+
+    def _read_brokers(self) -> Mapping[int, Mapping[str, Any]]:
+        found = self._read_all([f"{self._ids}/{name}" for name in self._children(self._ids)], watch=False)
+        return {int(path.rsplit("/", 1)[1]): json.loads(data) for path, data in found.items()}
+
+    def _read_topics(self, dirty: set[str | None]) -> Mapping[str, TopicState]:
         names = set(self.topics)
         if dirty & {None, self._topics}:
-            names = set(self._call(self._client.get_children_async, self._topics, self._on_event))
+            names = set(self._children(self._topics))
         changed = {name for name in names if dirty & {None, f"{self._topics}/{name}"}}
         stale = changed | (names - self.topics.keys())
         topics = {name: topic for name, topic in self.topics.items() if name in names - stale}
@@ -343,7 +366,10 @@ class Cluster:
                 topics[name] = decode_topic(name, data)
             except MillraceError as error:
                 log.error("cluster %s: %s", self.name, error)
-        self.topics = dict(sorted(topics.items()))
+                topics |= {name: self.topics[name]} if name in self.topics else {}
+        if stale - topics.keys():
+            self._children(self._topics)  # a topic without an entry was deleted, unless all entries are lost
+        return dict(sorted(topics.items()))
 
     def _read_all(self, paths: list[str], *, watch: bool) -> dict[str, bytes]:
         """Data of each node that is there, asked for all at once."""
@@ -373,26 +399,3 @@ class Cluster:
             except KazooTimeoutError:
                 pass
             raise BrokerError(f"ZooKeeper at {self._zookeeper} does not answer") from None
-
-
-def _is_dead(holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """True when whoever registered this can no longer run, though its session has not expired yet."""
-    if holder["boot"] == ours["boot"]:
-        return True  # our own, of a session that we have lost
-    if holder["machine"] != ours["machine"]:
-        return False
-    # We listen on our own address, so nobody else does; and a live broker's port is never refused.
-    return (holder["host"], holder["port"]) == (ours["host"], ours["port"]) or (
-        _listens(holder["host"], holder["port"]) is False
-    )
-
-
-def _listens(host: str, port: int) -> bool | None:
-    """Whether a server accepts connections there; None when nothing can be told."""
-    try:
-        socket.create_connection((host, port), timeout=1).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return None
-    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -180,6 +181,70 @@ def test_a_lost_session_is_replaced_and_the_broker_listed_again(
     wait_until("it is listed again", lambda: 1 in second.cluster.brokers)
     first.cluster.create_topic("after", 1, {})
     wait_until("watches work again", lambda: "after" in second.cluster.topics)
+
+
+@pytest.fixture
+def operator(zookeeper: str) -> Iterator[KazooClient]:
+    """Somebody who changes ZooKeeper by hand."""
+    client = KazooClient(hosts=zookeeper)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def test_a_wiped_zookeeper_is_not_taken_for_deleted_topics(
+    members: list[Member], operator: KazooClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, name = members[0].cluster, members[0].cluster.name
+    topic = first.create_topic("clicks", 1, {})
+    operator.set(f"/{name}/id", b"millrace-of-another-life")  # as the first client of an empty one would
+    operator.delete(f"/{name}/topics/clicks")
+    wait_until("it says so", lambda: "holds another cluster" in caplog.text)
+    assert first.topics["clicks"] == topic
+    with pytest.raises(MillraceError, match="holds another cluster"):
+        first.create_topic("views", 1, {})
+    assert operator.get_children(f"/{name}/topics") == [], "nothing is written into the other's registries"
+
+
+def test_registries_that_are_gone_are_not_taken_for_empty_ones(
+    members: list[Member], operator: KazooClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, name = members[0].cluster, members[0].cluster.name
+    topic = first.create_topic("clicks", 1, {})
+    transaction = operator.transaction()
+    transaction.delete(f"/{name}/topics/clicks")
+    transaction.delete(f"/{name}/topics")
+    assert transaction.commit() == [True, True]
+    wait_until("it says so", lambda: f"has lost /{name}/topics" in caplog.text)
+    assert first.topics["clicks"] == topic
+
+
+def test_an_entry_that_became_unreadable_leaves_the_topic_as_it_was(
+    members: list[Member], operator: KazooClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, name = members[0].cluster, members[0].cluster.name
+    topic = first.create_topic("clicks", 1, {})
+    operator.set(f"/{name}/topics/clicks", b'{"version": 2}')
+    wait_until("it says so", lambda: "entry for topic clicks is unreadable" in caplog.text)
+    first.create_topic("views", 1, {})
+    assert first.topics["clicks"] == topic
+
+
+def test_an_id_taken_over_by_a_live_broker_is_reported_without_hurry(
+    members: list[Member], operator: KazooClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = members
+    other = {"host": "127.0.0.1", "port": second.port, "machine": "elsewhere", "boot": "another"}
+    path = f"/{first.cluster.name}/brokers/ids/1"
+    change = operator.transaction()
+    change.delete(path)
+    change.create(path, json.dumps(other).encode(), ephemeral=True)
+    change.commit()
+    wait_until("it says so", lambda: "broker id 1 is held" in caplog.text)
+    caplog.clear()
+    time.sleep(1.5)
+    assert 1 <= caplog.text.count("broker id 1 is held") <= 2
 
 
 def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
