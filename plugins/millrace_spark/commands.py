@@ -52,6 +52,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print the result a
 @click.option(
     "--accept-new-topic", is_flag=True, help="Go on with a topic that was deleted and created anew."
 )
+@click.option("--accept-gaps", is_flag=True, help="Go on over offsets that are missing in the log.")
 @click.option("--accept-rejected", is_flag=True, help="Succeed although records could not be decoded.")
 @_MASTER
 @_JSON
@@ -63,6 +64,7 @@ def load(
     run_id: str,
     sink: str,
     accept_new_topic: bool,
+    accept_gaps: bool,
     accept_rejected: bool,
     master: str,
     as_json: bool,
@@ -83,6 +85,7 @@ def load(
         "run_id": run_id or _manual_run_id(),
         "sink": sink,
         "accept_new_topic": accept_new_topic,
+        "accept_gaps": accept_gaps,
     }
     results = _submit("load", settings, master, fast_start=sink == "direct")
     if as_json:

@@ -27,6 +27,7 @@ from millrace_spark.tables import read_revision, revision_folder, revision_numbe
 from millrace_spark.warehouse import (
     HOURLY,
     LEDGER,
+    PLANS,
     STAGING,
     Progress,
     load_folder,
@@ -182,6 +183,8 @@ def hours_between(start: datetime, end: datetime) -> list[str]:
 def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[HourResult]:
     """Publish the next revision of every hour that has news; what happened to each, in order."""
     if newest_load(run.fs, topic) is None:
+        if run.fs.names(f"{topic}/{PLANS}"):
+            return [_absent(hour) for hour in dict.fromkeys(hours)]  # loads ran, and found the topic empty
         raise MillraceError(f"no load of {topic} in {run.fs.root}: run `millrace load {topic}` first")
     table = f"{topic}{HOURLY}"
     sweep_staging(run.fs, table)

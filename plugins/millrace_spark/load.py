@@ -27,6 +27,8 @@ from millrace.manifest import (
     sealed,
 )
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace.wire.topic_settings import topic_setting
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.plan import Plan, PlannedEnd, check_topic_id, freeze
 from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
@@ -72,6 +74,8 @@ class LoadRun:
     progress: Progress
     accept_new_topic: bool = False
     """Go on with a topic that was deleted and created anew, from its beginning."""
+    accept_gaps: bool = False
+    """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +191,7 @@ def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) 
     files = [file for result in results for file in result.files]
     check_files(run.fs, staging, files)
     partitions = _account(run, plan, before, ranges, expired, results)
+    _check_gaps(run, plan.topic, partitions)
     manifest = LoadManifest(
         topic=plan.topic,
         topic_id=plan.topic_id,
@@ -262,6 +267,26 @@ def _account(
     for partition in plan.end_offsets:
         partitions.setdefault(partition, PartitionRange(partition=partition, start=0, end=0))
     return [partitions[partition] for partition in sorted(partitions)]
+
+
+def _check_gaps(run: LoadRun, topic: str, partitions: Sequence[PartitionRange]) -> None:
+    """MillraceError for offsets that have neither a batch nor a reason to be missing.
+
+    Retention is a reason, and compaction where a topic of an Apache Kafka cluster is compacted.
+    """
+    absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
+    if not absent or run.accept_gaps:
+        return
+    if not run.client.cluster_id.startswith(BYTE_OFFSETS_PREFIX) and "compact" in (
+        topic_setting(run.client, topic, "cleanup.policy") or ""
+    ):
+        return
+    part, gap = absent[0]
+    raise MillraceError(
+        f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
+        " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
+        " --accept-gaps to go on without them"
+    )
 
 
 def _partition_range(

@@ -40,6 +40,7 @@ class LoadSettings:
     cut_bytes: int = 64 << 20
     """Log bytes per task."""
     accept_new_topic: bool = False
+    accept_gaps: bool = False
 
 
 def pin(registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str) -> Pinned:
@@ -74,6 +75,7 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
                 origin_of=partial(origin_of, client),
                 progress=progress,
                 accept_new_topic=settings.accept_new_topic,
+                accept_gaps=settings.accept_gaps,
             )
             try:
                 results.append(load_topic(run, topic))

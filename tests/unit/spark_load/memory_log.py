@@ -73,6 +73,8 @@ class Partition:
     log: bytearray = field(default_factory=bytearray)
     high_watermark: int = 0
     start: int = 0
+    lost: set[int] = field(default_factory=set)
+    """Bases of batches that are not served any more."""
 
     def batches(self) -> Iterator[BatchHeader]:
         position = self.start
@@ -85,7 +87,7 @@ class MemoryLog:
     """One topic, and the client that reads it."""
 
     bootstrap = "memory:9092"
-    cluster_id = "cluster"
+    cluster_id = "millrace-in-memory"
 
     def __init__(self, partitions: int = 2, topic: str = TOPIC) -> None:
         self.name = topic
@@ -113,6 +115,13 @@ class MemoryLog:
         """A control batch; the high watermark stays, as on a broker."""
         log = self.partitions[partition].log
         log += control_batch(len(log), value, timestamp=START)
+
+    def lose(self, partition: int, batch: int) -> tuple[int, int]:
+        """Let a batch in the middle vanish: its offsets stay empty. [first, last) of what is missing."""
+        headers = list(self.partitions[partition].batches())
+        self.partitions[partition].lost.add(headers[batch].base_offset)
+        before = headers[batch - 1].next_offset if batch else headers[batch].base_offset
+        return before, headers[batch + 1].base_offset
 
     def expire(self, partition: int, batches: int) -> None:
         """Let the first batches go, as retention does."""
@@ -149,11 +158,13 @@ class MemoryLog:
             error = ErrorCode.OFFSET_OUT_OF_RANGE
             return FetchedPartition(error, one.high_watermark, one.high_watermark, one.start, memoryview(b""))
         visible = [h for h in one.batches() if h.base_offset < one.high_watermark]
-        wanted = [h for h in visible if h.last_offset >= offset]
+        wanted = [h for h in visible if h.last_offset >= offset and h.base_offset not in one.lost]
         begin = wanted[0].base_offset if wanted else 0
         end = wanted[-1].base_offset + wanted[-1].size if wanted else 0
         end = min(end, begin + max(max_bytes, wanted[0].size if wanted else 0))
-        records = memoryview(bytes(one.log[begin:end]))
+        batches = [(h.base_offset, h.base_offset + h.size) for h in wanted if h.base_offset not in one.lost]
+        cut = [bytes(one.log[first : min(last, end)]) for first, last in batches if begin <= first < end]
+        records = memoryview(b"".join(cut))
         return FetchedPartition(0, one.high_watermark, one.high_watermark, one.start, records)
 
     def close(self) -> None:

@@ -175,6 +175,12 @@ def test_hours_of_a_topic_that_was_never_loaded_are_one_clear_line(tmp_path: Pat
         dataset(str(tmp_path), "Nope")
 
 
+def test_an_empty_topic_that_was_loaded_has_nothing_to_publish(tmp_path: Path) -> None:
+    load_topic(load_run(MemoryLog(), tmp_path), TOPIC)
+    (result,) = publish_hours(hourly_run(tmp_path), TOPIC, [TEN])
+    assert (result.revision, result.published) == (None, False)
+
+
 def test_an_interval_is_the_hours_it_touches() -> None:
     start = datetime(2015, 5, 17, 10, 30, tzinfo=UTC)
     assert hours_between(start, datetime(2015, 5, 17, 12, tzinfo=UTC)) == [TEN, ELEVEN]

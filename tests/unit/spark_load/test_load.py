@@ -167,6 +167,36 @@ def test_expired_offsets_become_a_gap_never_a_silent_skip(tmp_path: Path) -> Non
     assert result.rows == 40
 
 
+@pytest.mark.parametrize("cut_bytes", [1 << 20, 300])
+def test_a_hole_in_the_middle_of_the_log_is_refused_until_it_is_accepted(
+    tmp_path: Path, cut_bytes: int
+) -> None:
+    log = filled_log()
+    start, end = log.lose(0, 7)
+    with pytest.raises(MillraceError, match=rf"PageView-0: offsets \[{start}, {end}\) are missing"):
+        load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes), TOPIC)
+    assert not list((tmp_path / TOPIC).glob("load=*"))
+    result = load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes, accept_gaps=True), TOPIC)
+    assert result.rows == 170
+    assert result.gaps == [f"{TOPIC}-0 offsets [{start}, {end}) are absent"]
+
+
+@pytest.mark.parametrize(("policy", "accepted"), [("delete", False), ("compact,delete", True)])
+def test_on_apache_kafka_only_compaction_may_leave_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, accepted: bool
+) -> None:
+    log = filled_log()
+    log.cluster_id = "4L6g3nShT-eMCtK--X86sw"
+    log.lose(0, 7)
+    # The setting is the one thing a log in memory cannot answer.
+    monkeypatch.setattr("millrace_spark.load.topic_setting", lambda *_: policy)
+    if accepted:
+        assert load_topic(load_run(log, tmp_path), TOPIC).rows == 170
+    else:
+        with pytest.raises(MillraceError, match="are missing in the middle of the log"):
+            load_topic(load_run(log, tmp_path), TOPIC)
+
+
 def test_a_log_that_begins_where_the_last_load_ended_has_no_gap(tmp_path: Path) -> None:
     log = filled_log()
     load_topic(load_run(log, tmp_path), TOPIC)
