@@ -75,7 +75,10 @@ def _confluent_read(bootstrap: str, topic: str, partition: int, offset: int) -> 
                 continue
             error = message.error()
             if error is None:
-                delivered.append((message.offset(), message.value()))
+                position, value = message.offset(), message.value()
+                assert position is not None
+                assert value is not None
+                delivered.append((position, value))
             elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 return delivered
             else:

@@ -9,9 +9,11 @@ from typing import Any
 import confluent_kafka
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
-from millrace.records import Codec, split_batches
+from millrace.compression import Codec
+from millrace.records import split_batches
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
 

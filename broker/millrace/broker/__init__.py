@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
+from uuid import UUID
 
 from millrace.broker.fetch import Fetch, Found
 from millrace.broker.flush import FlushThread
@@ -56,7 +57,7 @@ class Broker:
         self._partitions: dict[Place, Partition] = {}
         self._opening: dict[Place, Future[PartitionLog]] = {}
         self._deleting: set[Place] = set()
-        self._failed: dict[Place, str] = {}
+        self._failed: dict[Place, tuple[UUID, str]] = {}
         self._staged: dict[Partition, None] = {}
         self._looking: list[Callable[[], None]] = []
         self._flushes: FlushThread[Flushed] = FlushThread(mailbox)
@@ -71,12 +72,12 @@ class Broker:
 
         A log that cannot be opened is reported and refused; it does not keep the others from being served.
         """
+        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         for place, topic, state in self._led():
             try:
                 self._add(place, topic, state, self._open_log(place, topic))
             except (MillraceError, OSError) as error:
-                self._fail(place, error)
-        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))
+                self._fail(place, topic, error)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
     def partition(self, topic: str, number: int) -> Partition:
@@ -90,7 +91,7 @@ class Broker:
         if state.partitions[number].leader != self.config.broker_id:
             raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
         if (topic, number) in self._failed:
-            raise StorageError(self._failed[topic, number])
+            raise StorageError(self._failed[topic, number][1])
         raise LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property
@@ -104,12 +105,16 @@ class Broker:
         for place, partition in list(self._partitions.items()):
             if place not in led or led[place][0].topic_id != partition.topic_id:
                 self._remove(place, partition)
+        self._failed = {
+            place: failed
+            for place, failed in self._failed.items()
+            if place in led and led[place][0].topic_id == failed[0]
+        }
         for place, (topic, state) in led.items():
             if place in self._partitions:
                 self._configure(self._partitions[place], topic, state)
             elif not (place in self._opening or place in self._failed or place in self._deleting):
                 self._open(place, topic)
-        self._failed = {place: why for place, why in self._failed.items() if place in led}
 
     def _led(self) -> list[tuple[Place, TopicState, PartitionState]]:
         return [
@@ -123,8 +128,8 @@ class Broker:
         config = topic_log_config(self.config.log, topic.settings)
         return self._logs.partition(*place, topic.topic_id, config)
 
-    def _fail(self, place: Place, error: BaseException) -> None:
-        self._failed[place] = str(error)
+    def _fail(self, place: Place, topic: TopicState, error: BaseException) -> None:
+        self._failed[place] = (topic.topic_id, str(error))
         log.error("cannot serve %s-%s until a restart: %s", *place, error)
 
     def _open(self, place: Place, topic: TopicState) -> None:
@@ -132,13 +137,12 @@ class Broker:
             del self._opening[place]
             error = future.exception()
             if error is not None:
-                self._fail(place, error)
-                return
-            current = self.cluster.topics.get(topic.name)
-            if current is None or current.topic_id != topic.topic_id or place[1] not in current.partitions:
+                self._fail(place, topic, error)
+                self.refresh()  # it may be another topic's place by now
+            elif (current := self._current(place, topic.topic_id)) is None:
                 self._delete(place)
-                return
-            self._add(place, current, current.partitions[place[1]], future.result())
+            else:
+                self._add(place, current, current.partitions[place[1]], future.result())
 
         self._opening[place] = self._submit(self._files, lambda: self._open_log(place, topic), opened)
 
@@ -146,6 +150,7 @@ class Broker:
         partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)
         self._configure(partition, topic, state)
         self._partitions[place] = partition
+        partition.see_to_flush()  # a log that is led here again may still hold what was not flushed
         log.info(
             "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
         )
@@ -157,9 +162,19 @@ class Broker:
         except BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
 
+    def _current(self, place: Place, topic_id: UUID) -> TopicState | None:
+        """The topic that a partition belongs to, if the cluster still has both."""
+        topic = self.cluster.topics.get(place[0])
+        return topic if topic and topic.topic_id == topic_id and place[1] in topic.partitions else None
+
     def _remove(self, place: Place, partition: Partition) -> None:
+        """Serve a partition no longer; its log goes only if the partition itself has gone."""
         del self._partitions[place]
         self._staged.pop(partition, None)
+        if self._current(place, partition.topic_id) is not None:
+            log.warning("another broker leads %s now; its log is kept", partition.name)
+            partition.retire(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
+            return
         log.info("deleting %s: it is not in the cluster any more", partition.name)
         self._deleting.add(place)
         partition.retire(
@@ -316,6 +331,7 @@ class Broker:
 
     def close(self) -> None:
         """End the threads and close the logs; `settle` comes first."""
+        self.mailbox.stop()
         self._background.shutdown(wait=True, cancel_futures=True)
         self._files.shutdown(wait=True, cancel_futures=True)
         self._logs.close()

@@ -42,6 +42,7 @@ class Mailbox:
         self._posted: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
+        self._stopped = False
         self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def post(self, function: Callable[[], None]) -> None:
@@ -51,7 +52,10 @@ class Mailbox:
             os.write(self._wake_end, b"\0")
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the loop soon; the future brings its result or its exception."""
+        """Run `function` on the loop soon; the future brings its result or its exception.
+
+        It is cancelled when the loop has ended, so that nobody waits for it.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -63,6 +67,8 @@ class Mailbox:
                 future.set_exception(error)
 
         self.post(run)
+        if self._stopped:
+            future.cancel()
         return future
 
     def after(self, seconds: float, function: Callable[[], None]) -> Timer:
@@ -95,6 +101,12 @@ class Mailbox:
             if timer.function is not None:
                 function, timer.function = timer.function, None
                 self._run(function)
+
+    def stop(self) -> None:
+        """Run what was posted, in place of the loop, which has ended."""
+        self._stopped = True  # first: a call is either run below or cancelled
+        while self._posted:
+            self._run(self._posted.popleft())
 
     def _run(self, function: Callable[[], None]) -> None:
         try:

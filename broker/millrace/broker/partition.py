@@ -89,7 +89,8 @@ class Partition:
     def see_to_flush(self) -> None:
         """Start a flush if one is due, or set the clock for it. Call it after each append."""
         log = self.log
-        if self._flushing or self.gone or log.end == log.visible_end or log.refusal is not None:
+        # A log that only refuses more writes still owes the flush of what it has taken.
+        if self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal is not None:
             return
         if self._unsynced or self._wanted or log.unflushed_messages >= log.config.flush_messages:
             self._start_flush()
@@ -104,6 +105,9 @@ class Partition:
     def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
+        staged, self._staged = self._staged, []
+        for _, _, producing, index in staged:
+            producing.appended(index, why)
         self._refuse_waiting(why)
         self.wake_parked()
         if self._flushing:
@@ -113,7 +117,7 @@ class Partition:
 
     def settle(self) -> None:
         """Flush here and now what is left, and answer who waits; the flush thread has ended."""
-        if self.log.end > self.log.visible_end and self.log.refusal is None:
+        if self.log.end > self.log.visible_end and self.log.flush_refusal is None:
             try:
                 self._flushed(self.log.flush(), None)
             except (MillraceError, OSError) as error:

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from millrace.broker import Broker, Found
-from millrace.broker.mailbox import Mailbox
-from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
-from millrace.config import BrokerConfig, LogConfig
+from millrace.cluster_state import TopicState
+from millrace.compression import Buffer
 from millrace.errors import (
     BrokerError,
     ErrorCode,
@@ -28,154 +21,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.records import Message, build_batch
-from millrace.storage.log_directory import LogDirectory
-from millrace.storage.position import Origin
-from millrace.storage.staging import Appended
-from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
-
-NEVER_MS = 3_600_000
-ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
-
-
-def topic(name: str, *leaders: int, origin: Origin | None = None, **settings: str) -> TopicState:
-    states = {n: PartitionState(leader, (leader,), (leader,), 0, origin) for n, leader in enumerate(leaders)}
-    return TopicState(name, uuid.uuid4(), settings, states)
-
-
-class FakeCluster:
-    """The registries as a value that tests change; ZooKeeper's own behaviour is tested elsewhere."""
-
-    cluster_id = "millrace-test"
-
-    def __init__(self, *topics: TopicState) -> None:
-        self.brokers = {1: BrokerAddress("127.0.0.1", 1), 2: BrokerAddress("127.0.0.1", 2)}
-        self.topics = {topic.name: topic for topic in topics}
-
-    def on_change(self, callback: Callable[[], None]) -> None:
-        self.changed = callback
-
-    def set(self, *topics: TopicState) -> None:
-        self.topics = {topic.name: topic for topic in topics}
-        self.changed()
-
-
-@dataclass
-class Outcome:
-    """What a produce request hears."""
-
-    acks_all: bool = False
-    heard: list[Appended | BrokerError] = field(default_factory=list)
-
-    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
-        assert index == 0
-        self.heard.append(outcome)
-
-    @property
-    def base_offset(self) -> int:
-        (outcome,) = self.heard
-        assert isinstance(outcome, Appended)
-        return outcome.base_offset
-
-
-class Disk:
-    """Stands before fdatasync: counts, holds it up, or makes it fail."""
-
-    def __init__(self) -> None:
-        self.free = threading.Event()
-        self.free.set()
-        self.syncs = 0
-        self.entered = threading.Event()
-        self.fails = False
-
-    def fdatasync(self, fd: int) -> None:
-        self.entered.set()
-        assert self.free.wait(10)
-        self.syncs += 1
-        if self.fails:
-            raise OSError(5, "Input/output error")
-
-
-class Running:
-    def __init__(self, folder: Path, cluster: FakeCluster, log: LogConfig) -> None:
-        self.cluster = cluster
-        self.mailbox = Mailbox()
-        config = BrokerConfig(broker_id=1, cluster="test", log=log)
-        self.logs = LogDirectory.open(folder, log, time.time)
-        self.broker = Broker(config, cluster, self.logs, self.mailbox)  # type: ignore[arg-type]
-        self.broker.start()
-
-    def turn(self) -> None:
-        self.mailbox.run()
-        self.broker.end_of_turn()
-
-    def until(self, what: str, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 10
-        while not condition():
-            assert time.monotonic() < deadline, what
-            select.select([self.mailbox.wake_fd], [], [], min(0.05, self.mailbox.seconds_to_next() or 0.05))
-            self.mailbox.drain()
-            self.turn()
-
-    def produce(
-        self, text: str = "x", *, acks_all: bool = False, topic: str = "t", partition: int = 0, count: int = 1
-    ) -> Outcome:
-        outcome = Outcome(acks_all)
-        batch = bytearray(build_batch([Message(1, None, text.encode())] * count))
-        self.broker.produce(topic, partition, memoryview(batch), outcome, 0)
-        return outcome
-
-    def fetch(
-        self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
-    ) -> list[Found]:
-        topics = tuple(
-            FetchTopic(
-                topic=name,
-                partitions=(FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=1 << 20),),
-            )
-            for name, p, offset in places
-        )
-        answers: list[Found] = []
-        request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
-        self.broker.fetch(request, answers.append)
-        return answers
-
-    def high_watermark(self, name: str = "t", partition: int = 0) -> int:
-        return self.broker.partition(name, partition).log.high_watermark
-
-    def stop(self) -> None:
-        self.broker.settle()
-        self.broker.close()
-
-
-Start = Callable[..., Running]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Running] = []
-
-    def run(*topics: TopicState, **log: int) -> Running:
-        settings = LogConfig(**{"flush_ms": NEVER_MS, "flush_messages": 10_000, **log})
-        started.append(Running(tmp_path / "logs", FakeCluster(*topics or (topic("t", 1),)), settings))
-        return started[-1]
-
-    yield run
-    for running in started:
-        running.stop()
-
-
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """Every log opened after this flushes through it."""
-    from millrace.storage import log_directory
-
-    slow = Disk()
-    opened = log_directory.PartitionLog.open
-    monkeypatch.setattr(
-        log_directory.PartitionLog, "open", lambda *arguments: opened(*arguments, sync=slow.fdatasync)
-    )
-    yield slow
-    slow.free.set()
+from tests.unit.broker.running import ORIGIN, Disk, Outcome, Start, topic
 
 
 def test_acks_1_is_answered_after_the_append_and_stays_invisible_until_the_flush(
@@ -229,7 +75,12 @@ def test_what_one_turn_staged_is_one_write_per_partition(
     running = start(topic("t", 1, 1))
     writes: list[int] = []
     writev = os.writev
-    monkeypatch.setattr(os, "writev", lambda fd, parts: (writes.append(len(parts)), writev(fd, parts))[1])
+
+    def counting(fd: int, parts: Sequence[Buffer]) -> int:
+        writes.append(len(parts))
+        return writev(fd, parts)
+
+    monkeypatch.setattr(os, "writev", counting)
     for number in range(30):
         running.produce(partition=number % 2)
     running.turn()
@@ -237,7 +88,9 @@ def test_what_one_turn_staged_is_one_write_per_partition(
 
 
 def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start) -> None:
-    by_count = start(topic("t", 1, **{"flush.messages": "10"}), topic("u", 1, **{"flush.ms": "30"}))
+    by_count = start(
+        topic("t", 1, settings={"flush.messages": "10"}), topic("u", 1, settings={"flush.ms": "30"})
+    )
     by_count.produce(count=9)
     by_count.turn()
     by_count.produce(topic="u")
@@ -288,7 +141,7 @@ def test_produce_is_refused_with_the_reason(start: Start) -> None:
     running = start(
         topic("t", 1, 2),
         topic("mirrored", 1, origin=ORIGIN),
-        topic("small", 1, **{"max.message.bytes": "70"}),
+        topic("small", 1, settings={"max.message.bytes": "70"}),
     )
     for name, partition, error in [
         ("no", 0, UnknownTopicOrPartition), ("t", 5, UnknownTopicOrPartition), ("t", 1, NotLeader),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,14 +100,17 @@ def waiting_requests(running: Running, count: int) -> None:
     wait_until(f"{count} requests", lambda: len(running.requests) == count, timeout_s=10)
 
 
+def answer_all(requests: Iterable[Request], answer: Callable[[Request], bytes]) -> None:
+    for request in list(requests):
+        request.answer([answer(request)])
+
+
 def test_answers_leave_in_the_order_of_their_requests(running: Running, client: Client) -> None:
     running.serve = lambda request, text: None
     for number in range(5):
         client.send(number)
     waiting_requests(running, 5)
-    running.on_loop(
-        lambda: [r.answer([b"%d" % r.correlation_id]) for r in reversed(running.requests)] and None
-    )
+    running.on_loop(lambda: answer_all(reversed(running.requests), lambda r: b"%d" % r.correlation_id))
     assert [client.receive() for _ in range(5)] == [(n, b"%d" % n) for n in range(5)]
 
 
@@ -162,7 +165,7 @@ def big_file(tmp_path: Path) -> Path:
 
 def file_answer(path: Path, start: int, length: int) -> Serve:
     file = ReadFile(path, "rb")
-    return lambda request, text: request.answer([b"head", FileSlice(file, start, length), b"tail"])  # type: ignore[arg-type]
+    return lambda request, text: request.answer([b"head", FileSlice(file, start, length), b"tail"])
 
 
 @pytest.mark.parametrize(("start", "length"), [(0, 8 << 20), (3, 1), (5, (512 << 10) + 1), (100, 4096)])
@@ -198,7 +201,12 @@ def test_a_client_that_takes_no_answers_is_not_read_any_more(running: Running, c
     answer = bytes(100_000)
     running.serve = lambda request, text: request.answer([answer])
     count = 2000  # 200 MB of answers
-    sender = threading.Thread(target=lambda: [client.send(number) for number in range(count)])
+
+    def send_all() -> None:
+        for number in range(count):
+            client.send(number)
+
+    sender = threading.Thread(target=send_all)
     sender.start()
     sender.join(10)
     other = running.client()
@@ -219,7 +227,7 @@ def test_a_client_with_too_many_open_requests_is_not_read_any_more(running: Runn
     wait_until("as many as may wait", lambda: len(running.requests) >= limit, timeout_s=10)
     assert len(running.requests) == limit
     running.serve = lambda request, text: request.answer([text])
-    running.on_loop(lambda: [request.answer([b"."]) for request in list(running.requests)] and None)
+    running.on_loop(lambda: answer_all(running.requests, lambda request: b"."))
     assert [client.receive()[0] for _ in range(count)] == list(range(count))
 
 

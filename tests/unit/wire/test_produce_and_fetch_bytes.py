@@ -41,16 +41,15 @@ def read_with_kio(api_key: int, version: int, body: bytes) -> Any:
 def produce_body(version: int, *, transactional_id: str | None = None) -> bytearray:
     schema: Any = load_request_schema(PRODUCE, version)
     module = __import__(schema.__module__, fromlist=["x"])
+    data: dict[str, list[tuple[int, bytes | None]]] = {
+        "alpha": [(0, b"batch zero"), (7, None)], "β": [(1, b"x" * 300)], "c": [],
+    }  # fmt: skip
     topics = tuple(
         module.TopicProduceData(
             name=name,
             partition_data=tuple(module.PartitionProduceData(index=i, records=r) for i, r in partitions),
         )
-        for name, partitions in [
-            ("alpha", [(0, b"batch zero"), (7, None)]),
-            ("β", [(1, b"x" * 300)]),
-            ("c", []),
-        ]
+        for name, partitions in data.items()
     )
     request = schema(
         transactional_id=transactional_id, acks=-1, timeout=datetime.timedelta(seconds=30), topic_data=topics

@@ -1,0 +1,41 @@
+"""Starts brokers whose loop is turned by hand, on disks that can be slow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.cluster_state import TopicState
+from millrace.config import LogConfig
+from millrace.storage.partition_log import PartitionLog
+from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, Start, topic
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Running] = []
+
+    def run(*topics: TopicState, **log: int) -> Running:
+        settings = LogConfig(**{"flush_ms": NEVER_MS, "flush_messages": 10_000, **log})
+        started.append(Running(tmp_path / "logs", FakeCluster(*topics or (topic("t", 1),)), settings))
+        return started[-1]
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """Every log opened after this flushes through it."""
+    slow = Disk()
+    opened = PartitionLog.open
+
+    def open_slow(directory: Path, config: LogConfig, clock: Callable[[], float]) -> PartitionLog:
+        return opened(directory, config, clock, slow.fdatasync)
+
+    monkeypatch.setattr(PartitionLog, "open", open_slow)
+    yield slow
+    slow.free.set()

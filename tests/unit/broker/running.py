@@ -1,0 +1,146 @@
+"""One broker on real logs whose loop tests turn by hand, a cluster they change and a disk they hold up."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from millrace.broker import Broker, Found
+from millrace.broker.mailbox import Mailbox
+from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.config import BrokerConfig, LogConfig
+from millrace.errors import BrokerError
+from millrace.records import Message, build_batch
+from millrace.storage.log_directory import LogDirectory
+from millrace.storage.position import Origin
+from millrace.storage.staging import Appended
+from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
+
+NEVER_MS = 3_600_000
+ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
+
+
+def topic(
+    name: str, *leaders: int, origin: Origin | None = None, settings: Mapping[str, str] | None = None
+) -> TopicState:
+    states = {n: PartitionState(leader, (leader,), (leader,), 0, origin) for n, leader in enumerate(leaders)}
+    return TopicState(name, uuid.uuid4(), settings or {}, states)
+
+
+class FakeCluster:
+    """The registries as a value that tests change; ZooKeeper's own behaviour is tested elsewhere."""
+
+    cluster_id = "millrace-test"
+
+    def __init__(self, *topics: TopicState) -> None:
+        self.brokers = {1: BrokerAddress("127.0.0.1", 1), 2: BrokerAddress("127.0.0.1", 2)}
+        self.topics = {topic.name: topic for topic in topics}
+
+    def changed(self) -> None:
+        """Replaced by what the broker wants called."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self.changed = callback  # type: ignore[method-assign]
+
+    def set(self, *topics: TopicState) -> None:
+        self.topics = {topic.name: topic for topic in topics}
+        self.changed()
+
+
+@dataclass
+class Outcome:
+    """What a produce request hears."""
+
+    acks_all: bool = False
+    heard: list[Appended | BrokerError] = field(default_factory=list)
+
+    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+        assert index == 0
+        self.heard.append(outcome)
+
+    @property
+    def base_offset(self) -> int:
+        (outcome,) = self.heard
+        assert isinstance(outcome, Appended)
+        return outcome.base_offset
+
+
+class Disk:
+    """Stands before fdatasync: counts, holds it up, or makes it fail."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.syncs = 0
+        self.entered = threading.Event()
+        self.fails = False
+
+    def fdatasync(self, fd: int) -> None:
+        self.entered.set()
+        assert self.free.wait(10)
+        self.syncs += 1
+        if self.fails:
+            raise OSError(5, "Input/output error")
+
+
+class Running:
+    def __init__(self, folder: Path, cluster: FakeCluster, log: LogConfig) -> None:
+        self.cluster, self._stopped = cluster, False
+        self.mailbox = Mailbox()
+        config = BrokerConfig(broker_id=1, cluster="test", log=log)
+        self.logs = LogDirectory.open(folder, log, time.time)
+        self.broker = Broker(config, cluster, self.logs, self.mailbox)  # type: ignore[arg-type]
+        self.broker.start()
+
+    def turn(self) -> None:
+        self.mailbox.run()
+        self.broker.end_of_turn()
+
+    def until(self, what: str, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 10
+        while not condition():
+            assert time.monotonic() < deadline, what
+            select.select([self.mailbox.wake_fd], [], [], min(0.05, self.mailbox.seconds_to_next() or 0.05))
+            self.mailbox.drain()
+            self.turn()
+
+    def produce(
+        self, text: str = "x", *, acks_all: bool = False, topic: str = "t", partition: int = 0, count: int = 1
+    ) -> Outcome:
+        outcome = Outcome(acks_all)
+        batch = bytearray(build_batch([Message(1, None, text.encode())] * count))
+        self.broker.produce(topic, partition, memoryview(batch), outcome, 0)
+        return outcome
+
+    def fetch(
+        self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
+    ) -> list[Found]:
+        topics = tuple(
+            FetchTopic(
+                topic=name,
+                partitions=(FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=1 << 20),),
+            )
+            for name, p, offset in places
+        )
+        answers: list[Found] = []
+        request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
+        self.broker.fetch(request, answers.append)
+        return answers
+
+    def high_watermark(self, name: str = "t", partition: int = 0) -> int:
+        return self.broker.partition(name, partition).log.high_watermark
+
+    def stop(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            self.broker.settle()
+            self.broker.close()
+
+
+Start = Callable[..., Running]

@@ -1,0 +1,129 @@
+"""A broker while its topics change, its disk fails and it stops: nobody is left without an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.broker import Broker
+from millrace.cluster_state import PartitionState, TopicState
+from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
+from tests.unit.broker.running import Disk, Start, topic
+
+
+def test_records_of_the_turn_that_deletes_their_topic_are_refused_not_forgotten(start: Start) -> None:
+    running = start()
+    plain, waiting = running.produce(), running.produce(acks_all=True)
+    running.cluster.set()
+    running.turn()
+    assert [type(outcome.heard[0]) for outcome in (plain, waiting)] == [UnknownTopicOrPartition] * 2
+
+
+def led_by(before: TopicState, leader: int) -> TopicState:
+    return dataclasses.replace(before, partitions={0: PartitionState(leader, (leader,), (leader,), 1)})
+
+
+def test_a_partition_that_another_broker_leads_now_keeps_its_log(start: Start) -> None:
+    running = start()
+    first = running.cluster.topics["t"]
+    outcome = running.produce(acks_all=True)
+    running.until("the answer", lambda: outcome.heard)
+    waiting = running.produce(acks_all=True)
+    running.cluster.set(led_by(first, 2))
+    running.turn()
+    assert isinstance(waiting.heard[0], NotLeader)
+    with pytest.raises(NotLeader):
+        running.broker.partition("t", 0)
+    running.cluster.set(first)
+    running.until("it is back", lambda: ("t", 0) in running.broker.partitions)
+    assert running.high_watermark() == 1
+
+
+def test_a_topic_created_while_the_broker_opens_its_logs_is_served(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Broker._open_log
+    late = topic("late", 1)
+
+    def opening(broker: Broker, place: Any, found: TopicState) -> Any:
+        cluster: Any = broker.cluster
+        if late.name not in cluster.topics:
+            cluster.set(*cluster.topics.values(), late)
+        return opened(broker, place, found)
+
+    monkeypatch.setattr(Broker, "_open_log", opening)
+    running = start()
+    running.until("the late one", lambda: ("late", 0) in running.broker.partitions)
+
+
+def test_a_topic_made_anew_is_served_where_the_old_ones_log_could_not_be_opened(
+    start: Start, tmp_path: Path
+) -> None:
+    running = start()
+    broken, again = topic("broken", 1), topic("broken", 1)
+    (tmp_path / "logs" / f"broken-0-{broken.topic_id.hex}").write_text("a file where a folder must be")
+    running.cluster.set(broken)
+
+    def refused() -> bool:
+        try:
+            running.broker.partition("broken", 0)
+        except BrokerError as error:
+            return isinstance(error, StorageError)
+        return False
+
+    running.until("the refusal", refused)
+    running.cluster.set(again)
+    running.until("the new one", lambda: ("broken", 0) in running.broker.partitions)
+
+
+def test_what_was_appended_before_a_disk_went_bad_is_still_flushed_and_answered(
+    start: Start, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    disk.entered.clear()
+    disk.free.clear()
+    first = running.produce(acks_all=True)
+    running.turn()
+    assert disk.entered.wait(10)
+    second = running.produce(acks_all=True)
+    running.turn()
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "writev", full)
+        broken.setattr(os, "ftruncate", full)
+        third = running.produce(acks_all=True)
+        running.turn()
+    assert isinstance(third.heard[0], StorageError)
+    disk.free.set()
+    running.until("both answers", lambda: first.heard and second.heard)
+    assert first.base_offset < second.base_offset < running.high_watermark()
+
+
+def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: Start) -> None:
+    running = start()
+    creating, go_on = threading.Event(), threading.Event()
+
+    def create_topic(name: str, partitions: int, settings: Any) -> None:
+        creating.set()
+        assert go_on.wait(10)
+
+    running.cluster.create_topic = create_topic  # type: ignore[attr-defined]
+    answers: list[Any] = []
+    running.broker.in_background(lambda: running.broker.create_topic("new", 1, {}), answers.append)
+    assert creating.wait(10)
+    stopping = threading.Thread(target=running.stop, daemon=True)
+    stopping.start()
+    time.sleep(0.1)  # into the shutdown, so that the loop is no more when the topic is there
+    go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
