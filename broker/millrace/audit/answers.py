@@ -5,9 +5,10 @@ Reads only, but for `settle`, which notes the verdicts of final windows so that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
@@ -40,6 +41,10 @@ from millrace.audit.verdict import (
 _IN_ONE_QUERY = 500
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRules:
     """What the operator says about the installation."""
@@ -48,6 +53,8 @@ class AuditRules:
     """Clusters that are produced to; each must be heard of before anything is final."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
+    clock_ms: Callable[[], int] = _now_ms
+    """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
 
 
 @dataclass(slots=True)
@@ -58,11 +65,21 @@ class _TopicView:
     instances: dict[int, Instance]
     """Those that may have something to say yet, or were accepted."""
     around: Surroundings
+    announced: bool
+    """An audited producer sends it, or has sent it."""
 
     @property
     def final_through(self) -> int:
         """Time (ms) up to which every window is final."""
-        return final_through(self.instances.values(), self.around)
+        return final_through(self.instances.values(), self.around) if self.announced else NOTHING
+
+
+class _Counted(NamedTuple):
+    """What a tier holds of an instance in a window."""
+
+    server: str
+    service: str
+    ranges: Sequence[Sequence[int]]
 
 
 def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> dict[str, Any]:
@@ -74,7 +91,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
     if known is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
         reason = f"no producer and no reader has spoken of topic {topic}"
-        judgements = [Judgement(w, Verdict.UNKNOWN, False, 0, 0, {}, [], [reason]) for w in windows]
+        judgements = [_unheard(window, reason) for window in windows]
         revisions: Mapping[int, int] = {}
         watermark = None
     else:
@@ -137,9 +154,16 @@ def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
         .where(InstanceTopicRow.topic == topic, ~InstanceRow.done)
         .order_by(InstanceRow.instance)
     )
-    tiers = {row.tier: row.heartbeat for row in session.scalars(select(TierRow)) if row.heartbeat > NOTHING}
+    now = rules.clock_ms()
+    tiers = {
+        row.tier: min(row.heartbeat, now)
+        for row in session.scalars(select(TierRow))
+        if row.heartbeat > NOTHING
+    }
     around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms)
-    return _TopicView(topic, {row.instance: _instance(row) for row in rows}, around)
+    anyone = select(InstanceTopicRow.instance).where(InstanceTopicRow.topic == topic).limit(1)
+    announced = session.scalar(anyone) is not None
+    return _TopicView(topic, {row.instance: _instance(row) for row in rows}, around, announced)
 
 
 def _instance(row: InstanceRow) -> Instance:
@@ -163,60 +187,76 @@ def _window_rows(session: Session, topic: str, first: int, last: int) -> Iterabl
 
 
 def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[Judgement]:
-    if not windows:
-        return []
-    evidence = _evidence(session, view, windows[0], windows[-1])
+    evidence = _evidence(session, view, windows)
+    instances = list(view.instances.values())
+    # Messages of producers that are not ours may be there; nobody says how many there should be.
+    nobody = f"no audited producer has announced itself for topic {view.topic}"
     return [
-        judge(window, view.instances.values(), evidence.get(window, []), view.around) for window in windows
+        judge(window, instances, evidence.get(window, []), view.around)
+        if view.announced or window in evidence
+        else _unheard(window, nobody)
+        for window in windows
     ]
 
 
-def _evidence(session: Session, view: _TopicView, first: int, last: int) -> dict[int, list[Evidence]]:
+def _unheard(window: int, reason: str) -> Judgement:
+    return Judgement(window, Verdict.UNKNOWN, False, 0, 0, {}, [], [reason])
+
+
+def _evidence(session: Session, view: _TopicView, windows: Sequence[int]) -> dict[int, list[Evidence]]:
     """Window -> what is known of each instance in it."""
-    reported = {
-        (row.window, row.instance): row
-        for row in session.scalars(
-            select(ReportedRow).where(
-                ReportedRow.topic == view.topic, ReportedRow.window.between(first, last)
-            )
-        )
-    }
-    counted: dict[tuple[int, int], dict[str, CountedRow]] = {}
-    for row in session.scalars(
-        select(CountedRow)
-        .where(CountedRow.topic == view.topic, CountedRow.window.between(first, last))
-        .order_by(CountedRow.tier)
-    ):
-        counted.setdefault((row.window, row.instance), {})[row.tier] = row
+    reported: dict[tuple[int, int], tuple[Any, Any, int]] = {}
+    counted: dict[tuple[int, int], dict[str, _Counted]] = {}
+    # Columns, not objects: a day of a hundred instances is a hundred thousand rows.
+    told = select(
+        ReportedRow.window, ReportedRow.instance,
+        ReportedRow.acknowledged, ReportedRow.failed, ReportedRow.reported_at,
+    )  # fmt: skip
+    there = select(
+        CountedRow.window, CountedRow.instance, CountedRow.tier,
+        CountedRow.server, CountedRow.service, CountedRow.ranges,
+    ).order_by(CountedRow.tier)  # fmt: skip
+    for some in _slices(windows):
+        for window, number, acknowledged, failed, at in session.execute(
+            told.where(ReportedRow.topic == view.topic, ReportedRow.window.in_(some))
+        ):
+            reported[window, number] = (acknowledged, failed, at)
+        for window, number, tier, server, service, ranges in session.execute(
+            there.where(CountedRow.topic == view.topic, CountedRow.window.in_(some))
+        ):
+            counted.setdefault((window, number), {})[tier] = _Counted(server, service, ranges)
     instances = _others(session, view, {number for _, number in (*reported, *counted)})
     evidence: dict[int, list[Evidence]] = {}
     for window, number in sorted({*reported, *counted}):
         tiers = counted.get((window, number), {})
-        told = reported.get((window, number))
+        acknowledged, failed, reported_at = reported.get((window, number), ((), (), NOTHING))
         evidence.setdefault(window, []).append(
             Evidence(
                 _named(instances.get(number), number, tiers),
-                SequenceRanges(told.acknowledged if told else ()),
-                SequenceRanges(told.failed if told else ()),
-                told.reported_at if told else NOTHING,
+                SequenceRanges(acknowledged),
+                SequenceRanges(failed),
+                reported_at,
                 {tier: SequenceTally(row.ranges) for tier, row in tiers.items()},
             )
         )
     return evidence
 
 
+def _slices(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    for index in range(0, len(numbers), _IN_ONE_QUERY):
+        yield numbers[index : index + _IN_ONE_QUERY]
+
+
 def _others(session: Session, view: _TopicView, numbers: Collection[int]) -> dict[int, Instance]:
     """The view's instances and those of `numbers` that are known besides: ended, or of another topic."""
     found = dict(view.instances)
-    missing = sorted(set(numbers) - found.keys())
-    for index in range(0, len(missing), _IN_ONE_QUERY):
-        some = missing[index : index + _IN_ONE_QUERY]
+    for some in _slices(sorted(set(numbers) - found.keys())):
         for row in session.scalars(select(InstanceRow).where(InstanceRow.instance.in_(some))):
             found[row.instance] = _instance(row)
     return found
 
 
-def _named(known: Instance | None, number: int, tiers: Mapping[str, CountedRow]) -> Instance:
+def _named(known: Instance | None, number: int, tiers: Mapping[str, _Counted]) -> Instance:
     """The instance; one that nobody has announced as its own messages name it."""
     if known is not None and known.cluster is not None:
         return known
@@ -240,12 +280,11 @@ def _watermark(session: Session, view: _TopicView) -> int | None:
             or_(WindowRow.settled.is_(None), WindowRow.settled != Verdict.COMPLETE),
         )
         .order_by(WindowRow.window)
-    )
-    for window in doubtful:
-        (judgement,) = _judge(session, view, [window])
-        if judgement.verdict != Verdict.COMPLETE:
-            reached = window
-            break
+    ).all()
+    for some in _slices(doubtful):
+        for judgement in _judge(session, view, some):
+            if judgement.verdict != Verdict.COMPLETE:
+                return judgement.window if judgement.window > first else None
     return reached if reached > first else None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from millrace.audit.counts import WINDOW_MS, SequenceTally
@@ -118,9 +118,8 @@ def _report_windows(session: Session, report: Report, topic: str, promised: int)
     """What a report says of one topic; `promised` is what its instance had closed before."""
     told = {window.window: window for window in report.windows if window.topic == topic}
     windows = _windows(session, topic, told)
-    rows = {
-        row.window: row for row in _rows(session, ReportedRow, topic, told) if row.instance == report.instance
-    }
+    mine = ReportedRow.instance == report.instance
+    rows = {row.window: row for row in _rows(session, ReportedRow, topic, told, mine)}
     for start, news in told.items():
         window = windows[start]
         late = promised >= start + WINDOW_MS  # it had said that nothing would follow
@@ -139,8 +138,9 @@ def _report_windows(session: Session, report: Report, topic: str, promised: int)
 
 def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
     tier = _turn(session, heartbeat.tier, heartbeat.reader)
-    if tier is not None:
-        tier.heartbeat = max(tier.heartbeat, heartbeat.time)
+    # The newest word counts, not the largest: a clock that ran ahead is set right again.
+    if tier is not None and heartbeat.time != NOTHING:
+        tier.heartbeat = heartbeat.time
 
 
 def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
@@ -165,11 +165,8 @@ def _count(session: Session, count: Count) -> None:
         if window.settled == "complete":
             window.revision += 1
         window.settled = None
-    rows = {
-        (r.window, r.instance): r
-        for r in _rows(session, CountedRow, count.topic, starts)
-        if r.tier == count.tier
-    }
+    here = CountedRow.tier == count.tier
+    rows = {(r.window, r.instance): r for r in _rows(session, CountedRow, count.topic, starts, here)}
     for key, tally in count.counts.tallies.items():
         row = rows.get((key.window, key.instance))
         if row is None:
@@ -220,12 +217,14 @@ def _windows(session: Session, topic: str, starts: Iterable[int]) -> dict[int, W
     return rows
 
 
-def _rows(session: Session, table: type[W], topic: str, starts: Iterable[int]) -> Iterator[W]:
+def _rows(
+    session: Session, table: type[W], topic: str, starts: Iterable[int], *also: ColumnElement[bool]
+) -> Iterator[W]:
     """The rows of those windows; asking for each by itself would cost as much as everything else here."""
     wanted = sorted(starts)
     for index in range(0, len(wanted), _IN_ONE_QUERY):
         some = wanted[index : index + _IN_ONE_QUERY]
-        yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some)))
+        yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some), *also))
 
 
 def _added(session: Session, row: R) -> R:

@@ -171,11 +171,22 @@ class AuditStore:
         """A session whose changes are committed together at the end, or not at all on an error."""
         # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
         with self._write_lock, Session(self._engine) as session, session.begin():
+            _remember(session)
             yield session
 
     def close(self) -> None:
         """Close every connection."""
         self._engine.dispose()
+
+
+def _remember(session: Session) -> None:
+    """Keep every row once read or added until the session ends: the next record asks for most of them again.
+
+    A session by itself holds its rows weakly and would read the same ones for each record anew.
+    """
+    held: list[object] = []
+    for moment in ("loaded_as_persistent", "pending_to_persistent"):
+        event.listen(session, moment, lambda _, row: held.append(row))
 
 
 def _engine(url: str) -> Engine:

@@ -147,10 +147,11 @@ def judge(
     findings: list[WindowFinding] = []
     behind: dict[str, None] = {}
     for entry in evidence:
+        for tier in (entry.instance.cluster, OFFLINE):
+            if tier is not None and not _is_read(tier, entry, around):
+                behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
         for finding in _findings(entry, end):
-            if finding.kind == "missing" and not _is_read(finding.tier, entry, around):
-                behind[_behind(finding.tier, around)] = None
-            else:
+            if finding.kind != "missing" or _is_read(finding.tier, entry, around):
                 findings.append(finding)
     if waiting:
         verdict = Verdict.UNKNOWN
@@ -201,6 +202,15 @@ def _findings(entry: Evidence, end: int) -> list[WindowFinding]:
     """What is wrong with one instance at each tier."""
     instance = entry.instance
     silent = instance.silent_about(end) is not None
+    required = {**({instance.cluster: None} if instance.cluster else {}), **dict.fromkeys(DOWNSTREAM)}
+    # The usual case, decided without set operations: every tier holds just what was acknowledged.
+    if (
+        instance.cluster
+        and not entry.failed
+        and entry.tiers.keys() == required.keys()
+        and all(tally.layers == [entry.acknowledged] for tally in entry.tiers.values())
+    ):
+        return []
     anywhere = SequenceRanges()
     for tally in entry.tiers.values():
         anywhere = anywhere | tally.present
@@ -212,7 +222,6 @@ def _findings(entry: Evidence, end: int) -> list[WindowFinding]:
     allowed = acknowledged | uncertain
     if silent and instance.accepted is None and instance.cluster is not None:
         allowed = allowed | anywhere  # it has not told everything yet
-    required = {**({instance.cluster: None} if instance.cluster else {}), **dict.fromkeys(DOWNSTREAM)}
     findings = []
     for tier in {**required, **dict.fromkeys(entry.tiers)}:
         tally = entry.tiers.get(tier, SequenceTally())

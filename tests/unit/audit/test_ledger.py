@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from millrace.audit.messages import (
 )
 from millrace.audit.ranges import SequenceRanges
 from millrace.audit.store import AuditStore
+from millrace.audit.verdict import iso
 from millrace.errors import MillraceError
 
 W = 1_431_856_800_000
@@ -323,6 +325,30 @@ def test_the_watermark_never_jumps_over_a_window_that_is_not_complete(audit: Aud
     ]  # fmt: skip
     assert answer["verdict"] == "incomplete"
     assert answer["watermark"] == "2015-05-17T10:10:00Z"
+
+
+def test_a_reader_whose_clock_runs_ahead_makes_nothing_final_that_is_not_over(audit: Audit) -> None:
+    now = time.time_ns() // 1_000_000
+    future = now - now % WINDOW_MS + WINDOW_MS
+    year = 365 * 24 * 3600 * 1000
+    audit.apply(*WHOLE, *(heartbeat(tier, time=now + year) for tier in ("dc1", "dc2", "offline")))
+    assert audit.answer()["verdict"] == "complete"
+    assert audit.window(future)["verdict"] == "unknown"
+    assert audit.answer()["watermark"] < iso(now)
+    audit.apply(*BEATS)
+    assert audit.window(W + 20 * WINDOW_MS)["verdict"] == "unknown", "the clock was set right: that counts"
+
+
+def test_a_topic_that_no_audited_producer_sends_is_unknown_never_complete(audit: Audit) -> None:
+    source = OffsetRange(reader=100, cluster="dc1", topic_id="ab", partition=0, start=0, end=9)
+    plain = Count(time=1, tier="dc1", topic=TOPIC, source=source, foreign=3, counts=SequenceCounts())
+    audit.apply(plain, *BEATS)
+    audit.settle()
+    answer = audit.answer()
+    assert (answer["verdict"], answer["watermark"]) == ("unknown", None)
+    assert answer["windows"][0]["reasons"] == ["no audited producer has announced itself for topic PageView"]
+    audit.apply(*WHOLE[:2], count("dc1", 9, 900, found((0, 9))), *WHOLE[3:])
+    assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
 
 
 def test_foreign_messages_are_counted_beside(audit: Audit) -> None:

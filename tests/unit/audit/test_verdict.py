@@ -243,3 +243,12 @@ def test_times_are_written_as_iso_8601_and_the_ends_of_time_in_words() -> None:
     assert iso(WINDOW) == "2015-05-17T10:00:00Z"
     assert iso(WINDOW + 1) == "2015-05-17T10:00:00.001Z"
     assert (iso(FOR_EVER), iso(NOTHING)) == ("for ever", "nothing")
+
+
+def test_a_tier_that_was_not_read_since_the_last_report_may_hold_a_duplicate_yet() -> None:
+    for tier in ("dc1", "offline"):
+        around = replace(AROUND, heartbeats={**AROUND.heartbeats, tier: LATER})
+        entry = evidence(reported_at=LATER + 1)
+        assert judged(entry, around=around).verdict == Verdict.UNKNOWN
+    around = replace(AROUND, heartbeats=dict.fromkeys(AROUND.heartbeats, LATER + 1))
+    assert judged(evidence(reported_at=LATER + 1), around=around).verdict == Verdict.COMPLETE
