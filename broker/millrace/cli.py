@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 import click
 
 from millrace import __version__
+from millrace.commands.help_texts import Group, keep_examples_whole
 from millrace.errors import MillraceError
 
 COMMANDS = {
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a command's module when the command is looked up, not before: `--help` stays fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -51,6 +52,7 @@ class LazyGroup(click.Group):
         else:
             return None
         assert isinstance(command, click.Command)
+        keep_examples_whole(command)
         return command
 
 

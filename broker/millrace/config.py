@@ -158,5 +158,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         # `int | None`: TOML has no null, so -1 says "no limit", as in Kafka's own settings.
         return None if value == -1 else _convert(arguments[0], value, where)
     elif type(value) is hint:
+        if hint is int and value < 0:
+            raise ConfigError(
+                f"{where} is {value}: no setting is negative, but -1 where a limit may be absent"
+            )
         return value
     raise ConfigError(f"{where} has the wrong type: {value!r}")

@@ -75,7 +75,11 @@ class Child:
     def last_words(self) -> str:
         """The last line it printed, or its exit code when it printed nothing."""
         self._reader.join(1)
-        return self.tail[-1] if self.tail else f"exit code {self.exit_code}, no output"
+        return (
+            self.tail[-1].removeprefix("millrace: ")
+            if self.tail
+            else f"exit code {self.exit_code}, no output"
+        )
 
     def stop(self, timeout_s: float) -> None:
         """SIGTERM, then SIGKILL when it has not ended in time; returns once it is gone."""

@@ -60,14 +60,17 @@ def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
 
 def test_mistakes_are_one_line_that_says_what_to_do(broker: RunningBroker) -> None:
     assert "millrace topics create nope" in refused(broker, "consume", "nope")
-    assert "there is no such topic" in refused(broker, "topics", "delete", "nope")
+    assert "millrace topics list" in refused(broker, "topics", "delete", "nope")
+    assert "no topic 'nope'" in refused(broker, "topics", "describe", "nope")
     assert "'a b' is no topic name" in refused(broker, "topics", "create", "a b")
     run(broker, "topics", "create", "once")
     assert "exists already" in refused(broker, "topics", "create", "once")
     assert "partitions 0 to 3, not 9" in refused(broker, "consume", "once", "--partition", "9")
+    assert "partitions 0 to 3, not 9" in refused(broker, "produce", "once", "--partition", "9")
     assert "is not KEY=VALUE" in refused(broker, "topics", "create", "x", "--config", "retention.ms")
     late = refused(broker, "consume", "once", "--partition", "0", "--offset", "99", "--until-end")
-    assert "out of range" in late.lower()
+    assert "out of range" in late
+    assert "millrace topics describe once" in late
 
 
 def test_a_refusal_as_a_script_sees_it(broker: RunningBroker) -> None:

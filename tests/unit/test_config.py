@@ -34,6 +34,8 @@ def test_a_file_is_read_and_overridden_key_by_key(file: Path) -> None:
         ("broker_id=one", "broker_id has the wrong type: 'one'"),
         ("log.flush_ms=true", "flush_ms has the wrong type: True"),
         ('mirror.dc1 = {bootstrap = "a:1", topics = "all"}', "topics has the wrong type"),
+        ("broker_id=-1", "broker_id is -1: no setting is negative"),
+        ("log.retention_ms=-2", "retention_ms is -2: no setting is negative"),
         ("nonsense", "is not key=value"),
         ("cluster.name=1", "cluster is not a table"),
     ],

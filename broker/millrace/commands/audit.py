@@ -65,6 +65,7 @@ def auditor(
     names = [name.strip() for name in origins.split(",") if name.strip()]
     if not names:
         raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
     rules = AuditRules(origins=names, grace_ms=grace_s * 1000)
     store = AuditStore(database_url)
     worker = Auditor(store, rules, bootstrap, registry_url)
@@ -96,12 +97,13 @@ def auditor(
     epilog="Example: millrace audit-reader --cluster dc1 --tier dc1 --bootstrap 127.0.0.1:9192"
     " --registry http://127.0.0.1:8081 --audit-topic audit",
 )
-@click.option("--cluster", required=True, help="Name of the cluster to count.")
-@click.option("--tier", help="What it stands for: its own name (the default), or `offline`.")
+@click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
+@click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
 @click.option("--registry", "registry_url", metavar="URL", required=True, help="The schema registry.")
 @click.option(
     "--audit-topic",
+    metavar="TOPIC",
     default="audit",
     show_default=True,
     help="Where it publishes, in the same cluster; created if it is not there.",
@@ -129,6 +131,7 @@ def audit_reader(
     from millrace.audit.reader import AuditReader, ReaderConfig
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
     config = ReaderConfig(
         cluster=cluster,
         tier=tier or cluster,
@@ -151,12 +154,13 @@ def audit_reader(
 
 @click.command(
     epilog="Exit code: 0 when everything asked for is complete, 1 when it is not, 2 for a wrong option."
-    " Example: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
+    "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
 )
 @click.argument("topic")
 @click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
 @click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
-@click.option("--auditor", "url", metavar="URL", default="http://127.0.0.1:8082", show_default=True)
+@click.option("--auditor", "url", metavar="URL", default="http://127.0.0.1:8082", show_default=True,
+              help="The auditor to ask.")  # fmt: skip
 @click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
 @click.option(
     "--accept",

@@ -13,9 +13,9 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option
-from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.wire.client import ClusterClient, TopicMetadata
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
+from millrace.errors import MillraceError
+from millrace.wire.client import ClusterClient
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
@@ -28,7 +28,11 @@ PROGRESS_EVERY = 1000
     "--partition", type=click.IntRange(0), help="Send everything there; default: by key, or spread."
 )
 @click.option(
-    "--codec", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]), default="none", show_default=True
+    "--codec",
+    type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    default="none",
+    show_default=True,
+    help="How batches are compressed.",
 )
 @bootstrap_option
 def produce(topic: str, key_separator: str | None, partition: int | None, codec: str, bootstrap: str) -> None:
@@ -36,12 +40,12 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
 
     Example: printf 'k1:hello\\nk2:world\\n' | millrace produce PageView --key-separator :
     """
-    _topic(bootstrap, topic)
+    _partitions(bootstrap, topic, partition)
     failures: list[str] = []
 
     def delivered(error: Any, message: Any) -> None:
         if error is not None:
-            failures.append(str(error))
+            failures.append(error.str())
 
     producer = Producer(
         {
@@ -63,14 +67,15 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
     click.echo(f"produced {sent} messages", err=True)
 
 
-def _topic(bootstrap: str, topic: str) -> TopicMetadata:
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        try:
-            return client.topic(topic)
-        except UnknownTopicOrPartition:
-            raise MillraceError(
-                f"no topic {topic!r} on {bootstrap}: millrace topics create {topic} --bootstrap {bootstrap}"
-            ) from None
+def _partitions(bootstrap: str, topic: str, only: int | None) -> list[int]:
+    """The topic's partitions, or the one asked for; MillraceError when it, or the topic, is not there."""
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
+        partitions = list(client.topic(topic).partitions)
+    if only is None:
+        return partitions
+    if only not in partitions:
+        raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {only}")
+    return [only]
 
 
 def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: dict[str, int]) -> None:
@@ -130,11 +135,7 @@ def consume(
     """
     if offset is not None and (partition is None or from_beginning):
         raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
-    partitions = list(_topic(bootstrap, topic).partitions)
-    if partition is not None:
-        if partition not in partitions:
-            raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
-        partitions = [partition]
+    partitions = _partitions(bootstrap, topic, partition)
     start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
     consumer = Consumer(
         {
@@ -165,6 +166,12 @@ def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:
             yield message
         elif error.code() == KafkaError._PARTITION_EOF:
             at_end.add(message.partition())
+        elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            where = f"{message.topic()}-{message.partition()}"
+            raise MillraceError(
+                f"nothing at offset {message.offset()} of {where}: it is out of range, `millrace topics"
+                f" describe {message.topic()}` shows where the partition begins and ends"
+            )
         elif error.fatal() or not error.retriable():
             raise MillraceError(f"cannot read {message.topic() or 'the topic'}: {error.str()}")
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from millrace.commands.help_texts import Group
 from millrace.errors import MillraceError
 from millrace.storage.inspection import Damage, Entry, Finding, inspect_partition, partition_directories
 from millrace.storage.log_directory import lock_directory
@@ -21,7 +25,7 @@ _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_typ
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line for a script.")
 
 
-@click.group(epilog="Example: millrace log verify data/broker-1")
+@click.group(cls=Group, epilog="Example: millrace log verify data/broker-1")
 def log() -> None:
     """List, check and repair record batches on disk. DIR is a broker's log_dir or one partition in it."""
 
@@ -48,13 +52,16 @@ def verify(directory: Path, as_json: bool) -> None:
     next start of the broker cuts them off.
     """
     batches = size = failures = 0
-    for partition in partition_directories(directory):
-        for finding in inspect_partition(partition):
+    partitions = partition_directories(directory)
+    with _progress(partitions) as on_bytes:
+        for partition, finding in ((p, finding) for p in partitions for finding in inspect_partition(p)):
             if isinstance(finding, Entry):
                 batches += 1
                 size += finding.header.size
+                on_bytes(finding.header.size)
                 continue
             failures += finding.flushed
+            on_bytes(finding.length)
             click.echo(json.dumps(_as_json(partition, finding)) if as_json else _describe(finding))
     summary = f"{batches} batches, {size} bytes"
     if as_json:
@@ -84,6 +91,24 @@ def repair(directory: Path, as_json: bool) -> None:
                 click.echo(json.dumps(_as_json(partition, damage)) if as_json else _describe(damage))
     if not as_json:
         click.echo(f"{repaired} damaged places replaced" if repaired else "nothing to repair")
+
+
+@contextmanager
+def _progress(partitions: Sequence[Path]) -> Iterator[Callable[[int], None]]:
+    """Shows on a terminal how many of the partitions' bytes were looked at; elsewhere nothing."""
+    console = Console(stderr=True)
+    total = sum(path.stat().st_size for partition in partitions for path in partition.glob("*.log"))
+    with Progress(
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # what goes to a file must not go to the terminal instead
+    ) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda size: progress.advance(task, size)
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from millrace.cluster import Cluster
+from millrace.commands.help_texts import Group
+from millrace.commands.tables import print_table
 from millrace.config import BrokerConfig, load
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.status import MirrorRow, MirrorStatus
@@ -22,7 +23,7 @@ from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 
 
-@click.group()
+@click.group(cls=Group)
 def mirror() -> None:
     """See and repair how this cluster copies others.
 
@@ -43,10 +44,15 @@ def status(config: Path, as_json: bool) -> None:
 
     Example: millrace mirror status offline-1.toml --json
     """
-    with _connected(config) as (_, found):
+    with _connected(config) as (settings, found):
         rows = found.rows()
     if as_json:
         click.echo(json.dumps([_as_json(row) for row in rows], indent=2))
+        return
+    if not rows:
+        click.echo(
+            f"cluster {settings.cluster} mirrors nothing: its brokers' files name no topic that is there"
+        )
         return
     table = Table("topic", "origin", "partition", "leader", "position", "high watermark", "lag", "state")
     for row in rows:
@@ -56,7 +62,7 @@ def status(config: Path, as_json: bool) -> None:
             _text(position), _text(row.origin_high_watermark), _text(row.lag),
             f"{row.state}: {row.detail}" if row.detail else row.state,
         )  # fmt: skip
-    Console().print(table)
+    print_table(table)
 
 
 @mirror.command()
@@ -80,21 +86,21 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, yes: boo
         metadata = found.reader(origin, topic).describe()
         if partition is not None and partition not in metadata.partitions:
             raise MillraceError(f"{origin} has no partition {topic}-{partition}")
-        done = 0
+        stopped = 0
         for number in metadata.partitions if partition is None else [partition]:
-            done += _reset_one(found, Origin(origin, topic, metadata.topic_id, number), yes)
-    if not done:
+            stopped += _reset_one(found, Origin(origin, topic, metadata.topic_id, number), yes)
+    if not stopped:
         click.echo("nothing to reset: no partition is stopped")
 
 
 def _reset_one(found: MirrorStatus, origin: Origin, yes: bool) -> bool:
-    """Reset one partition if it needs it and that is wanted."""
+    """Reset one partition if that is wanted; False when it needs none."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     former = found.former(origin)
     if former is not None:
         question = f"{name} was deleted and created anew: begin to copy the new one?"
         if not yes and not click.confirm(question):
-            return False
+            return True
         answer = found.ask(origin.topic, MirrorAppend(mode=MirrorMode.RESET, origin=origin))
         click.echo(f"{name}: the new topic is copied into partition {answer.partition} from its beginning")
         return True
@@ -104,7 +110,7 @@ def _reset_one(found: MirrorStatus, origin: Origin, yes: bool) -> bool:
         return False
     question = f"{name}: {changed}. Go on at offset {changed.resume.next_offset}?"
     if not yes and not click.confirm(question):
-        return False
+        return True
     expected = recorded.cursor.next_offset
     request = MirrorAppend(
         mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=changed.resume

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from millrace.commands.help_texts import Group
+from millrace.commands.tables import print_table
 from millrace.errors import MillraceError
 from millrace.registry import directory as folder
 from millrace.registry.client import SchemaRegistryClient
@@ -46,7 +47,7 @@ def registry(listen: str, database_url: str) -> None:
         store.close()
 
 
-@click.group(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
+@click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
 def schemas() -> None:
     """Check a folder of .avsc files, see what registering them would do, and do it."""
 
@@ -113,6 +114,4 @@ def _show(changes: Sequence[folder.Change], as_json: bool) -> None:
             c.subject, f"[{colours.get(c.state, 'red')}]{c.state}[/]", str(c.version or "-"),
             str(c.schema_id or "-"), "\n".join(c.reasons),
         )  # fmt: skip
-    console = Console()
-    # Not on a terminal there is no width to fit: a reason must not be cut or wrapped in a CI log.
-    console.print(table, width=None if console.is_terminal else 1000, no_wrap=not console.is_terminal)
+    print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import click
-from rich.console import Console
 from rich.table import Table
 
-from millrace.errors import ConfigError
+from millrace.commands.help_texts import Group
+from millrace.commands.tables import print_table
+from millrace.errors import ConfigError, MillraceError, UnknownTopicOrPartition
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 
 TIMEOUT_S = 10.0
@@ -24,7 +26,7 @@ bootstrap_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
-@click.group()
+@click.group(cls=Group)
 def topics() -> None:
     """Create, list, describe and delete topics.
 
@@ -76,7 +78,7 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
 
     Example: millrace topics describe PageView
     """
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         found = client.topic(topic)
         starts, ends = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
     rows = [
@@ -98,9 +100,21 @@ def delete(topic: str, bootstrap: str) -> None:
 
     Example: millrace topics delete PageView
     """
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         client.delete_topic(topic)
     click.echo(f"deleted {topic}")
+
+
+@contextmanager
+def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
+    """Turns the protocol's word for an unknown topic into what to do about it."""
+    try:
+        yield
+    except UnknownTopicOrPartition:
+        raise MillraceError(
+            f"no topic {topic!r} on {bootstrap}: see `millrace topics list --bootstrap {bootstrap}`, or"
+            f" create it with `millrace topics create {topic} --bootstrap {bootstrap}`"
+        ) from None
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -114,9 +128,10 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _print_partitions(topic: TopicMetadata, rows: Sequence[Mapping[str, int]]) -> None:
-    table = Table(title=f"{topic.name}  id {topic.topic_id}", title_justify="left")
+    click.echo(f"{topic.name}  id {topic.topic_id}")
+    table = Table()
     for column in ("partition", "leader", "start", "high watermark"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*[str(value) for value in row.values()])
-    Console().print(table)
+    print_table(table)

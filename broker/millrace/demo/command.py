@@ -24,9 +24,12 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
 )
-@click.option("--deployment", type=EXISTING_FILE, default="deploy/local.toml", show_default=True)
-@click.option("--dags", type=EXISTING_FOLDER, default="dags", show_default=True)
-@click.option("--schemas", type=EXISTING_FOLDER, default="schemas", show_default=True)
+@click.option("--deployment", type=EXISTING_FILE, default="deploy/local.toml", show_default=True,
+              help="What to run: a file of `millrace up`; its ports are not used.")  # fmt: skip
+@click.option("--dags", type=EXISTING_FOLDER, default="dags", show_default=True,
+              help="Where the DAG is.")  # fmt: skip
+@click.option("--schemas", type=EXISTING_FOLDER, default="schemas", show_default=True,
+              help="The schemas to register.")  # fmt: skip
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this folder and leave it there.")
 def demo(
     events: int,

@@ -1,0 +1,45 @@
+"""How every command's help looks: whole sentences in lists, and examples that can be copied into a shell.
+
+click cuts a command's line in a list short and wraps an example like prose; a wrapped example, pasted, runs
+only its first line. Knows nothing of what the commands do.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import click
+
+_WHOLE = 10_000  # characters: longer than any sentence
+
+
+class Group(click.Group):
+    """Lists its commands with the whole first sentence of each."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the section of commands."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, command.get_short_help_str(_WHOLE)) for name, command in found if command is not None]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def keep_examples_whole(command: click.Command) -> None:
+    """Keep click from wrapping paragraphs that begin with `Example:`, subcommands' too; can be repeated."""
+    if command.help:
+        command.help = _with_whole_examples(command.help)
+    if command.epilog:
+        command.epilog = _with_whole_examples(command.epilog)
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            keep_examples_whole(each)
+
+
+def _with_whole_examples(text: str) -> str:
+    paragraphs = re.split(r"\n{2,}", inspect.cleandoc(text))
+    for index, paragraph in enumerate(paragraphs):
+        if paragraph.startswith("Example:"):
+            # A line of only \b tells click to leave the paragraph as it is.
+            paragraphs[index] = "\b\n" + re.sub(r"\s*\n\s*", " ", paragraph)
+    return "\n\n".join(paragraphs)
