@@ -60,7 +60,7 @@ class Partition:
         self._mailbox, self._flushes = mailbox, flushes
         self._staged: list[tuple[memoryview, BatchHeader, Producing, int]] = []
         self._unsynced: deque[tuple[int, Producing, int, Appended]] = deque()
-        self._flushing = self._wanted = False
+        self._flushing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
 
@@ -92,15 +92,18 @@ class Partition:
         # A log that only refuses more writes still owes the flush of what it has taken.
         if self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal is not None:
             return
-        if self._unsynced or self._wanted or log.unflushed_messages >= log.config.flush_messages:
+        if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
             self._start_flush()
         elif self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
 
-    def flush_now(self) -> None:
-        """Start a flush at once, or have the one that runs followed by another: somebody waits for it."""
-        self._wanted = True
-        self.see_to_flush()
+    def answer_when_flushed(self, outcome: Appended, producing: Producing, index: int) -> None:
+        """Hand on what was appended without `write`, as acks=all: a flush starts at once."""
+        if outcome.end > self.log.visible_end:
+            self._unsynced.append((outcome.end, producing, index, outcome))
+            self.see_to_flush()
+        else:
+            producing.appended(index, outcome, self.log.log_start_offset)
 
     def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
@@ -138,7 +141,7 @@ class Partition:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._flushing, self._wanted = True, False
+        self._flushing = True
         self._flushes.submit(self.log.flush, self._flushed)
 
     def _flushed(self, flushed: Flushed | None, error: BaseException | None) -> None:

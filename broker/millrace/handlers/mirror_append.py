@@ -14,13 +14,14 @@ from concurrent.futures import Future
 
 from millrace.broker import Broker, Partition
 from millrace.compression import Buffer
-from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest, StorageError
+from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api
 from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
 from millrace.records import BatchHeader, split_batches
 from millrace.storage.position import PositionMismatch
+from millrace.storage.staging import Appended
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MIRROR_APPEND_VERSION,
@@ -32,7 +33,6 @@ from millrace.wire.mirror_append import (
 )
 
 log = logging.getLogger(__name__)
-CHECK_FLUSH_S = 1.0
 
 
 def mirror_append(states: MirrorStates) -> Api:
@@ -47,10 +47,13 @@ def mirror_append(states: MirrorStates) -> Api:
 
 
 class _Call:
-    """One request under way; it is answered once."""
+    """One request under way; it is answered once. Its partition sees it as a produce request."""
+
+    acks_all = True
 
     def __init__(self, broker: Broker, request: Request, states: MirrorStates) -> None:
         self._broker, self._request, self._states = broker, request, states
+        self._known = MirrorAppended()
 
     def start(self) -> None:
         try:
@@ -85,16 +88,18 @@ class _Call:
     def _serve(self, asked: MirrorAppend, target: int) -> None:
         topic = self._broker.cluster.topics.get(self._topic)
         state = topic.partitions.get(target) if topic is not None else None
-        known = MirrorAppended(partition=target, leader=-1 if state is None else state.leader)
+        leader = -1 if state is None else state.leader
+        self._known = MirrorAppended(
+            partition=target, leader=leader, state=str(self._states.get(self._topic, target) or "")
+        )
         try:
-            partition = self._broker.partition(self._topic, target)
-            known = dataclasses.replace(known, state=str(self._states.get(self._topic, target) or ""))
-            end = self._append(asked, partition)
-            _Synced(self._broker, partition, end, lambda error: self._answer(known, partition, error)).wake()
+            self._partition = self._broker.partition(self._topic, target)
+            end = self._append(asked, self._partition)
+            self._partition.answer_when_flushed(Appended(-1, False, end), self, 0)
         except PositionMismatch as error:
-            self._answer(known, partition, error)
+            self.appended(0, error)
         except Exception as error:
-            self._fail(error, known)
+            self._fail(error)
 
     def _append(self, asked: MirrorAppend, partition: Partition) -> int:
         """The log's end behind the request, or 0 when nothing was to be written."""
@@ -116,53 +121,27 @@ class _Call:
         )
         data = [batch for _, batch in batches]
         end = partition.log.append_mirrored(asked.origin, asked.expected, data, position, reset=reset)
-        partition.see_to_flush()
         if reset:
             log.warning("%s is reset: it goes on at %s of its origin", partition.name, asked.cursor)
         return end
 
-    def _answer(self, known: MirrorAppended, partition: Partition, error: BrokerError | None) -> None:
-        code, message = (ErrorCode.NONE, "") if error is None else (error.code, str(error))
-        answer = dataclasses.replace(
-            known, error=code, message=message, position=partition.log.mirror_position,
-            high_watermark=partition.log.high_watermark,
-        )  # fmt: skip
-        self._request.answer([encode_response(answer)])
+    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+        """Answer with what is recorded now, and with what was wrong."""
+        log = self._partition.log
+        self._known = dataclasses.replace(
+            self._known, position=log.mirror_position, high_watermark=log.high_watermark
+        )
+        if isinstance(outcome, BrokerError):
+            self._fail(outcome)
+        else:
+            self._request.answer([encode_response(self._known)])
 
-    def _fail(self, error: Exception, known: MirrorAppended | None = None) -> None:
+    def _fail(self, error: Exception) -> None:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
-        answer = dataclasses.replace(known or MirrorAppended(), error=code, message=str(error)[:1000])
+        answer = dataclasses.replace(self._known, error=code, message=str(error)[:1000])
         self._request.answer([encode_response(answer)])
-
-
-class _Synced:
-    """Calls back once everything up to `end` is on the disk, or with the error that prevents it."""
-
-    def __init__(
-        self, broker: Broker, partition: Partition, end: int, then: Callable[[BrokerError | None], None]
-    ) -> None:
-        self._broker, self._partition, self._end = broker, partition, end
-        self._then: Callable[[BrokerError | None], None] | None = then
-
-    def wake(self) -> None:
-        """Look whether it is so; otherwise wait for the next flush."""
-        then, partition = self._then, self._partition
-        if then is None:
-            return
-        error: BrokerError | None = partition.gone
-        if error is None and partition.log.visible_end < self._end:
-            if partition.log.refusal is None:
-                if self not in partition.parked:
-                    partition.parked.add(self)
-                    # A flush that fails wakes nobody.
-                    self._broker.mailbox.after(CHECK_FLUSH_S, self.wake)
-                return
-            error = StorageError(partition.log.refusal)
-        self._then = None
-        partition.parked.discard(self)
-        then(error)
 
 
 def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
