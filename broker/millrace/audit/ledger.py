@@ -59,7 +59,7 @@ def apply(session: Session, record: AuditRecord) -> None:
 def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
     """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
     row = _instance_row(session, instance)
-    row.accepted, row.accepted_at = reason, now_ms
+    row.accepted, row.accepted_at = _storable(reason), now_ms
     return row
 
 
@@ -82,7 +82,7 @@ def _instance_row(session: Session, instance: int) -> InstanceRow:
 
 def _instance(session: Session, word: Hello | Report) -> InstanceRow:
     row = _instance_row(session, word.instance)
-    row.cluster, row.server, row.service = word.cluster, word.server, word.service
+    row.cluster, row.server, row.service = map(_storable, (word.cluster, word.server, word.service))
     row.heard_at = max(row.heard_at, word.time)
     return row
 
@@ -173,7 +173,7 @@ def _count(session: Session, count: Count) -> None:
             row = rows[key.window, key.instance] = _added(
                 session,
                 CountedRow(topic=count.topic, window=key.window, instance=key.instance, tier=count.tier,
-                           server=key.server, service=key.service, ranges=[]),
+                           server=_storable(key.server), service=_storable(key.service), ranges=[]),
             )  # fmt: skip
         row.ranges = _sum(row.ranges, tally)
 
@@ -225,6 +225,11 @@ def _rows(
     for index in range(0, len(wanted), _IN_ONE_QUERY):
         some = wanted[index : index + _IN_ONE_QUERY]
         yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some), *also))
+
+
+def _storable(text: str) -> str:
+    """What somebody called himself, without what PostgreSQL or UTF-8 cannot hold."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _added(session: Session, row: R) -> R:

@@ -1,6 +1,6 @@
 """The auditor's database: what was read from the audit topics, and how far, in one transaction.
 
-Rows only; what they mean is decided in `ledger` and `verdict`. Any SQLAlchemy database; SQLite by default.
+Rows only; what they mean is decided in `ledger` and `verdict`. SQLite by default, or PostgreSQL.
 Sets of sequences are JSON lists of [first, last]. Times are ms since the epoch.
 """
 
@@ -11,8 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Connection, Engine, String, Text, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy import (
+    JSON,
+    URL,
+    BigInteger,
+    Connection,
+    Engine,
+    String,
+    Text,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from millrace.audit.messages import NOTHING
@@ -41,9 +52,9 @@ class InstanceRow(Row):
 
     __tablename__ = "instances"
     instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    cluster: Mapped[str | None] = mapped_column(String(255))
-    server: Mapped[str] = mapped_column(String(255), default="?")
-    service: Mapped[str] = mapped_column(String(255), default="?")
+    cluster: Mapped[str | None] = mapped_column(Text)
+    server: Mapped[str] = mapped_column(Text, default="?")
+    service: Mapped[str] = mapped_column(Text, default="?")
     heard_at: Mapped[int] = mapped_column(default=NOTHING)
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
     reports: Mapped[Ranges] = mapped_column(default=list)
@@ -104,8 +115,8 @@ class CountedRow(Row):
     window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    server: Mapped[str] = mapped_column(String(255))
-    service: Mapped[str] = mapped_column(String(255))
+    server: Mapped[str] = mapped_column(Text)
+    service: Mapped[str] = mapped_column(Text)
     ranges: Mapped[Ranges]
 
 
@@ -152,12 +163,19 @@ class AuditStore:
     def __init__(self, url: str) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do."""
         try:
-            self._engine = _engine(url)
+            parsed = make_url(url)
+        except ArgumentError:
+            raise MillraceError(
+                f"--database-url {url!r} is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+            ) from None
+        shown = parsed.render_as_string(hide_password=True)
+        try:
+            self._engine = _engine(parsed)
             Row.metadata.create_all(self._engine)
-        except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise MillraceError(f"--database-url {url!r} is not usable: {_line(error)}") from error
+        except ImportError as error:
+            raise MillraceError(f"database {shown}: install its driver, {error.name}") from None
         except SQLAlchemyError as error:
-            raise MillraceError(f"cannot open the database {url}: {_line(error)}") from error
+            raise MillraceError(f"cannot use database {shown}: {_line(error)}") from error
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -189,10 +207,15 @@ def _remember(session: Session) -> None:
         event.listen(session, moment, lambda _, row: held.append(row))
 
 
-def _engine(url: str) -> Engine:
+def _engine(url: URL) -> Engine:
     """An engine whose every transaction, a reading one too, sees one state of the database."""
-    if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, isolation_level="REPEATABLE READ")
+    if url.get_backend_name() == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+        return create_engine(url, isolation_level="REPEATABLE READ", pool_pre_ping=True)
+    if url.get_backend_name() != "sqlite":
+        raise MillraceError(
+            f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
+        )
     engine = create_engine(url)
 
     @event.listens_for(engine, "connect")

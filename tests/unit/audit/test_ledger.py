@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from millrace.audit.messages import (
     ReportedWindow,
 )
 from millrace.audit.ranges import SequenceRanges
-from millrace.audit.store import AuditStore
+from millrace.audit.store import AuditStore, Row
 from millrace.audit.verdict import iso
 from millrace.errors import MillraceError
 
@@ -59,9 +60,13 @@ class Audit:
         return window
 
 
-@pytest.fixture
-def audit() -> Iterator[Audit]:
-    store = AuditStore("sqlite://")
+@pytest.fixture(params=["sqlite", *(["other"] if os.environ.get("MILLRACE_TEST_DATABASE_URL") else [])])
+def audit(request: pytest.FixtureRequest) -> Iterator[Audit]:
+    """An empty store: SQLite, and the database of MILLRACE_TEST_DATABASE_URL if it is set."""
+    url = "sqlite://" if request.param == "sqlite" else os.environ["MILLRACE_TEST_DATABASE_URL"]
+    store = AuditStore(url)
+    Row.metadata.drop_all(store._engine)
+    Row.metadata.create_all(store._engine)
     yield Audit(store)
     store.close()
 
@@ -379,6 +384,26 @@ def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
     with store.reading() as session:
         assert len(answers.topics(session, RULES)) == 1
     store.close()
+
+
+def test_what_strangers_call_themselves_fits_any_database(audit: Audit) -> None:
+    counts = SequenceCounts()
+    counts.add("web\0" + "x" * 3000, "\0", 9, W, 0, 2)
+    audit.apply(*WHOLE, count("dc1", 900, 990, counts))
+    (finding, *_) = audit.window()["findings"]
+    assert (finding["kind"], finding["server"][:6], finding["service"]) == (
+        "unexpected",
+        "web\ufffdxx",
+        "\ufffd",
+    )
+
+
+def test_a_password_is_not_in_the_error() -> None:
+    for url in ("postgresql://me:secret@127.0.0.1:1/none", "mysql://me:secret@x/y"):
+        with pytest.raises(MillraceError) as caught:
+            AuditStore(url)
+        assert "secret" not in str(caught.value)
+        assert "127.0.0.1" in str(caught.value) or "mysql" in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:////nowhere/at/all.db"])
