@@ -7,12 +7,11 @@ assignments, and settings other than those of `broker.topics`.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 
 from millrace.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.request import Request
-from millrace.handlers.table import Api
+from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,
@@ -33,10 +32,7 @@ def handle(broker: Broker, request: Request) -> None:
         results = tuple(_create(broker, topic, validate_only=asked.validate_only) for topic in asked.topics)
         return encode(CreateTopicsResponse(topics=results), ApiKey.CREATE_TOPICS, request.api_version)
 
-    def done(future: Future[bytes]) -> None:
-        request.answer([future.result()])
-
-    broker.in_background(work, done)
+    answer_from_thread(broker, request, work)
 
 
 def _create(broker: Broker, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 
 from millrace.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.request import Request
-from millrace.handlers.table import Api
+from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,
@@ -28,10 +27,7 @@ def handle(broker: Broker, request: Request) -> None:
         results = tuple(_delete(broker, name) for name in asked.topic_names)
         return encode(DeleteTopicsResponse(responses=results), ApiKey.DELETE_TOPICS, request.api_version)
 
-    def done(future: Future[bytes]) -> None:
-        request.answer([future.result()])
-
-    broker.in_background(work, done)
+    answer_from_thread(broker, request, work)
 
 
 def _delete(broker: Broker, name: str) -> DeletableTopicResult:

@@ -7,12 +7,10 @@ Left out: v0, and the offset of the largest timestamp (-3), which belongs to v7.
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 from millrace.broker import Broker, Partition
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.request import Request
-from millrace.handlers.table import Api
+from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,
@@ -42,11 +40,8 @@ def handle(broker: Broker, request: Request) -> None:
         )
         return encode(ListOffsetsResponse(topics=topics), ApiKey.LIST_OFFSETS, version)
 
-    def looked_up(future: Future[bytes]) -> None:
-        request.answer([future.result()])
-
     if any(p.timestamp >= 0 for topic in asked.topics for p in topic.partitions):
-        broker.in_background(look_up, looked_up)
+        answer_from_thread(broker, request, look_up)
     else:
         request.answer([look_up()])
 

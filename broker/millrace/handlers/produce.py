@@ -38,9 +38,10 @@ class _Answer:
             self._results[index] = ProducedPartition(number, outcome.code, message=str(outcome))
         self._missing -= 1
         if self._missing == 0:
-            self._send()
+            self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Answer with what is known of every batch; acks=0 gets no answer."""
         request, results = self._request, self._results
         if self.acks == 0:
             for result in results:
@@ -64,7 +65,7 @@ def handle(broker: Broker, request: Request) -> None:
         except BrokerError as error:
             answer.appended(index, error)
     if not asked.batches:
-        request.answer_bytes(encode_response(request.api_version, asked.topics, ()))
+        answer.send()
 
 
 class _Refused(BrokerError):

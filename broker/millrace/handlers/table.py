@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from millrace.broker import Broker
@@ -47,19 +48,14 @@ class Handlers:
         handle = self._handle.get((api_key, version))
         if handle is None:
             return self._refuse_version(Request(client, api_key, version, correlation_id, frame[body:]))
-        if api_key >= 2 and is_flexible(
-            api_key, version
-        ):  # Produce and Fetch are served in old versions only
+        # Produce (0) and Fetch (1) are served in versions without tagged fields only.
+        if api_key >= 2 and is_flexible(api_key, version):
             body = skip_tagged_fields(frame, body)
         request = Request(client, api_key, version, correlation_id, frame[body:])
         try:
             handle(self._broker, request)
-        except BrokerError as error:
-            log.warning("refused API %s v%s: %s", api_key, version, error)
-            _answer_error(request, error.code)
-        except Exception:
-            log.exception("API %s v%s failed", api_key, version)
-            _answer_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
+        except Exception as error:
+            _answer_failure(request, error)
         request.body = _NOTHING  # while it waits for its answer it must not keep the received bytes
         return request
 
@@ -67,6 +63,29 @@ class Handlers:
         log.debug("unknown API %s v%s", request.api_key, request.api_version)
         _answer_error(request, ErrorCode.UNSUPPORTED_VERSION)
         return request
+
+
+def answer_from_thread(broker: Broker, request: Request, work: Callable[[], bytes]) -> None:
+    """Answer with the body that `work` makes in a thread, or with the error it raises."""
+
+    def done(future: Future[bytes]) -> None:
+        error = future.exception()
+        if error is None:
+            request.answer([future.result()])
+        else:
+            _answer_failure(request, error)
+
+    broker.in_background(work, done)
+
+
+def _answer_failure(request: Request, error: BaseException) -> None:
+    name = f"API {request.api_key} v{request.api_version}"
+    if isinstance(error, BrokerError):
+        log.warning("refused %s: %s", name, error)
+        _answer_error(request, error.code)
+    else:
+        log.error("%s failed", name, exc_info=error)
+        _answer_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def _answer_error(request: Request, code: ErrorCode) -> None:

@@ -117,19 +117,23 @@ def _shared_fields(message: type, entity: type) -> list[tuple[str, type | None, 
 
 def _from_entity(message: type, entity: type) -> Convert:
     """A function from kio's entity to our message."""
-    conversions: list[tuple[str, Convert | None]] = []
+    hints = typing.get_type_hints(message)
+    conversions: list[tuple[str, bool, Convert | None]] = []
     for name, nested, field in _shared_fields(message, entity):
         convert: Convert | None = None
         if nested is not None:
             convert = _each(_from_entity(nested, _nested(field.type) or object))
         elif str(field.metadata.get("kafka_type")).startswith("timedelta"):
             convert = lambda value: value // _MILLISECOND  # noqa: E731
-        conversions.append((name, convert))
+        conversions.append((name, type(None) in typing.get_args(hints[name]), convert))
 
     def run(value: Any) -> Any:
         fields = {}
-        for name, convert in conversions:
+        for name, may_be_none, convert in conversions:
             item = getattr(value, name)
+            if item is None and not may_be_none:
+                # kio takes a null for every list, whatever the schema says.
+                raise InvalidRequest(f"a {message.__name__} without {name}")
             fields[name] = item if convert is None else convert(item)
         return message(**fields)
 

@@ -91,6 +91,50 @@ def test_a_handler_that_fails_answers_and_says_so_in_the_log(
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("api_key", "version", "body"),
+    [
+        (ApiKey.LIST_OFFSETS, 1, struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">iiq", 1, 0, 1000)),
+        (ApiKey.CREATE_TOPICS, 2, struct.pack(">ii?", 0, 1000, False)),
+        (ApiKey.DELETE_TOPICS, 1, struct.pack(">ii", 0, 1000)),
+    ],
+)
+def test_work_in_a_thread_that_fails_is_answered(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, api_key: int, version: int, body: bytes
+) -> None:
+    def fails(*_: object) -> bytes:
+        raise RuntimeError("a mistake")
+
+    for module in ("list_offsets", "create_topics", "delete_topics"):
+        monkeypatch.setattr(f"millrace.handlers.{module}.encode", fails)
+    received = memoryview(frame(api_key, version, body))
+    request = Handlers(broker, kafka_apis()).handle(FakeClient(), received)
+    deadline = time.monotonic() + 10
+    while request.parts is None:
+        assert time.monotonic() < deadline, "nobody answers"
+        broker.mailbox.run()
+        time.sleep(0.005)
+    assert body_of(request)
+
+
+def test_no_api_version_or_body_goes_without_an_answer(broker: Broker) -> None:
+    handlers = Handlers(broker, kafka_apis())
+    for api_key in range(-2, 100):
+        for version in [-1, *range(17), 99]:
+            for body in (b"", b"\xff" * 40, bytes(40)):
+                request = handlers.handle(FakeClient(), memoryview(frame(api_key, version, body)))
+                deadline = time.monotonic() + 10
+                while request.parts is None:
+                    assert time.monotonic() < deadline, f"API {api_key} v{version} with {body!r}"
+                    broker.mailbox.run()
+
+
+def test_a_request_without_acks_and_batches_takes_no_answer(broker: Broker) -> None:
+    empty = frame(ApiKey.PRODUCE, 7, struct.pack(">hhii", -1, 0, 1000, 0))
+    request = Handlers(broker, kafka_apis()).handle(FakeClient(), memoryview(empty))
+    assert request.parts == ()
+
+
 def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
     handlers = Handlers(broker, kafka_apis())
     lists = []
