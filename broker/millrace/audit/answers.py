@@ -23,10 +23,12 @@ from millrace.audit.store import (
     ReportedRow,
     TierRow,
     TopicRow,
+    UncountedRow,
     WindowRow,
 )
 from millrace.audit.verdict import (
     Evidence,
+    Gap,
     Instance,
     Judgement,
     Surroundings,
@@ -160,10 +162,19 @@ def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
         for row in session.scalars(select(TierRow))
         if row.heartbeat > NOTHING
     }
-    around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms)
+    gaps = [_gap(row) for row in session.scalars(select(UncountedRow).where(UncountedRow.topic == topic))]
+    around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms, gaps)
     anyone = select(InstanceTopicRow.instance).where(InstanceTopicRow.topic == topic).limit(1)
     announced = session.scalar(anyone) is not None
     return _TopicView(topic, {row.instance: _instance(row) for row in rows}, around, announced)
+
+
+def _gap(row: UncountedRow) -> Gap:
+    reason = (
+        f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at tier"
+        f" {row.tier}: messages or counts had expired by {iso(row.until)}"
+    )
+    return Gap(row.tier, row.since, row.until, reason)
 
 
 def _instance(row: InstanceRow) -> Instance:

@@ -36,6 +36,7 @@ from millrace.audit.store import (
     Row,
     TierRow,
     TopicRow,
+    UncountedRow,
     WindowRow,
 )
 
@@ -141,6 +142,31 @@ def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
     # The newest word counts, not the largest: a clock that ran ahead is set right again.
     if tier is not None and heartbeat.time != NOTHING:
         tier.heartbeat = heartbeat.time
+    if tier is not None and heartbeat.positions:
+        _follow_positions(session, heartbeat)
+
+
+def _follow_positions(session: Session, heartbeat: Heartbeat) -> None:
+    """Where a reader stands beyond what it was heard of, the counts between have expired unread."""
+    rows = session.scalars(select(CoverageRow).where(CoverageRow.tier == heartbeat.tier))
+    covered = {(row.topic_id, row.partition): row for row in rows}
+    for position in heartbeat.positions:
+        row = covered.get((position.topic_id, position.partition))
+        if row is None:  # nothing of it is counted yet, or not since this database began
+            session.add(
+                CoverageRow(tier=heartbeat.tier, topic_id=position.topic_id, partition=position.partition,
+                            topic=position.topic, end=position.offset)
+            )  # fmt: skip
+        elif row.end < position.offset:
+            _uncounted(session, row, position.offset, heartbeat.time)
+            row.end = position.offset
+
+
+def _uncounted(session: Session, row: CoverageRow, end: int, noticed_at: int) -> None:
+    session.add(
+        UncountedRow(tier=row.tier, topic_id=row.topic_id, partition=row.partition, start=row.end, end=end,
+                     topic=row.topic, since=_topic(session, row.topic).settled_through, until=noticed_at)
+    )  # fmt: skip
 
 
 def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
@@ -202,6 +228,8 @@ def _is_new(session: Session, count: Count) -> bool:
                                           partition=source.partition, end=source.start))  # fmt: skip
     if row.end != source.start:
         return False
+    if count.expired:
+        _uncounted(session, row, source.end, count.time)
     row.end = source.end
     return True
 

@@ -208,6 +208,8 @@ class Count:
     source: OffsetRange | LoadNumber
     foreign: int
     counts: SequenceCounts
+    expired: int = 0
+    """How many offsets of the range had expired before they could be read."""
 
     def to_avro(self) -> dict[str, Any]:
         """The fields of an AuditCount."""
@@ -225,7 +227,7 @@ class Count:
             )  # fmt: skip
         return {
             "time": self.time, "tier": self.tier, "topic": self.topic, "source": source,
-            "foreign": self.foreign, "counts": self.counts.to_avro(),
+            "foreign": self.foreign, "expired": self.expired, "counts": self.counts.to_avro(),
         }  # fmt: skip
 
     @classmethod

@@ -78,6 +78,7 @@ class _Partition:
     cursor: Cursor
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: int = 0
+    expired: int = 0
 
 
 class AuditReader:
@@ -91,7 +92,8 @@ class AuditReader:
         self._publisher = AuditPublisher(config.bootstrap, config.audit_topic)
         self._counter = BatchCounter(self._is_audited)
         self._partitions: dict[PartitionKey, _Partition] = {}
-        self._covered: dict[PartitionKey, int] = {}
+        self._turns = Turns()
+        self._followed = Cursor(0)
         self._reader = 0
         self._heartbeat_due = 0.0
 
@@ -126,12 +128,13 @@ class AuditReader:
         self._reader = secrets.randbits(63)
         self._partitions.clear()
         self._heartbeat(NOTHING)
-        turns = self._read_turns()
-        self._covered = turns.covered
+        self._turns = Turns()
+        self._followed = Cursor(self._client.list_offsets(self._config.audit_topic, EARLIEST, [0])[0])
+        self._follow()
         self._heartbeat_due = 0.0
         log.info(
             "reader %d counts %s from where %d partitions are covered",
-            self._reader, self._config.cluster, len(self._covered),
+            self._reader, self._config.cluster, len(self._turns.covered),
         )  # fmt: skip
 
     def _ensure_audit_topic(self) -> None:
@@ -141,28 +144,34 @@ class AuditReader:
             except TopicAlreadyExists:
                 return
 
-    def _read_turns(self) -> Turns:
-        """Follow the whole audit topic up to this reader's own first heartbeat."""
-        topic, turns = self._config.audit_topic, Turns()
-        offset = self._client.list_offsets(topic, EARLIEST, [0])[0]
+    def _follow(self) -> None:
+        """Read on to the end of the audit topic; MillraceError unless it is this reader's turn there.
+
+        A request that was long on its way, or a second reader, may have taken the turn: nothing that this
+        one publishes counts from then on, and it would not notice in any other way.
+        """
+        topic = self._config.audit_topic
         end = self._client.list_offsets(topic, LATEST, [0])[0]
-        cursor = Cursor(offset)
-        while cursor.next_offset < end:
+        while self._followed.next_offset < end:
             fetched = self._client.fetch(
-                topic, {0: cursor.next_offset}, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
+                topic, {0: self._followed.next_offset}, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
                 partition_max_bytes=FETCH_BYTES,
             )[0]  # fmt: skip
             _check(fetched.error, f"{topic}-0")
             for header, batch in split_batches(fetched.records):
-                cursor = cursor.after(header)
+                if header.next_offset <= self._followed.next_offset:
+                    continue  # a fetch inside a batch returns the whole batch
                 for record in () if header.is_control else iter_records(header, batch):
-                    turns.apply(self._codec.decode(record.value), self._config.tier)
-                    if turns.current == self._reader:
-                        return turns
-        raise MillraceError(f"the heartbeat just published on {topic} is not in it")
+                    self._turns.apply(self._codec.decode(record.value), self._config.tier)
+                self._followed = self._followed.after(header)
+        if self._turns.current != self._reader:
+            raise MillraceError(
+                f"another audit reader counts tier {self._config.tier} on {topic}: there must be one only"
+            )
 
     def count_once(self) -> None:
         """Count all that is visible now, publish it, and beat when it is time or there was news."""
+        self._follow()
         now = _now_ms()
         news = False
         for topic in self._topics():
@@ -205,15 +214,21 @@ class AuditReader:
         if new:
             earliest = self._client.list_offsets(topic.name, EARLIEST, new)
             for p in new:
-                start = self._covered.get((topic_id, p), earliest[p])
+                start = self._turns.covered.get((topic_id, p), earliest[p])
+                state = _Partition(topic.name, topic_id, p, start, Cursor(start))
                 if start < earliest[p]:
-                    log.error(
-                        "%s-%d: offsets %d to %d expired before they were counted",
-                        topic.name, p, start, earliest[p],
-                    )  # fmt: skip
-                cursor = Cursor(max(start, earliest[p]))
-                self._partitions[topic_id, p] = _Partition(topic.name, topic_id, p, start, cursor)
+                    self._skip_expired(state, earliest[p])
+                self._partitions[topic_id, p] = state
         return {p: self._partitions[topic_id, p] for p in topic.partitions}
+
+    def _skip_expired(self, state: _Partition, earliest: int) -> None:
+        at = state.cursor.next_offset
+        log.error(
+            "%s-%d: offsets %d to %d expired before they were counted",
+            state.topic, state.partition, at, earliest,
+        )  # fmt: skip
+        state.expired += earliest - at
+        state.cursor = Cursor(earliest)
 
     def _read(self, topic: str, behind: dict[int, _Partition], ends: dict[int, int]) -> None:
         offsets = {p: state.cursor.next_offset for p, state in behind.items()}
@@ -224,9 +239,7 @@ class AuditReader:
         for p, part in fetched.items():
             state = behind[p]
             if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset > offsets[p]:
-                log.error("%s-%d: offsets %d to %d expired before they were counted",
-                          topic, p, offsets[p], part.log_start_offset)  # fmt: skip
-                state.cursor = Cursor(part.log_start_offset)
+                self._skip_expired(state, part.log_start_offset)
                 continue
             _check(part.error, f"{topic}-{p} at offset {offsets[p]}")
             for header, batch in split_batches(part.records):
@@ -242,7 +255,7 @@ class AuditReader:
         read = [state for state in partitions if state.cursor.next_offset > state.start]
         self._publisher.publish([self._codec.encode(self._count_of(state, now)) for state in read])
         for state in read:
-            state.start, state.foreign = state.cursor.next_offset, 0
+            state.start, state.foreign, state.expired = state.cursor.next_offset, 0, 0
             state.counts.clear()
         return bool(read)
 
@@ -261,6 +274,7 @@ class AuditReader:
             topic=state.topic,
             source=source,
             foreign=state.foreign,
+            expired=state.expired,
             counts=state.counts,
         )
 

@@ -148,6 +148,22 @@ class CoverageRow(Row):
     end: Mapped[int]
 
 
+class UncountedRow(Row):
+    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired."""
+
+    __tablename__ = "uncounted"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    end: Mapped[int]
+    topic: Mapped[str] = mapped_column(String(249), index=True)
+    since: Mapped[int]
+    """Start (ms) of the event times in doubt: what was final before stays as it is."""
+    until: Mapped[int]
+    """When the gap was noticed: later events cannot be in it."""
+
+
 class LoadRow(Row):
     """A load whose rows are counted."""
 

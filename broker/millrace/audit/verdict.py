@@ -5,7 +5,7 @@ plus grace, and every producer instance of the topic has closed it and misses no
 
     complete     at every tier each acknowledged sequence is there exactly once, and nothing else
     incomplete   a tier lacks something, or holds something twice or too much
-    unknown      not final, or a tier is not yet read as far as the producers' last report
+    unknown      not final, or a tier is not read as far as the producers' last report, or never in full
 
 What has an unknown outcome (failed, or sent by a silent instance that an operator accepted) may be there or
 not, but in one way: what is at one tier must be at all of them, once.
@@ -79,6 +79,16 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """A tier was not counted in full: what events of [since, until) it holds is not known for certain."""
+
+    tier: str
+    since: int
+    until: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What holds for every window: which clusters there are and how far their readers have come."""
 
@@ -87,6 +97,7 @@ class Surroundings:
     heartbeats: Mapping[str, int]
     """Tier -> time up to which its cluster is counted, ms. The warehouse has none: loads count themselves."""
     grace_ms: int
+    gaps: Sequence[Gap] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +156,16 @@ def judge(
     end = window + WINDOW_MS
     waiting, visible = _silence(end, instances, evidence, around)
     findings: list[WindowFinding] = []
-    behind: dict[str, None] = {}
+    gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until and evidence]
+    in_doubt = {gap.tier for gap in gaps}
+    behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
     for entry in evidence:
         for tier in (entry.instance.cluster, OFFLINE):
             if tier is not None and not _is_read(tier, entry, around):
                 behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
         for finding in _findings(entry, end):
-            if finding.kind != "missing" or _is_read(finding.tier, entry, around):
+            read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)
+            if finding.kind != "missing" or read:
                 findings.append(finding)
     if waiting:
         verdict = Verdict.UNKNOWN

@@ -4,6 +4,7 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from millrace.audit.messages import (
     Hello,
     LoadNumber,
     OffsetRange,
+    ReaderPosition,
     Report,
     ReportedWindow,
 )
@@ -354,6 +356,46 @@ def test_a_topic_that_no_audited_producer_sends_is_unknown_never_complete(audit:
     assert answer["windows"][0]["reasons"] == ["no audited producer has announced itself for topic PageView"]
     audit.apply(*WHOLE[:2], count("dc1", 9, 900, found((0, 9))), *WHOLE[3:])
     assert (audit.window()["verdict"], audit.window()["revision"]) == ("complete", 0)
+
+
+def beat_at(offset: int, time: int = NOW) -> Heartbeat:
+    at = ReaderPosition(TOPIC, "ab", 0, offset)
+    return Heartbeat(time=time, cluster="dc1", tier="dc1", reader=100, positions=[at])
+
+
+def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(audit: Audit) -> None:
+    audit.apply(*WHOLE[:2], *WHOLE[3:], count("dc1", 0, 500, found((0, 4))))
+    audit.apply(beat_at(900))  # the count of 500 to 900 had expired
+    window = audit.window()
+    assert (window["verdict"], window["findings"]) == ("unknown", [])
+    assert window["reasons"] == [
+        "offsets 500 to 900 of partition 0 were never counted in full at tier dc1:"
+        " messages or counts had expired by 2015-05-17T11:40:00Z"
+    ]
+    assert audit.answer()["watermark"] is None
+    later = NOW + WINDOW_MS
+    audit.apply(
+        report(1, (10, 19), window=NOW), count("dc1", 900, 950, found((10, 19), window=NOW)),
+        count("offline", 900, 950, found((10, 19), window=NOW)), load(2, found((10, 19), window=NOW)),
+        *(heartbeat(tier, time=later + 60_000) for tier in ("dc1", "dc2", "offline")),
+    )  # fmt: skip
+    assert audit.window(NOW)["verdict"] == "complete", "what happened after the gap is not in it"
+
+
+def test_messages_that_expired_uncounted_leave_a_doubt_on_what_was_not_final_yet(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    second = NOW - WINDOW_MS
+    news = found((10, 19), window=second)
+    audit.apply(
+        report(1, (10, 19), window=second), count("offline", 900, 950, news), load(2, news),
+        replace(count("dc1", 900, 1900, news), expired=300),
+        *(heartbeat(tier, time=NOW + 60_000) for tier in ("dc1", "dc2", "offline")),
+    )  # fmt: skip
+    assert audit.window(second)["verdict"] == "unknown"
+    assert audit.window()["verdict"] == "complete"
+    audit.apply(load(3, found((11, 11), window=second)))
+    assert audit.window(second)["verdict"] == "incomplete", "what is found for certain is said"
 
 
 def test_foreign_messages_are_counted_beside(audit: Audit) -> None:

@@ -57,7 +57,7 @@ RECORDS: list[AuditRecord] = [
         ReaderPosition("PageView", "ab", 0, 77)
     ]),
     Count(time=5, tier="warehouse", topic="PageView", source=LoadNumber(7), foreign=0, counts=counts()),
-    Count(time=6, tier="offline", topic="PageView", foreign=2, counts=counts(), source=OffsetRange(
+    Count(time=6, tier="offline", topic="PageView", foreign=2, expired=3, counts=counts(), source=OffsetRange(
         reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40)),
 ]  # fmt: skip
 
