@@ -138,16 +138,23 @@ class ClusterClient:
     ) -> dict[int, FetchedPartition]:
         """Partition -> whole batches from the offset on (or its error); at least one batch per broker.
 
-        Several brokers are asked at once, each for its share. A broker with nothing to say holds its answer,
-        and so the others', for max_wait_ms. Only committed transactions' records count as readable (on
-        Apache Kafka the aborted ones are in the bytes too, named by `aborted_transactions`).
+        Several brokers are asked at once, each for its share, and wait only if none of them has anything; one
+        that gets something while they wait is heard when all have answered. Only committed transactions'
+        records count as readable (on Apache Kafka the aborted ones are in the bytes too, named by
+        `aborted_transactions`).
         """
         found: dict[int, FetchedPartition] = {}
 
         def attempt(deadline: float) -> dict[int, FetchedPartition]:
-            missing = {p: offset for p, offset in offsets.items() if p not in found}
-            limits = (max_bytes, max_wait_ms, partition_max_bytes, min_bytes)
-            self._fetch(topic, missing, limits, found, deadline)
+            several = len(self._leaders_of(topic, offsets, deadline)) > 1
+            for wait_ms in (0, max_wait_ms) if several and max_wait_ms > 0 else (max_wait_ms,):
+                missing = {p: offset for p, offset in offsets.items() if p not in found}
+                limits = (max_bytes, wait_ms, partition_max_bytes, min_bytes)
+                self._fetch(topic, missing, limits, found, deadline)
+                enough = sum(len(one.records) for one in found.values()) >= min_bytes
+                if enough or wait_ms == max_wait_ms or any(one.error for one in found.values()):
+                    break
+                found.clear()
             return found
 
         return self._retry(attempt)
@@ -271,9 +278,10 @@ class ClusterClient:
         # Known brokers first: the bootstrap addresses may be long gone.
         addresses = dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses])
         failure: ConnectionFailed | None = None
-        for address in addresses:
-            try:
-                return self._request(address, api_key, version, body, deadline)
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
+            now = time.monotonic()
+            try:  # One that does not answer must leave time for the others.
+                return self._request(address, api_key, version, body, now + (deadline - now) / left)
             except ConnectionFailed as error:
                 failure = error
         assert failure is not None, "there is always a bootstrap address"

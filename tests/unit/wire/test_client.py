@@ -20,6 +20,7 @@ from millrace.wire.messages import (
     ApiKey,
     CreatableTopicResult,
     CreateTopicsResponse,
+    FetchRequest,
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -192,6 +193,60 @@ def test_a_late_answer_is_never_taken_for_the_next_ones(broker: ScriptedBroker) 
             client.fetch("t", {0: 0}, max_bytes=10, max_wait_ms=0)
         slow.set()
         assert client.fetch("t", {0: 0}, max_bytes=10, max_wait_ms=0)[0].high_watermark >= 2
+
+
+def fetched(partition: int, records: bytes = b"") -> bytes:
+    parts = encode_response(11, [("t", [(encode_partition(11, partition, 0, 9, 0, len(records)), None)])])
+    return b"".join(part for part in parts if isinstance(part, bytes)) + records
+
+
+def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroker) -> None:
+    quiet = ScriptedBroker()
+    partitions = tuple(
+        MetadataPartition(error_code=0, partition_index=number, leader_id=leader)
+        for number, leader in enumerate((7, 8))
+    )
+    metadata = MetadataResponse(
+        brokers=tuple(
+            MetadataBroker(node_id=node, host="127.0.0.1", port=one.port)
+            for node, one in ((7, broker), (8, quiet))
+        ),
+        cluster_id="c", controller_id=7,
+        topics=(MetadataTopic(error_code=0, name="t", topic_id=TOPIC_ID, partitions=partitions),),
+    )  # fmt: skip
+    waits: list[int] = []
+    something = b""
+
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        return encode(metadata, ApiKey.METADATA, 12) if api_key == ApiKey.METADATA else fetched(0, something)
+
+    def wait(api_key: int, version: int, body: bytes) -> bytes:
+        waits.append(decode(FetchRequest, ApiKey.FETCH, 11, body).max_wait)
+        time.sleep(waits[-1] / 1000)
+        return fetched(1)
+
+    broker.serve, quiet.serve = serve, wait
+    with ClusterClient(f"127.0.0.1:{broker.port}", timeout_s=5) as client:
+        something = b"records"
+        found = client.fetch("t", {0: 0, 1: 0}, max_bytes=10, max_wait_ms=400)
+        assert (bytes(found[0].records), len(found), waits) == (b"records", 2, [0])
+        something = b""
+        client.fetch("t", {0: 0, 1: 0}, max_bytes=10, max_wait_ms=400)
+        assert waits == [0, 0, 400], "when there is nothing at all they wait together"
+    quiet.close()
+
+
+def test_a_broker_that_does_not_answer_leaves_time_to_ask_another(broker: ScriptedBroker) -> None:
+    def serve(*_: object) -> bytes:
+        time.sleep(0.3)
+        return broker.metadata(broker.topic())
+
+    broker.serve = serve
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ClusterClient(f"127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{broker.port}", timeout_s=2) as client,
+    ):
+        assert client.topic("t").partitions == {0: 7, 1: 7}
 
 
 def test_what_the_broker_says_of_a_refused_topic_is_what_people_read(
