@@ -1,0 +1,295 @@
+"""Bad input as a person or a script gives it: each row is a real command that ends in one clear line.
+
+The rows are run a few at a time when the first test asks for its own: most of their time is spent waiting for
+something that is not there. Every row gets a folder of its own and may leave neither messages nor rows in it.
+What a server refuses to start on is tested with that server; here is what is left.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.registry.client import SchemaRegistryClient
+from tests.brokers import read_topic
+from tests.support import Process, run_millrace
+from tests.warehouses import TestSite, loaded_rows
+
+Start = Callable[..., Process]
+AT_ONCE = 4
+START_MS = 1_431_856_800_000
+GOOD = 3
+LOG_LINE = '1.2.3.4 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1 "-" "-"\n'
+OLD_JAVA = "#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n"
+LOCAL = """\
+zookeeper = "127.0.0.1:0"
+registry = "127.0.0.1:0"
+auditor = "127.0.0.1:0"
+[clusters.dc1]
+brokers = ["127.0.0.1:0"]
+[clusters.offline]
+brokers = ["127.0.0.1:0"]
+[clusters.offline.mirror]
+origins = ["dc1"]
+"""
+SPAN = "--from 2015-05-17T10:00 --to 2015-05-17T11:00"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One command, with {names} of `places`, and what its one line must say."""
+
+    command: str
+    says: str
+    within_s: float = 8
+    """On a quiet machine; a busy one gets three times as long."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: str | None = None
+
+
+PUBLISH = "publish-access-log {file} --cluster dc1 --bootstrap {broker} --registry {registry}"
+LOAD = "load Good --warehouse {own} --bootstrap {broker} --registry {registry}"
+ROWS = {
+    "consume an unknown topic": Row(
+        command="consume Missing --until-end --bootstrap {broker}", says="millrace topics create Missing"
+    ),
+    "publish to an unknown topic": Row(
+        command=f"{PUBLISH} --topic Missing", says="has no topic Missing"
+    ),
+    "load an unknown topic and one with bad records": Row(
+        command="load Bad Missing --warehouse {own} --bootstrap {broker} --registry {registry}",
+        says="topic 'Missing' does not exist", within_s=25,
+    ),
+    "an auditor on a taken port": Row(
+        command="auditor --origins dc1 --bootstrap {broker} --registry {registry} --listen {taken}"
+        " --database-url sqlite:///{own}/auditor.db",
+        says="cannot listen on {taken}: Address already in use; choose another --listen",
+    ),
+    "up on a taken port": Row(
+        command="up {local} --set data_dir={own} --set registry={taken} --set zookeeper=127.0.0.1:0",
+        says="registry ended before it was ready: cannot listen on {taken}", within_s=15,
+    ),
+    "a broker without ZooKeeper": Row(
+        command="broker {config} --set zookeeper={nobody} --set log_dir={own} --set listen=127.0.0.1:0",
+        says="no ZooKeeper answers at {nobody}: start one (millrace zookeeper) or give its address",
+        within_s=15,
+    ),
+    "mirror status without ZooKeeper": Row(
+        command="mirror status {lost}", says="no ZooKeeper answers at {nobody}", within_s=15
+    ),
+    "ZooKeeper without Java": Row(
+        command="zookeeper --port 0 --data-dir {own}", env={"PATH": "{no_java}", "JAVA_HOME": ""},
+        says="no Java on PATH: install Java 17 or newer",
+    ),
+    "up with an old Java": Row(
+        command="up {local} --set data_dir={own}", env={"PATH": "{old_java}", "JAVA_HOME": ""},
+        says="java is Java 11: install Java 17 or newer", within_s=15,
+    ),
+    "load with an old Java": Row(
+        command=LOAD, env={"PATH": "{old_java}", "JAVA_HOME": ""}, says="java is Java 11: install Java 17"
+    ),
+    "repair beside a running broker": Row(
+        command="log repair {log_dir}", says="{log_dir} is in use by another broker"
+    ),
+    "up with an unknown key": Row(
+        command="up {local} --set clusters.dc1.topic=1 --set data_dir={own}",
+        says="clusters.dc1: unknown key 'topic'; did you mean 'topics'?",
+    ),
+    "a file for another command": Row(
+        command="mirror status {local}", says="unknown key 'registry'; known keys: broker_id, cluster"
+    ),
+    "hours that end before they begin": Row(
+        command="hourly Good --from 2015-05-18 --to 2015-05-17 --warehouse {own}", says="is not before --to"
+    ),
+    "audit of a time that ends before it begins": Row(
+        command="audit Good --from 2015-05-18 --to 2015-05-17", says="--from 2015-05-18 is not before --to"
+    ),
+    "no broker for topics": Row(
+        command="topics list --bootstrap {nobody}", within_s=15,
+        says="cannot reach a broker at {nobody}: Connection refused; start it or give another address",
+    ),
+    "no broker for produce": Row(
+        command="produce Good --bootstrap {nobody}", says="cannot reach a broker at {nobody}", stdin="x\n",
+        within_s=15,
+    ),
+    "no broker for an auditor": Row(
+        command="auditor --origins dc1 --bootstrap {nobody} --registry {registry} --listen 127.0.0.1:0"
+        " --database-url sqlite:///{own}/auditor.db",
+        says="cannot reach a broker at {nobody}",
+    ),
+    "no registry for publishing": Row(
+        command="publish-access-log {file} --cluster dc1 --topic Good --bootstrap {broker}"
+        " --registry http://{nobody}",
+        says="schema registry http://{nobody} does not answer", within_s=12,
+    ),
+    "no registry for schemas": Row(
+        command="schemas apply schemas --registry http://{nobody}", within_s=12,
+        says="start it with `millrace registry`, or give the right address",
+    ),
+    "no auditor": Row(
+        command=f"audit Good {SPAN} --auditor http://{{nobody}}", says="no auditor answers at http://{nobody}"
+    ),
+    "a warehouse that is a file": Row(command="verify {file}", says="nothing of any topic in {file}"),
+    "a warehouse that is not there": Row(
+        command="verify {own}/none", says="nothing of any topic in {own}/none: check the path and the topic"
+    ),
+    "a warehouse without a rename": Row(
+        command="load Good --warehouse s3://bucket/x --bootstrap {broker} --registry {registry}",
+        says="s3:// has no exclusive rename, use file:// or hdfs://",
+    ),
+    "consume from a word": Row(
+        command="consume Good --until-end --bootstrap word", says="bootstrap 'word' is not HOST:PORT"
+    ),
+    "load from a port that is none": Row(
+        command="load Good --warehouse {own} --bootstrap localhost:99999 --registry {registry}",
+        says="--bootstrap 'localhost:99999' is not HOST:PORT",
+    ),
+    "verify against a word": Row(
+        command="verify {own} --bootstrap word", says="--bootstrap 'word' is not HOST:PORT"
+    ),
+    "listen on a word": Row(
+        command="broker {config} --set listen=word --set log_dir={own}", says="listen 'word' is not HOST:PORT"
+    ),
+    "ZooKeeper at a word": Row(
+        command="broker {config} --set zookeeper=word --set log_dir={own} --set listen=127.0.0.1:0",
+        says="'word' is not HOST:PORT",
+    ),
+    "a registry that is no URL": Row(
+        command="schemas apply schemas --registry localhost:8081", says="write http://HOST:PORT"
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a row's command ended."""
+
+    done: subprocess.CompletedProcess[str]
+    seconds: float
+    own: Path
+
+
+@pytest.fixture(scope="module")
+def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    folder = tmp_path_factory.mktemp("site")
+    site = TestSite.start(start_for_module, f"bad-input-{uuid4().hex[:6]}", folder, zookeeper)
+    for topic in ("Good", "Bad"):
+        site.publish(site.topic(topic, 1), [START_MS + n for n in range(GOOD)])
+    with SchemaRegistryClient(site.registry) as registry:
+        known = chr(registry.latest("Bad").schema_id)
+    assert known < "x"
+    # A body that ends too soon, and a schema that nobody registered: both are messages like any other.
+    lines = f"\0\0\0\0{known}\2\n\0\0\0\0xbody\n"
+    sent = run_millrace("produce", "Bad", "--bootstrap", site.cluster.bootstrap, stdin=lines)
+    assert sent.returncode == 0, sent.stderr
+    return site
+
+
+@pytest.fixture(scope="module")
+def places(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What the rows name."""
+    folder = tmp_path_factory.mktemp("places")
+    (folder / "no-java").mkdir()
+    (folder / "old-java").mkdir()
+    java = folder / "old-java" / "java"
+    java.write_text(OLD_JAVA)
+    java.chmod(0o755)
+    (folder / "access.log").write_text(LOG_LINE)
+    (folder / "local.toml").write_text(LOCAL)
+    broker = site.cluster.brokers[1]
+    with socket.socket() as bound, socket.create_server(("127.0.0.1", 0)) as taken:
+        bound.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        nobody = f"127.0.0.1:{bound.getsockname()[1]}"
+        (folder / "lost.toml").write_text(f'broker_id = 1\ncluster = "x"\nzookeeper = "{nobody}"\n')
+        yield {
+            "broker": broker.address, "registry": site.registry, "nobody": nobody,
+            "taken": f"127.0.0.1:{taken.getsockname()[1]}", "config": str(broker.config),
+            "log_dir": str(broker.config.with_suffix("")), "file": str(folder / "access.log"),
+            "local": str(folder / "local.toml"), "lost": str(folder / "lost.toml"),
+            "no_java": str(folder / "no-java"), "old_java": str(folder / "old-java"),
+        }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ended(
+    places: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Future[Ended]]]:
+    """Every row's command, started."""
+    folder = tmp_path_factory.mktemp("rows")
+
+    def run(row: Row, own: Path) -> Ended:
+        own.mkdir()
+        names = {**places, "own": str(own)}
+        begun = time.monotonic()
+        done = run_millrace(
+            *[word.format_map(names) for word in row.command.split()],
+            stdin=row.stdin,
+            env={name: value.format_map(names) for name, value in row.env.items()},
+            timeout_s=60,
+        )
+        return Ended(done, time.monotonic() - begun, own)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        # The longest first, so that nothing is left to wait for at the end.
+        order = sorted(ROWS, key=lambda name: -ROWS[name].within_s)
+        yield {name: pool.submit(run, ROWS[name], folder / str(n)) for n, name in enumerate(order)}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_ends_in_one_line_that_says_what_to_do(
+    name: str, ended: Mapping[str, Future[Ended]], places: Mapping[str, str]
+) -> None:
+    row, result = ROWS[name], ended[name].result()
+    said = result.done.stderr.splitlines()
+    assert result.done.returncode == 1, said
+    assert row.says.format_map({**places, "own": str(result.own)}) in said[-1]
+    assert [line for line in said if line.startswith("millrace: ")] == said[-1:]
+    if not row.command.startswith("load Bad"):  # Spark's JVM has words of its own
+        assert said == said[-1:]
+    assert "Traceback" not in result.done.stderr + result.done.stdout
+    assert result.seconds < 3 * row.within_s
+    if not row.command.startswith("load Bad"):  # Bad itself is loaded
+        assert [*result.own.glob("*-*/*.log"), *result.own.glob("*/load=*")] == []
+
+
+def test_records_that_cannot_be_decoded_are_set_aside_and_the_rest_is_loaded(
+    ended: Mapping[str, Future[Ended]], site: TestSite
+) -> None:
+    warehouse = ended["load an unknown topic and one with bad records"].result().own
+    assert len(loaded_rows(warehouse, "Bad")) == GOOD
+    (file,) = (warehouse / "Bad" / "load=0000000001" / "_rejected").iterdir()
+    reasons = {row["raw"]: row["reason"] for row in pq.read_table(file).to_pylist()}
+    assert [raw[5:] for raw in sorted(reasons)] == [b"\2", b"body"]
+    assert "120" in reasons[b"\0\0\0\0xbody"]  # the schema id
+    assert all(reasons.values())
+    assert not (warehouse / "Missing").exists() or not list((warehouse / "Missing").glob("load=*"))
+
+
+def test_an_audit_of_an_unknown_topic_is_never_complete(site: TestSite, start: Start, tmp_path: Path) -> None:
+    auditor = start(
+        "auditor", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/auditor.db",
+        "--origins", "dc1", "--bootstrap", site.cluster.bootstrap, "--registry", site.registry,
+    )  # fmt: skip
+    asked = run_millrace("audit", "Missing", *SPAN.split(), "--auditor", f"http://{auditor.ready()}")
+    assert (asked.returncode, asked.stderr) == (1, "")
+    assert "no producer and no reader has spoken of topic Missing" in asked.stdout
+    assert asked.stdout.splitlines()[-1].startswith("Missing: unknown")
+
+
+def test_nothing_reached_a_topic_and_no_topic_was_made(
+    ended: Mapping[str, Future[Ended]], site: TestSite
+) -> None:
+    for each in ended.values():
+        each.result()
+    with site.cluster.client() as client:
+        assert sorted(client.topics()) == ["Bad", "Good", "audit", "audit-offline"]
+        assert [len(read_topic(client, topic)[0].records) for topic in ("Good", "Bad")] == [GOOD, GOOD + 2]
