@@ -65,7 +65,7 @@ class Filesystem(Protocol):
         """SHA-256 of a file, in hex."""
 
     def age_s(self, path: str) -> float:
-        """Seconds since the file or folder changed last."""
+        """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
 
 
 class LocalFilesystem:
@@ -160,8 +160,11 @@ class LocalFilesystem:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def age_s(self, path: str) -> float:
-        """Seconds since the file or folder changed last."""
-        return time.time() - (self._root / path).stat().st_mtime
+        """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
+        try:
+            return time.time() - (self._root / path).stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
 
     def _sync_above(self, path: Path) -> None:
         """The folder that holds the path, and once each those above it: an earlier run may have made them."""

@@ -122,6 +122,11 @@ class HadoopFilesystem:
         return bytes(digest.digest()).hex()
 
     def age_s(self, path: str) -> float:
-        """Seconds since the file or folder changed last."""
-        changed_ms = int(self._fs.getFileStatus(self._path(path)).getModificationTime())
+        """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
+        try:
+            changed_ms = int(self._fs.getFileStatus(self._path(path)).getModificationTime())
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() == "FileNotFoundException":
+                return 0.0
+            raise
         return time.time() - changed_ms / 1000

@@ -37,7 +37,8 @@ Times = np.ndarray[Any, np.dtype[np.int64]]
 
 def hour_of(time_ms: int) -> str:
     """`2015-05-17T10`: the hour a time falls into, UTC."""
-    return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%dT%H")
+    # Not strftime: it writes the year 1 as "1".
+    return datetime.fromtimestamp(time_ms // 1000, UTC).isoformat()[: len("2015-05-17T10")]
 
 
 def hour_folder(hour: str) -> str:

@@ -36,6 +36,7 @@ from millrace_spark.sinks import CutResult, Sink, Source, check_files
 from millrace_spark.warehouse import (
     STAGING,
     Progress,
+    check_topic_name,
     load_folder,
     newest_load,
     publish,
@@ -97,16 +98,15 @@ class LoadResult:
 
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
     """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
+    check_topic_name(topic)
     metadata = _metadata(run.client, topic)
-    newest = newest_load(run.fs, topic)
-    if newest is not None:
-        _heal(run, newest)
+    newest = _healed(run, topic, None)
     sweep_staging(run.fs, topic)
     plan, fresh = freeze(run.fs, topic, run.run_id, lambda: _propose(run, metadata, newest))
     run.progress("planned")
-    check_topic_id(plan, metadata.topic_id.hex)
     for _ in range(ATTEMPTS):
-        newest = newest_load(run.fs, topic)
+        newest = _healed(run, topic, newest)
+        check_topic_id(plan, _metadata(run.client, topic).topic_id.hex)
         _check_same_topic(run, plan, newest)
         if _covered(plan, newest):
             return _nothing_to_do(run.fs, plan, newest, fresh)
@@ -127,11 +127,18 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
         ) from None
 
 
-def _heal(run: LoadRun, newest: LoadManifest) -> None:
-    """Finish what a crash after the newest load's rename left undone: its ledger entry and its counts."""
-    record(run.fs, newest.topic, load_folder(newest.load), newest)
-    run.publish_counts(newest)
-    run.progress("healed")
+def _healed(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
+    """The newest load, its ledger entry and its counts made good unless it is the one seen before.
+
+    Asked before every attempt: whoever publishes the next load hides this one from all later runs, and the
+    driver that published it may have died right after its rename.
+    """
+    newest = newest_load(run.fs, topic)
+    if newest is not None and newest != seen:
+        record(run.fs, topic, load_folder(newest.load), newest)
+        run.publish_counts(newest)
+        run.progress("healed")
+    return newest
 
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:

@@ -68,6 +68,6 @@ def check_topic_id(plan: Plan, topic_id: str) -> None:
     """MillraceError when the topic was deleted and made again after the plan was frozen."""
     if plan.topic_id != topic_id:
         raise MillraceError(
-            f"the plan of run {plan.run_id!r} is for an earlier topic {plan.topic} (id {plan.topic_id},"
-            f" now {topic_id}): use a new run id"
+            f"topic {plan.topic} was deleted and created anew after run {plan.run_id!r} had planned what to"
+            f" load (id {plan.topic_id}, now {topic_id}): use a new run id"
         )

@@ -73,6 +73,15 @@ class LedgerEntry:
     format: int = FORMAT
 
 
+def check_topic_name(topic: str) -> None:
+    """MillraceError for a topic whose loads would lie in the folder of another one's hours."""
+    if topic.endswith(HOURLY):
+        raise MillraceError(
+            f"topic {topic} cannot be loaded: {topic} is the table of hours of topic"
+            f" {topic.removesuffix(HOURLY)}; give the topic another name"
+        )
+
+
 def load_folder(number: int) -> str:
     """Folder of a load inside its topic's."""
     return f"load={number:010d}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,9 +17,11 @@ from millrace.errors import MillraceError
 from millrace.manifest import LoadManifest
 from millrace.records import Message
 from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.hourly import publish_hours
 from millrace_spark.load import load_topic
 from millrace_spark.sinks import CutResult, CutTask, DirectSink, write_cut
-from millrace_spark.warehouse import read_load
+from millrace_spark.tables import dataset
+from millrace_spark.warehouse import read_load, sweep_staging
 from tests.unit.spark_load.memory_log import (
     HOUR,
     START,
@@ -26,6 +29,7 @@ from tests.unit.spark_load.memory_log import (
     MemoryLog,
     event,
     filled_log,
+    hourly_run,
     load_run,
     local_run,
     rows_of,
@@ -286,6 +290,45 @@ def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(185))
 
 
+def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser(tmp_path: Path) -> None:
+    log, counts = filled_log(), list[LoadManifest]()
+
+    def killed_at(wanted: str, step: str) -> None:
+        if step == wanted:
+            raise InterruptedError
+
+    winner = load_run(log, tmp_path, "winner", progress=partial(killed_at, "planned"), counts=counts)
+    with pytest.raises(InterruptedError):
+        load_topic(winner, TOPIC)
+    log.append_events(1, [START] * 5)
+    done: list[bool] = []
+
+    def overtaken(step: str) -> None:
+        if step == "synced" and not done:
+            done.append(True)
+            with pytest.raises(InterruptedError):
+                load_topic(dataclasses.replace(winner, progress=partial(killed_at, "published")), TOPIC)
+
+    result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken, counts=counts), TOPIC)
+    assert (result.load, result.rows) == (2, 5)
+    ledger = (tmp_path / TOPIC / "_ledger").iterdir()
+    assert sorted(path.name for path in ledger) == ["load=0000000001.json", "load=0000000002.json"]
+    assert [manifest.load for manifest in counts] == [1, 2]
+
+
+def test_a_staging_folder_that_is_published_while_leftovers_are_looked_for_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = LocalFilesystem(str(tmp_path))
+    monkeypatch.setattr(fs, "names", lambda folder: ["renamed-meanwhile"])
+    sweep_staging(fs, TOPIC)
+
+
+def test_a_topic_named_like_a_table_of_hours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="is the table of hours of topic PageView"):
+        load_topic(load_run(MemoryLog(topic=f"{TOPIC}.hourly"), tmp_path), f"{TOPIC}.hourly")
+
+
 def test_files_of_attempts_that_do_not_count_are_not_published(tmp_path: Path) -> None:
     log = filled_log()
     fs = LocalFilesystem(str(tmp_path))
@@ -371,6 +414,16 @@ def test_an_event_outside_the_calendar_is_kept(tmp_path: Path) -> None:
     result = load_topic(load_run(log, tmp_path), TOPIC)
     assert result.rows + result.rejected == 4
     assert result.hours["1969-12-31T23"] == 1
+
+
+def test_the_first_and_the_last_hour_of_the_calendar_are_published_like_any_other(tmp_path: Path) -> None:
+    first, last = -62_135_596_800_000, 253_402_300_799_999
+    log = MemoryLog(1)
+    log.append(0, [event(0, first), event(1, last)])
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert result.hours == {"0001-01-01T00": 1, "9999-12-31T23": 1}
+    publish_hours(hourly_run(tmp_path), TOPIC, sorted(result.hours))
+    assert dataset(str(tmp_path), TOPIC).count_rows() == 2
 
 
 def test_many_hours_in_one_task_do_not_need_as_many_open_files(
