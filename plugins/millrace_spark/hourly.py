@@ -55,7 +55,7 @@ class HourSource:
     """(load's folder, file) in the order of the loads."""
     table_schema_id: int
     schema_file: str
-    """A file of the load with the newest table schema: its columns are the hour's."""
+    """A file of the newest load: its columns are the hour's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class HourlyRun:
 
 
 def merge_files(task: MergeTask) -> DataFile:
-    """Copy the rows of some Parquet files into one, with the columns of the newest table schema."""
+    """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
     schema = pq.read_schema(task.schema_file).remove_metadata()
     target = Path(task.staging, task.path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,8 +193,11 @@ def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[Hour
     pending = list(dict.fromkeys(hours))
     for _ in range(ATTEMPTS):
         todo: list[tuple[HourSource, HourManifest | None]] = []
+        # In this order: loads that came after a revision are seen, and none that a revision was made from is
+        # not. The other way round a slow run could replace a newer revision by one without the late rows.
+        revisions = {hour: _newest(run, topic, hour, recorded) for hour in pending}
         for source in _sources(run.fs, topic, pending):
-            newest = _newest(run, topic, source.hour, recorded)
+            newest = revisions[source.hour]
             if newest is None and not source.parts:
                 results[source.hour] = _absent(source.hour)
             elif newest is not None and list(newest.loads) == list(source.parts):
@@ -242,7 +245,8 @@ def _source(topic: str, hour: str, manifests: Sequence[LoadManifest]) -> HourSou
         for file in manifest.files
         if file.hour == hour
     ]
-    newest = max(manifests, key=lambda manifest: manifest.table_schema_id, default=None)
+    # By load: schema ids rise with time in one subject, but not where another had the same schema before.
+    newest = manifests[-1] if manifests else None
     own = [f"{load}/{f.path}" for load, f in files if newest and load.endswith(load_folder(newest.load))]
     return HourSource(
         hour,

@@ -149,7 +149,7 @@ class SparkMerge:
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
         """What is in the folder afterwards, by path."""
-        newest = max(sources, key=lambda source: source.table_schema_id)
+        newest = max(sources, key=lambda source: max((part.load for part in source.parts), default=0))
         schema = self._spark.read.parquet(self._fs.uri(newest.schema_file)).schema
         paths = [self._fs.uri(f"{load}/{file.path}") for source in sources for load, file in source.files]
         path = "_metadata.file_path"

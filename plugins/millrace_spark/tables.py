@@ -1,7 +1,7 @@
 """The table people query: every hour's newest revision, read with one pinned schema.
 
 The files read are those the manifests name, never what a listing finds. The columns are those of the
-newest table schema among the revisions; a column that an older revision lacks is null there. `date`, `hour`
+newest load in any of the revisions; a column that an older revision lacks is null there. `date`, `hour`
 and `rev` come from the folders.
 """
 
@@ -113,7 +113,8 @@ def _published(fs: Filesystem, topic: str) -> list[Revision]:
 
 
 def _newest_schema(revisions: Sequence[Revision]) -> Revision:
-    return max(revisions, key=lambda revision: revision.manifest.table_schema_id)
+    """The revision whose columns are the table's: the one the newest load is part of."""
+    return max(revisions, key=lambda revision: max(part.load for part in revision.manifest.loads))
 
 
 def _paths(revisions: Sequence[Revision]) -> list[str]:

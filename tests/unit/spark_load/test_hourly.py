@@ -10,11 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+import millrace_spark.hourly
 from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hourly import HourResult, hours_between, publish_hours
-from millrace_spark.load import load_topic
+from millrace_spark.load import Pinned, load_topic
+from millrace_spark.sinks import Source
 from millrace_spark.tables import dataset, newest_revisions, read_revision
 from tests.unit.spark_load.memory_log import (
     HOUR,
@@ -123,6 +125,41 @@ def test_the_loser_of_a_race_for_an_hour_finds_nothing_left_to_do(warehouse: Pat
     assert not list((warehouse / f"{TOPIC}.hourly" / "_staging").iterdir())
 
 
+def test_a_run_that_looked_at_the_loads_too_early_does_not_take_late_rows_away_again(
+    warehouse: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[bool] = []
+    read = millrace_spark.hourly.revision_numbers
+
+    def overtaken(fs: LocalFilesystem, topic: str, hour: str) -> list[int]:
+        if not done:  # between the slow run's looks at the loads and at the hours
+            done.append(True)
+            log.append_events(1, [START + 1])
+            load_topic(load_run(log, warehouse, "late"), TOPIC)
+            publish(warehouse, TEN)
+        return read(fs, topic, hour)
+
+    monkeypatch.setattr(millrace_spark.hourly, "revision_numbers", overtaken)
+    (result,) = publish(warehouse, TEN)
+    assert (result.revision, result.rows) == (1, 88)
+    assert len(sequences(warehouse, 10)) == 88
+
+
+def test_the_columns_are_those_of_the_newest_load_whatever_number_its_schema_has(
+    warehouse: Path, log: MemoryLog
+) -> None:
+    # A registry numbers schemas by content: one that another subject had before has the lower number.
+    publish(warehouse, TEN)
+    log.append_events(1, [START + HOUR])
+    status = {"name": "status", "type": ["null", "int"], "default": None}
+    wider = {**SCHEMA, "fields": [*SCHEMA["fields"], status]}
+    source = Source(lambda: log, {SCHEMA_ID: SCHEMA, 3: wider}.get, wider)
+    load_topic(load_run(log, warehouse, "wider", pin=lambda _: Pinned(source, 3)), TOPIC)
+    publish(warehouse, ELEVEN)
+    table = dataset(str(warehouse), TOPIC).to_table()
+    assert table["status"].null_count == len(table) == 87 + 39
+
+
 def test_many_hours_are_published_in_one_go(tmp_path: Path) -> None:
     log = MemoryLog(1)
     log.append_events(0, [START + HOUR * (n % 84) for n in range(500)])
@@ -138,9 +175,6 @@ def test_many_hours_are_published_in_one_go(tmp_path: Path) -> None:
 
 
 def test_a_column_that_came_later_is_null_in_older_rows(warehouse: Path, log: MemoryLog) -> None:
-    from millrace_spark.load import Pinned
-    from millrace_spark.sinks import Source
-
     publish(warehouse, TEN, ELEVEN)
     log.append_events(1, [START + HOUR])
     status = {"name": "status", "type": ["null", "int"], "default": None}
