@@ -56,9 +56,12 @@ class Delivered:
     failed: Sequence[Range]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic that has been announced: its schema in use and its bookkeeping."""
+    """A topic that has been announced: its bookkeeping, and the schema that was used last.
+
+    A new one for another schema: two threads may send the topic with one each.
+    """
 
     outcomes: TopicOutcomes
     given: str | Mapping[str, Any]
@@ -109,6 +112,7 @@ class AuditedProducer:
         self._outcomes = Outcomes()
         self._topics: dict[str, _Topic] = {}
         self._schemas: dict[int, EventSchema] = {}
+        self._named: dict[str, EventSchema] = {}  # by the subject whose latest version it was
         self._header = {"time": 0, "server": server, "service": service, "instance": self.instance,
                         "sequence": 0}  # fmt: skip
         self._lateness_ms = lateness_ms
@@ -117,7 +121,8 @@ class AuditedProducer:
         self._number = 0
         self._unsent: deque[Report] = deque()  # a report keeps its number and content until it is there
         self._told_failures = 0
-        self._closed = False
+        self._closed = False  # nothing is sent any more
+        self._ended = False  # and the last report is there
         self._stop = threading.Event()
         self._interval_s = report_interval_s
         self._thread = threading.Thread(target=self._run, name="millrace-reports", daemon=True)
@@ -184,9 +189,13 @@ class AuditedProducer:
         self._raise_failures()
 
     def close(self) -> None:
-        """Flush, report that nothing will follow for ever, and end; raises what `flush` raises."""
+        """Flush, report that nothing will follow for ever, and end; raises what `flush` raises.
+
+        When that report does not get through, closing again sends it again; a producer that never got it
+        through keeps its windows unknown.
+        """
         with self._lock:
-            if self._closed:
+            if self._ended:
                 return
             self._closed = True
         self._stop.set()
@@ -196,6 +205,7 @@ class AuditedProducer:
             self._promised = FOR_EVER
         if self._topics:
             self._report()
+        self._ended = True
         self._reports.close()
         self._registry.close()
         self._raise_failures()
@@ -228,19 +238,18 @@ class AuditedProducer:
         """The topic with that schema in use; the first time it is checked and announced."""
         encoder = self._encoder(schema)
         with self._report_lock:
-            known = self._topics.get(topic)
-            if known is None:
+            if topic not in self._topics:
                 self._reports.check_topics(topic)
                 self._announce(topic)
-                with self._lock:
-                    known = _Topic(self._outcomes.topic(topic), schema, encoder)
-                    self._topics[topic] = known
-            else:
-                known.given, known.schema = schema, encoder
+            with self._lock:
+                known = _Topic(self._outcomes.topic(topic), schema, encoder)
+                self._topics[topic] = known
             return known
 
     def _encoder(self, given: str | Mapping[str, Any]) -> EventSchema:
         if isinstance(given, str):
+            if given in self._named:
+                return self._named[given]
             try:
                 found = self._registry.latest(given)
             except UnknownSchema as error:
@@ -254,6 +263,8 @@ class AuditedProducer:
             schema, schema_id = given, self._registry.register(subject, given)
         if schema_id not in self._schemas:
             self._schemas[schema_id] = EventSchema(schema, schema_id)
+        if isinstance(given, str):
+            self._named[given] = self._schemas[schema_id]
         return self._schemas[schema_id]
 
     def _announce(self, topic: str) -> None:

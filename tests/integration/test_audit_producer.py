@@ -161,6 +161,50 @@ def test_each_topic_has_a_hello_and_numbers_of_its_own(world: World) -> None:
     assert [r.topic for r in world.said(producer.instance) if isinstance(r, Hello)] == [first, second]
 
 
+def test_closing_again_sends_the_last_report_that_did_not_get_through(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = world.topic()
+    producer = world.producer()
+    producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+
+    def refuse(messages: object) -> None:
+        raise MillraceError("no broker takes it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(producer._reports, "publish", refuse)
+        with pytest.raises(MillraceError, match="no broker takes it"):
+            producer.close()
+    with pytest.raises(MillraceError, match="is closed"):
+        producer.send(topic, PAGE_VIEW, EVENT, time_ms=START)
+    producer.close()
+    reports = world.reports(producer.instance)
+    assert told(reports, topic)[0].pairs() == [[0, 0]]
+    assert reports[-1].closed_through == FOR_EVER
+    producer.close()
+    assert world.reports(producer.instance) == reports, "once it is there, closing does nothing"
+
+
+def test_threads_with_different_schemas_each_write_their_own(world: World) -> None:
+    topic = world.topic()
+    wider = {**PAGE_VIEW, "fields": [*PAGE_VIEW["fields"], {"name": "extra", "type": "int", "default": 0}]}
+    with world.producer() as producer:
+
+        def send(schema: Any) -> None:
+            for n in range(1000):
+                producer.send(topic, schema, EVENT, time_ms=START + n, key=schema["fields"][-1]["name"])
+
+        threads = [threading.Thread(target=send, args=(schema,)) for schema in (PAGE_VIEW, wider)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    with world.cluster.client() as client:
+        records = [r for contents in read_topic(client, topic).values() for r in contents.records]
+    assert len({(r.key, (r.value or b"")[:5]) for r in records}) == 2
+    assert len(records) == 2000
+
+
 def test_an_event_that_does_not_fit_leaves_no_hole(world: World) -> None:
     topic = world.topic()
     with world.producer() as producer:

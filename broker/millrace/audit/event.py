@@ -95,6 +95,17 @@ def read_header(message: bytes) -> EventHeader:
     return EventHeader(time, server, service, instance, sequence)
 
 
+def _long(value: int) -> bytes:
+    """A number as Avro writes it: zigzag, seven bits a byte."""
+    value = (value << 1) ^ (value >> 63)
+    out = []
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
 class EventSchema:
     """Encodes events of one schema under its registry id."""
 
@@ -114,20 +125,42 @@ class EventSchema:
             if isinstance(f["type"], str) and f["type"] in _INT_BOUNDS
         ]
         self._is_flat = all(_is_plain(f["type"]) for f in fields)
+        # An instance's header is the same bytes but for two numbers: they are put together here, which
+        # halves what an event costs. Only where the header is no more than that, and nothing else uses it.
+        self._body: Any = None
+        if self._is_flat and len(schema["fields"][0]["type"]["fields"]) == len(_HEADER_FIELDS):
+            self._body = fastavro.parse_schema({**schema, "fields": fields})
+        self._who: tuple[Any, Any, Any] | None = None
+        self._who_bytes = b""
 
     def encode(self, header: Mapping[str, Any], event: Mapping[str, Any]) -> bytes:
         """The message of an event; MillraceError names the field when the event does not fit the schema."""
-        record = {**event, HEADER_FIELD: header}
         out = BytesIO()
-        out.write(self._prefix)
         try:
             # fastavro cuts a float down to an integer and writes an int of any size: look before it does.
-            if not self._is_flat or not self._numbers_fit(event):
-                fastavro.validate(record, self._schema, raise_errors=True)
-            fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
+            fits = self._is_flat and self._numbers_fit(event)
+            if fits and self._body is not None:
+                out.write(self._prefix + self._header_bytes(header))
+                fastavro.schemaless_writer(out, self._body, event, strict_allow_default=True)
+            else:
+                record = {**event, HEADER_FIELD: header}
+                if not fits:
+                    fastavro.validate(record, self._schema, raise_errors=True)
+                out.write(self._prefix)
+                fastavro.schemaless_writer(out, self._schema, record, strict_allow_default=True)
         except (*_DOES_NOT_FIT, ValidationError) as error:
             raise MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}") from error
         return out.getvalue()
+
+    def _header_bytes(self, header: Mapping[str, Any]) -> bytes:
+        who = (header["server"], header["service"], header["instance"])
+        if who != self._who:
+            server, service = (name.encode() for name in who[:2])
+            self._who_bytes = b"".join(
+                (_long(len(server)), server, _long(len(service)), service, _long(who[2]))
+            )
+            self._who = who
+        return _long(header["time"]) + self._who_bytes + _long(header["sequence"])
 
     def _numbers_fit(self, event: Mapping[str, Any]) -> bool:
         for name, bound in self._numbers:

@@ -122,3 +122,18 @@ def test_a_schema_without_the_header_in_front_is_refused() -> None:
 def test_the_schemas_that_ship_have_the_header(name: str) -> None:
     assert has_header(schema_file(name))
     assert not has_header(schema_file("AuditReport"))
+
+
+@given(
+    st.integers(-(1 << 63), (1 << 63) - 1), st.text(max_size=200), st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(0, (1 << 63) - 1),
+)  # fmt: skip
+def test_the_header_is_written_as_fastavro_would_write_it(
+    time: int, name: str, instance: int, sequence: int
+) -> None:
+    header = {"time": time, "server": name, "service": "s", "instance": instance, "sequence": sequence}
+    expected = BytesIO()
+    fastavro.schemaless_writer(
+        expected, fastavro.parse_schema(dict(schema_file("PageView"))), {**EVENT, "header": header}
+    )
+    assert PAGE_VIEW.encode(header, EVENT)[5:] == expected.getvalue()
