@@ -25,8 +25,8 @@ from confluent_kafka import Producer
 from millrace.audit.client import Completeness, Window, completeness
 from millrace.audit.counting import BatchCounter
 from millrace.audit.counts import WINDOW_MS, SequenceCounts
-from millrace.audit.messages import schema_file
-from millrace.audit.publish import publish_load_counts
+from millrace.audit.messages import NOTHING, Heartbeat, schema_file
+from millrace.audit.publish import publish_load_counts, publish_records
 from millrace.audit.ranges import SequenceRanges
 from millrace.cli import cli
 from millrace.errors import MillraceError
@@ -299,8 +299,9 @@ def test_a_killed_producer_keeps_its_window_unknown_until_an_operator_accepts_it
     accepted = run_millrace(
         "audit", "silent", *span, "--accept", str(instance), "--reason", "host burnt down"
     )
-    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
     assert "accepted: host burnt down" in accepted.stdout
+    world.await_verdict("silent", "complete")  # as soon as the aggregate cluster is counted past the reports
+    assert run_millrace("audit", "silent", *span).returncode == 0
     (window,) = world.ask("silent").windows
     assert (window.verdict, window.acknowledged, window.tiers["warehouse"]) == ("complete", 100, 400)
     assert window.reasons[0].endswith("accepted: host burnt down")
@@ -409,6 +410,57 @@ def test_readers_killed_again_and_again_count_every_message_once(world: World) -
 
     acknowledged = traffic(world, "reader-kills", kill)
     assert_whole(world, "reader-kills", acknowledged)
+
+
+def test_a_reader_whose_turn_was_taken_by_a_late_request_takes_it_back(world: World) -> None:
+    def counted_through() -> str:
+        return str(httpx.get(f"{world.url}/v1/health").json()["counted_through"]["dc1"])
+
+    late = Heartbeat(time=NOTHING, cluster="dc1", tier="dc1", reader=5, positions=[])
+    publish_records(world.clusters["dc1"].bootstrap, world.registry, "audit", [late])
+    now = datetime.now(UTC).isoformat()
+    wait_until("dc1 is counted again", lambda: counted_through() > now)
+    assert "another audit reader counts tier dc1 on audit" in world.readers["dc1"].output
+
+
+DOOMED = """
+import sys
+from millrace.audit.auditor import Auditor
+from millrace.cli import cli
+
+def fail(self):
+    raise RuntimeError("a mistake in the program")
+
+Auditor.apply_all = fail
+cli.main(sys.argv[1:], standalone_mode=False)
+"""
+
+
+def test_an_auditor_that_cannot_read_on_ends_and_does_not_go_on_answering(world: World) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", DOOMED, "auditor", "--listen", "127.0.0.1:0",
+         "--database-url", f"sqlite:///{world.folder}/doomed.db", "--origins", "dc1,dc2",
+         "--bootstrap", world.clusters["offline"].bootstrap, "--registry", world.registry],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode != 0
+    assert "a mistake in the program" in ended.stderr
+
+
+def test_the_auditors_health_says_whether_it_reads(world: World) -> None:
+    answer = httpx.get(f"{world.url}/v1/health")
+    assert (answer.status_code, answer.json()["trouble"]) == (200, None)
+    assert answer.json()["counted_through"].keys() == {"dc1", "dc2", "offline"}
+    port = free_port()
+    blind = world.start(
+        "auditor", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{world.folder}/blind.db",
+        "--bootstrap", world.clusters["offline"].bootstrap, "--registry", f"http://127.0.0.1:{port}",
+        "--origins", "dc1",
+    )  # fmt: skip
+    answer = httpx.get(f"http://{blind.ready()}/v1/health")
+    assert answer.status_code == 503
+    assert answer.json()["trouble"]
+    blind.kill()
 
 
 @pytest.fixture

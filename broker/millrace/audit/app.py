@@ -2,14 +2,15 @@
 
     GET  /v1/topics/{topic}/completeness?from=ISO&to=ISO
     GET  /v1/topics                          watermarks and instances
-    GET  /v1/health                          up to when every tier is counted
+    GET  /v1/health                          up to when every tier is counted; 503 while that is behind
     POST /v1/instances/{instance}/accept     {"reason": "..."}
 
-An error is {"error": "one line"} with status 400. Knows no verdict by itself.
+An error is {"error": "one line"} with status 400, or 503 when the database fails. Knows no verdict by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from millrace import __version__
 from millrace.audit import answers, auditor
@@ -35,13 +37,18 @@ class Acceptance(BaseModel):
     reason: str = Field(min_length=1, max_length=1000)
 
 
-def build_app(store: AuditStore, rules: AuditRules) -> FastAPI:
-    """The application on a database that something else fills."""
+def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | None]) -> FastAPI:
+    """The application on a database that something else fills; `trouble` says why that is behind, or None."""
     app = FastAPI(title="Millrace auditor", version=__version__)
 
     @app.exception_handler(MillraceError)
     def _refuse(_: Request, error: MillraceError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=400)
+
+    @app.exception_handler(SQLAlchemyError)
+    def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        return JSONResponse({"error": f"the auditor's database failed: {reason}"}, status_code=503)
 
     @app.exception_handler(RequestValidationError)
     def _refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -68,10 +75,12 @@ def build_app(store: AuditStore, rules: AuditRules) -> FastAPI:
             return answers.topics(session, rules)
 
     @app.get("/v1/health")
-    def health() -> dict[str, Any]:
-        """Up to when each tier is counted."""
+    def health() -> JSONResponse:
+        """Up to when each tier is counted; 503 until the audit topics are read, and when they cannot be."""
         with store.reading() as session:
-            return {"counted_through": answers.heartbeats(session), "origins": list(rules.origins)}
+            counted = answers.heartbeats(session)
+        found = {"trouble": trouble(), "counted_through": counted, "origins": list(rules.origins)}
+        return JSONResponse(found, status_code=503 if found["trouble"] else 200)
 
     @app.post("/v1/instances/{instance}/accept")
     def accept(instance: int, acceptance: Acceptance) -> dict[str, Any]:

@@ -50,6 +50,8 @@ class Auditor:
         self._client = ClusterClient(bootstrap, client_id="millrace-auditor")
         self._registry = SchemaRegistryClient(registry_url)
         self._codec = AuditCodec(self._registry)
+        self.trouble: str | None = "the audit topics are not read to their end yet"
+        """Why the database is behind what was said; None while it is not."""
 
     def check(self) -> None:
         """MillraceError in one line when no broker answers soon."""
@@ -61,9 +63,11 @@ class Auditor:
         while not stop.is_set():
             try:
                 news = self.apply_all()
+                self.trouble = None
                 stop.wait(0 if news else _PAUSE_S)
             except (MillraceError, BrokerError, SQLAlchemyError) as error:
-                log.warning("%s; trying again", " ".join(str(error).split()))
+                self.trouble = " ".join(str(error).split())
+                log.warning("%s; trying again", self.trouble)
                 stop.wait(_RETRY_S)
         self._client.close()
         self._registry.close()

@@ -78,12 +78,15 @@ def auditor(
         except Exception as error:
             log.exception("the audit topics are no longer applied")
             failure.append(error)
-            os.kill(os.getpid(), signal.SIGTERM)  # an auditor that no longer reads must not go on answering
+            # An auditor that no longer reads must not go on answering. Again and again, because the server
+            # may not listen to signals yet.
+            while not stop.wait(0.2):
+                os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=apply, name="audit-topics")
     thread.start()
     try:
-        serve(build_app(store, rules), listen, "auditor")
+        serve(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
     finally:
         stop.set()
         thread.join()
