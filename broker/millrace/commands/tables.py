@@ -11,5 +11,6 @@ _WIDE = 1000  # columns: wider than any table
 def print_table(table: Table) -> None:
     """Print a table on standard output: fitted to a terminal, else with every cell whole on its line."""
     console = Console()
-    terminal = console.is_terminal
-    console.print(table, width=None if terminal else _WIDE, no_wrap=not terminal)
+    if not console.is_terminal:
+        console.width = _WIDE
+    console.print(table)
