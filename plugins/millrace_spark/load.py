@@ -243,7 +243,12 @@ def _ranges(
                 expired[partition] = Gap(start=start, end=first, reason="expired")
                 base = None
             start = first
-        ranges.append(Range(plan.topic, partition, start, end, base, uuid.UUID(plan.topic_id)))
+        ranges.append(
+            Range(
+                plan.topic, partition, start, end, base, uuid.UUID(plan.topic_id),
+                byte_positions=_byte_positions(run.client),
+            )
+        )  # fmt: skip
     return ranges, expired
 
 
@@ -276,6 +281,10 @@ def _account(
     return [partitions[partition] for partition in sorted(partitions)]
 
 
+def _byte_positions(client: ClusterClient) -> bool:
+    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
+
+
 def _check_gaps(run: LoadRun, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """MillraceError for offsets that have neither a batch nor a reason to be missing.
 
@@ -284,7 +293,7 @@ def _check_gaps(run: LoadRun, topic: str, partitions: Sequence[PartitionRange]) 
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or run.accept_gaps:
         return
-    if not run.client.cluster_id.startswith(BYTE_OFFSETS_PREFIX) and "compact" in (
+    if not _byte_positions(run.client) and "compact" in (
         topic_setting(run.client, topic, "cleanup.policy") or ""
     ):
         return

@@ -38,6 +38,8 @@ class Range:
     end: int
     start_base: int | None = None
     topic_id: UUID | None = None
+    byte_positions: bool = True
+    """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
 
 
 @dataclass(frozen=True, slots=True)

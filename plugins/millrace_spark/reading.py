@@ -13,6 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
+from millrace.mirror.runs import AbortedTransactions, OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
 from millrace_spark.ranges import Cut, Gap, RangeStats
 
@@ -92,8 +93,8 @@ def read_cut(
     """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
 
     The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged,
-    the topic is another one, the log ends before the cut does or nothing arrives for `timeout_s`. Offsets
-    that have expired since the range was frozen are no error but a gap in `stats`.
+    the topic is another one or becomes one on the way, the log ends before the cut does or nothing arrives
+    for `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`.
     """
     if cut.first >= cut.last:
         return
@@ -117,6 +118,8 @@ def read_cut(
                 f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
                 "smaller the log has lost messages, else see the broker's log and run again"
             )
+    # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+    _check_topic(client, cut)
 
 
 def _check_topic(client: Client, cut: Cut) -> None:
@@ -137,8 +140,10 @@ class _CutReader:
     cursor: Cursor | None = None
     done: bool = False
     name: str = field(init=False)
+    rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:
+        self.rules = OffsetRules(byte_positions=self.cut.range.byte_positions)
         self.name = f"{self.cut.range.topic}-{self.cut.range.partition}"
         if self.cut.is_first:
             self.cursor = Cursor(self.cut.range.start, self.cut.range.start_base)
@@ -155,10 +160,10 @@ class _CutReader:
             return []
         if fetched.error:
             self._refuse(fetched)
-        aborted = _Aborted(fetched.aborted_transactions)
+        aborted = AbortedTransactions(fetched.aborted_transactions)
         taken: list[Batch] = []
         for header, batch in self._split(fetched.records):
-            dropped = aborted.drops(header, batch)  # must see every batch, also those of another cut
+            dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
             if header.base_offset >= self.cut.last:
@@ -169,7 +174,7 @@ class _CutReader:
                 self._count(header, dropped)
                 if not dropped and not header.is_control:
                     taken.append((header, batch))
-            self.cursor = (self.cursor or Cursor(0)).after(header)
+            self.cursor = self._after(header)
         self.done = self.done or self.wanted >= self.cut.last
         return taken
 
@@ -190,11 +195,18 @@ class _CutReader:
         else:
             stats.data_batches += 1
         stats.bytes += header.size
-        after = (self.cursor or Cursor(0)).after(header)
+        after = self._after(header)
         stats.next_offset, stats.next_base = after.next_offset, after.next_base
+
+    def _after(self, header: BatchHeader) -> Cursor:
+        return self.rules.after(header, self.cursor or Cursor(0))
 
     def _expired(self, log_start: int) -> None:
         """Go on at the log's start, and say what is gone."""
+        if self.cursor is not None and self.cursor.next_base == log_start:
+            self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
+            self.done = log_start >= self.cut.last
+            return
         start, end = self.wanted, min(log_start, self.cut.last)
         self.stats.gaps.append(Gap(start, end, "expired"))
         if self.stats.first_base is None:
@@ -213,20 +225,3 @@ class _CutReader:
         if fetched.error == ErrorCode.CORRUPT_MESSAGE:
             raise MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")
         raise MillraceError(f"{where}: the broker answers with error {fetched.error}")
-
-
-class _Aborted:
-    """Which batches of a fetch answer belong to aborted transactions; none ever do on a Millrace broker."""
-
-    def __init__(self, transactions: tuple[tuple[int, int], ...]) -> None:
-        self._ahead = sorted(transactions, key=lambda each: each[1])
-        self._open: set[int] = set()
-
-    def drops(self, header: BatchHeader, batch: memoryview) -> bool:
-        """True for a data batch of an aborted transaction; call it for every batch, in order."""
-        while self._ahead and self._ahead[0][1] <= header.last_offset:
-            self._open.add(self._ahead.pop(0)[0])
-        if header.is_control:
-            self._open.discard(header.producer_id)  # the marker that ends the transaction
-            return False
-        return header.is_transactional and header.producer_id in self._open

@@ -114,10 +114,10 @@ class MillraceReader(DataSourceReader):
         stats = RangeStats.of(cut)
         with ClusterClient(self.asked.bootstrap) as client:
             for batch in self._batches(client, cut, stats):
-                self._check_loss(stats)
+                self._check_loss(cut, stats)
                 if batch.num_rows:
                     yield batch
-        self._check_loss(stats)
+        self._check_loss(cut, stats)
 
     def _batches(self, client: ClusterClient, cut: Cut, stats: RangeStats) -> Iterator[pa.RecordBatch]:
         fetched = read_cut(client, cut, stats)
@@ -132,14 +132,21 @@ class MillraceReader(DataSourceReader):
                 _refuse(cut, decoded.rejected)
                 yield decoded.rows
 
-    def _check_loss(self, stats: RangeStats) -> None:
-        if self.asked.fail_on_data_loss:
-            for gap in stats.gaps:
-                if gap.reason == "expired":
-                    raise MillraceError(
-                        f"{stats.topic}-{stats.partition}: offsets {gap.start} to {gap.end} expired while "
-                        "the query ran; run it again from a later offset, or set failOnDataLoss=false"
-                    )
+    def _check_loss(self, cut: Cut, stats: RangeStats) -> None:
+        if not self.asked.fail_on_data_loss:
+            return
+        for gap in stats.gaps:
+            what = f"{stats.topic}-{stats.partition}: offsets [{gap.start}, {gap.end})"
+            if gap.reason == "expired":
+                raise MillraceError(
+                    f"{what} expired while the query ran; run it again from a later offset, or set"
+                    " failOnDataLoss=false"
+                )
+            if cut.range.byte_positions:  # Apache Kafka's compaction leaves such gaps on purpose
+                raise MillraceError(
+                    f"{what} are missing in the middle of the log: run `millrace log verify` on its broker,"
+                    " or set failOnDataLoss=false"
+                )
 
 
 class RegistryLookup:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.wire.client import EARLIEST, LATEST
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_spark.ranges import Cut, Range, cut_ranges
 from millrace_spark.reading import TopicMetadata
 
@@ -129,6 +130,10 @@ def _boolean(option: str, text: str) -> bool:
 class OffsetsClient(Protocol):
     """What freezing offsets needs of `wire.client.ClusterClient`."""
 
+    @property
+    def cluster_id(self) -> str:
+        """The cluster's own random id, which tells Millrace from Apache Kafka."""
+
     def topic(self, name: str) -> TopicWithPartitions:
         """The topic's metadata."""
 
@@ -160,7 +165,12 @@ def freeze(client: OffsetsClient, options: SourceOptions) -> list[Range]:
                     f"{name}-{partition} ends at {latest[partition]}, before endingOffsets {end}"
                 )
             if start < end:
-                ranges.append(Range(name, partition, start, end, topic_id=topic.topic_id))
+                ranges.append(
+                    Range(
+                        name, partition, start, end, topic_id=topic.topic_id,
+                        byte_positions=client.cluster_id.startswith(BYTE_OFFSETS_PREFIX),
+                    )
+                )  # fmt: skip
         _check_named(options, name, topic.partitions)
     return ranges
 

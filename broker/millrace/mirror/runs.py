@@ -72,7 +72,7 @@ def next_run(
     returned first.
     """
     cursor, batches, records, dropped = before.cursor, list[memoryview](), 0, 0
-    aborted = _Aborted(fetched.aborted_transactions)
+    aborted = AbortedTransactions(fetched.aborted_transactions)
     try:
         for header, batch in split_batches(fetched.records):
             leave_out = aborted.drops(header) or header.is_control or header.records_count == 0
@@ -139,7 +139,7 @@ def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: Off
     return cursor.next_offset
 
 
-class _Aborted:
+class AbortedTransactions:
     """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
 
     def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import random
@@ -24,7 +25,7 @@ from millrace.records import (
 from millrace_spark.decode import frames_of
 from millrace_spark.ranges import Cut, Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.reading import read_cut
-from tests.unit.spark_decode.logs import TOPIC_ID, MemoryLog, made_log
+from tests.unit.spark_decode.logs import TOPIC_ID, MemoryLog, Topic, made_log
 
 
 def range_of(log: MemoryLog, start: int | None = None, end: int | None = None) -> Range:
@@ -179,6 +180,40 @@ def test_a_topic_created_anew_is_refused() -> None:
     log = made_log(5, 3)
     with pytest.raises(MillraceError, match="created anew"):
         read(log, cut_ranges([Range("T", 0, 0, log.high_watermark, topic_id=UUID(int=8))], 1 << 40)[0])
+
+
+def test_a_topic_created_anew_while_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = made_log(5, 3)
+    asked = itertools.count()
+    monkeypatch.setattr(log, "topic", lambda name: Topic(TOPIC_ID if next(asked) == 0 else UUID(int=8)))
+    with pytest.raises(MillraceError, match="created anew"):
+        read(log, cut_ranges([range_of(log)], 1 << 40)[0])
+
+
+def test_on_apache_kafka_no_gap_passes_for_the_end_of_a_batch() -> None:
+    # Offsets count records: what is missing happens to end at the number of bytes of the first batch.
+    log = MemoryLog([build_batch([Message(0, None, b"first")])])
+    end = len(log.batches[0])
+    log.batches.append(build_batch([Message(0, None, b"second")], base_offset=end))
+    log.high_watermark = end + 1
+    range_ = dataclasses.replace(range_of(log), byte_positions=False)
+    joined = join_stats(range_, [read(log, cut)[1] for cut in cut_ranges([range_], 1 << 40)])
+    assert joined.gaps == [Gap(1, end, "absent")]
+    assert joined.next_base == joined.next_offset == end + 1
+
+
+def test_what_expires_behind_the_reader_s_back_is_no_gap() -> None:
+    log = MemoryLog()
+    for _ in range(9):
+        log.append([Message(0, None, b"x" * 20)] * 3)
+    expected, cut = all_offsets(log), cut_ranges([range_of(log)], 1 << 40)[0]
+    stats = RangeStats.of(cut)
+    reading = read_cut(log, cut, stats, fetch_bytes=1, timeout_s=0)
+    first = [next(reading), next(reading)]
+    log.expire(2)
+    found = frames_of(cut, itertools.chain(first, reading), stats)
+    assert [offset for frames, _ in found for offset in frames.offset.tolist()] == expected
+    assert join_stats(cut.range, [stats]).gaps == []
 
 
 def test_a_damaged_batch_stops_the_reading_with_its_place() -> None:

@@ -27,6 +27,8 @@ class Topic:
 class Cluster:
     """Two partitions: [100, 200) and an empty one at 50."""
 
+    cluster_id = "millrace-in-memory"
+
     def topic(self, name: str) -> Topic:
         return Topic()
 
@@ -105,6 +107,13 @@ def test_offsets_that_cannot_be_read_are_refused(options: dict[str, dict[str, in
 def test_expired_offsets_are_skipped_only_when_that_is_allowed() -> None:
     starting = json.dumps({"T": {"0": 7, "1": 50}})
     assert frozen(startingOffsets=starting, failOnDataLoss="false") == [Range("T", 0, 100, 200, topic_id=ID)]
+
+
+def test_only_millrace_s_offsets_are_taken_for_byte_positions() -> None:
+    assert frozen()[0].byte_positions
+    kafka = Cluster()
+    kafka.cluster_id = "4L6g3nShT-eMCtK--X86sw"
+    assert not freeze(kafka, parse_options(NEEDED))[0].byte_positions
 
 
 def test_ranges_become_as_many_tasks_as_asked_for() -> None:

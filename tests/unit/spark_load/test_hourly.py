@@ -10,14 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-import millrace_spark.hourly
 from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hourly import HourResult, hours_between, publish_hours
 from millrace_spark.load import Pinned, load_topic
 from millrace_spark.sinks import Source
-from millrace_spark.tables import dataset, newest_revisions, read_revision
+from millrace_spark.tables import dataset, newest_revisions, read_revision, revision_numbers
 from tests.unit.spark_load.memory_log import (
     HOUR,
     SCHEMA,
@@ -129,7 +128,6 @@ def test_a_run_that_looked_at_the_loads_too_early_does_not_take_late_rows_away_a
     warehouse: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[bool] = []
-    read = millrace_spark.hourly.revision_numbers
 
     def overtaken(fs: LocalFilesystem, topic: str, hour: str) -> list[int]:
         if not done:  # between the slow run's looks at the loads and at the hours
@@ -137,9 +135,9 @@ def test_a_run_that_looked_at_the_loads_too_early_does_not_take_late_rows_away_a
             log.append_events(1, [START + 1])
             load_topic(load_run(log, warehouse, "late"), TOPIC)
             publish(warehouse, TEN)
-        return read(fs, topic, hour)
+        return revision_numbers(fs, topic, hour)
 
-    monkeypatch.setattr(millrace_spark.hourly, "revision_numbers", overtaken)
+    monkeypatch.setattr("millrace_spark.hourly.revision_numbers", overtaken)
     (result,) = publish(warehouse, TEN)
     assert (result.revision, result.rows) == (1, 88)
     assert len(sequences(warehouse, 10)) == 88
