@@ -15,7 +15,7 @@ from millrace_spark.filesystem import Filesystem
 from millrace_spark.verify.hours import verify_hours
 from millrace_spark.verify.loads import verify_loads
 from millrace_spark.verify.report import OnFolder, TableReport
-from millrace_spark.warehouse import HOURLY, load_numbers, read_load
+from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, load_numbers, read_load
 
 __all__ = ["TableReport", "verify"]
 
@@ -24,7 +24,7 @@ def verify(
     fs: Filesystem, topic: str | None, client: ClusterClient | None, on_folder: OnFolder
 ) -> list[TableReport]:
     """Check every table of a warehouse, or those of one topic; MillraceError when there is none."""
-    names = [name for name in fs.names("") if not name.startswith((".", "_"))]
+    names = [name for name in fs.names("") if not name.startswith((".", "_")) or _is_ours(fs, name)]
     topics = sorted({name.removesuffix(HOURLY) for name in names})
     if topic is not None:
         topics = [name for name in topics if name == topic]
@@ -39,6 +39,11 @@ def verify(
         if f"{each}{HOURLY}" in names:
             reports.append(verify_hours(fs, each, loads.damaged, on_folder))
     return reports
+
+
+def _is_ours(fs: Filesystem, name: str) -> bool:
+    """True for the folder of a topic whose name begins like a hidden file's."""
+    return any(fs.names(f"{name}/{folder}") for folder in (LEDGER, PLANS))
 
 
 def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableReport) -> None:

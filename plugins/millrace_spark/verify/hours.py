@@ -15,7 +15,7 @@ from millrace_spark.filesystem import Filesystem
 from millrace_spark.tables import hours, read_revision, revision_folder, revision_numbers
 from millrace_spark.verify.files import check_files, offsets_by_partition
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse import HOURLY, load_folder, read_load, recorded_folders
+from millrace_spark.warehouse import HOURLY, load_folder, load_numbers, read_load, recorded_folders
 
 Loads = Callable[[int], LoadManifest | None]
 """The manifest of a load, None when there is none that can be read."""
@@ -50,9 +50,41 @@ def verify_hours(fs: Filesystem, topic: str, damaged: set[str], on_folder: OnFol
             report.problems += _against_loads(fs, topic, newest, loads, report.damaged)
     for folder in sorted(ledger - present):
         report.problems.append(f"{table}/{folder} is missing: the hour lost a revision that was published")
+    _check_strays(fs, table, report)
+    _note_late_rows(fs, topic, loads, report)
+    return report
+
+
+def _check_strays(fs: Filesystem, table: str, report: TableReport) -> None:
+    """Report what lies among the dates, the hours and the revisions and is none of them."""
     dates = {name for name in fs.names(table) if re.fullmatch(r"date=\d{4}-\d\d-\d\d", name)}
     check_strays(fs, table, dates, report)
-    return report
+    for date in sorted(dates):
+        names = fs.names(f"{table}/{date}")
+        strays = [name for name in names if not re.fullmatch(r"hour=\d\d", name)]
+        for hour in (name for name in names if name not in strays):
+            inside = fs.names(f"{table}/{date}/{hour}")
+            strays += [f"{hour}/{name}" for name in inside if not re.fullmatch(r"rev=[1-9]\d*", name)]
+        for stray in strays:
+            report.problems.append(f"{table}/{date}/{stray} is nothing that Millrace writes: move it away")
+
+
+def _note_late_rows(fs: Filesystem, topic: str, loads: Loads, report: TableReport) -> None:
+    """Note the published hours that later loads have rows of: nobody sees those rows yet."""
+    published: dict[str, set[int]] = {}
+    for hour in hours(fs, topic):
+        if newest := _readable(fs, topic, hour, revision_numbers(fs, topic, hour)):
+            published[hour] = {part.load for part in newest.loads}
+    late: dict[str, int] = {}
+    for number in load_numbers(fs, topic):
+        for hour, rows in load.rows_by_hour().items() if (load := loads(number)) else ():
+            if hour in published and number not in published[hour]:
+                late[hour] = late.get(hour, 0) + rows
+    report.notes += [
+        f"{topic}{HOURLY} {hour}: {rows} rows came late and are in no revision yet: run"
+        f" `millrace hourly {topic} --hour {hour}`"
+        for hour, rows in sorted(late.items())
+    ]
 
 
 def _check_revision(

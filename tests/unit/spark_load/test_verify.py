@@ -235,6 +235,37 @@ def test_something_that_is_no_load_is_named(warehouse: Path) -> None:
     assert problems(warehouse) == [f"{TOPIC}/load=1 is nothing that Millrace writes: move it away"]
 
 
+@pytest.mark.parametrize("stray", ["copy.parquet", "hour=10/copy.parquet", "hour=10/rev=01/copy.parquet"])
+def test_something_that_is_no_revision_is_named(warehouse: Path, stray: str) -> None:
+    path = warehouse / f"{TOPIC}.hourly" / "date=2015-05-17" / stray
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    (found,) = problems(warehouse)
+    assert found.endswith("is nothing that Millrace writes: move it away")
+    assert found.startswith(f"{TOPIC}.hourly/date=2015-05-17/{stray.removesuffix('/copy.parquet')}")
+
+
+def test_rows_that_came_late_and_are_in_no_revision_are_a_note(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    publish_hours(hourly_run(tmp_path), TOPIC, HOURS[:2])
+    log.append_events(1, [START, START, START + 7_200_000])
+    load_topic(load_run(log, tmp_path, "late"), TOPIC)
+    _, hours = verify(LocalFilesystem(str(tmp_path)), None, None, no_progress)
+    assert hours.problems == []
+    (note,) = hours.notes
+    assert note.startswith(f"{TOPIC}.hourly 2015-05-17T10: 2 rows came late")
+
+
+def test_a_topic_with_a_name_like_a_hidden_file_s_is_verified(tmp_path: Path) -> None:
+    log = MemoryLog(1, "_events")
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path), "_events")
+    (tmp_path / ".snapshot" / "other").mkdir(parents=True)
+    (report,) = verify(LocalFilesystem(str(tmp_path)), None, None, no_progress)
+    assert (report.table, report.rows, report.problems) == ("_events", 1, [])
+
+
 def test_leftovers_of_a_killed_run_are_notes(warehouse: Path, log: MemoryLog) -> None:
     (warehouse / TOPIC / "_staging" / "abandoned").mkdir(parents=True)
     plan = (warehouse / TOPIC / "_plans" / "run-3.json").read_text()
