@@ -98,13 +98,15 @@ class SchemaRegistryClient:
             if (subject, text) in self._ids:
                 return self._ids[subject, text]
         answer = self._ask("POST", f"/subjects/{_quoted(subject)}/versions", {"schema": text})
+        (schema_id,) = self._read(answer, "id")
         with self._lock:
-            return self._ids.setdefault((subject, text), int(answer["id"]))
+            return self._ids.setdefault((subject, text), int(schema_id))
 
     def latest(self, subject: str) -> RegisteredVersion:
         """The newest version of a subject, asked for anew each time; UnknownSchema when it has none."""
         answer = self._ask("GET", f"/subjects/{_quoted(subject)}/versions/latest?format=resolved")
-        return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
+        schema_id, version = self._read(answer, "id", "version")
+        return RegisteredVersion(schema_id, version, _parsed(answer))
 
     def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
         """The version under which the subject holds the schema; None when it does not."""
@@ -112,7 +114,8 @@ class SchemaRegistryClient:
             answer = self._ask("POST", f"/subjects/{_quoted(subject)}", {"schema": json.dumps(schema)})
         except UnknownSchema:
             return None
-        return RegisteredVersion(answer["id"], answer["version"], schema)
+        schema_id, version = self._read(answer, "id", "version")
+        return RegisteredVersion(schema_id, version, schema)
 
     def versions(self, subject: str) -> list[int]:
         """The subject's versions; empty when there is no such subject."""
@@ -126,7 +129,8 @@ class SchemaRegistryClient:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
         answer = self._ask("POST", path, {"schema": json.dumps(schema)})
-        if answer["is_compatible"]:
+        (compatible,) = self._read(answer, "is_compatible")
+        if compatible:
             return []
         return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
 
@@ -136,16 +140,29 @@ class SchemaRegistryClient:
         try:
             answer = response.json()
         except ValueError:
-            raise RegistryUnavailable(f"{self.url} does not answer like a schema registry") from None
+            raise self._no_registry() from None
         if response.is_success:
             return answer
         error = answer if isinstance(answer, dict) else {}
         message = f"registry {self.url}: {error.get('message', f'HTTP {response.status_code}')}"
         if response.status_code == 404:
-            raise UnknownSchema(message)
+            # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
+            if str(error.get("error_code", "")).startswith("4040"):
+                raise UnknownSchema(message)
+            raise self._no_registry()
         if response.status_code in (409, 422):
             raise SchemaRefused(message)
         raise RegistryUnavailable(message)
+
+    def _no_registry(self) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"{self.url} does not answer like a schema registry: give the right address"
+        )
+
+    def _read(self, answer: Any, *keys: str) -> list[Any]:
+        if not isinstance(answer, dict) or not all(key in answer for key in keys):
+            raise self._no_registry()
+        return [answer[key] for key in keys]
 
     def _send(self, method: str, path: str, content: str | None) -> httpx.Response:
         """One answer below 500, after as many tries as are left within the timeout.

@@ -1,0 +1,44 @@
+"""Our client of a registry, against answers that no registry gives."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from millrace.registry import client as ours
+
+
+def client_of(status: int, body: str) -> ours.SchemaRegistryClient:
+    client = ours.SchemaRegistryClient("http://registry", timeout_s=0)
+    client._http.close()
+    answer = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    client._http = httpx.Client(transport=answer, base_url="http://registry")
+    return client
+
+
+def test_only_a_registrys_own_code_says_that_a_schema_is_unknown() -> None:
+    # A proxy, or another service behind a wrong address, says 404 to everything. Whoever took that for the
+    # registry's word would count every message as one of nobody's.
+    for body in ('{"detail": "Not Found"}', '{"error_code": 404, "message": "HTTP 404 Not Found"}', "[]"):
+        with client_of(404, body) as client:
+            with pytest.raises(ours.RegistryUnavailable, match="does not answer like a schema registry"):
+                client.schema(1)
+            with pytest.raises(ours.RegistryUnavailable):
+                client.versions("s")
+    for code, ask in ((40403, "schema"), (40401, "latest"), (40402, "latest")):
+        with client_of(404, f'{{"error_code": {code}, "message": "gone"}}') as client:
+            with pytest.raises(ours.UnknownSchema, match="gone"):
+                getattr(client, ask)("1")
+            assert client.versions("s") == []
+
+
+def test_an_answer_without_the_id_it_was_asked_for_is_no_registrys() -> None:
+    with client_of(200, '{"hello": "world"}') as client:
+        for ask in (
+            lambda: client.register("s", "int"),
+            lambda: client.latest("s"),
+            lambda: client.lookup("s", "int"),
+            lambda: client.incompatibilities("s", "int"),
+        ):
+            with pytest.raises(ours.RegistryUnavailable):
+                ask()
