@@ -14,8 +14,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,23 @@ OnLine = Callable[[str], None]
 
 def submit(job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, fast_start: bool) -> Any:
     """Run `jobs/<job>.py` to its end; its result, or MillraceError with its own line."""
-    command = _command(job, settings, master, fast_start)
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    with _in_a_file(settings) as path:
+        output, code = _run(_command(job, path, master, fast_start), last, on_line)
+    return _answer(job, code, output, last)
+
+
+@contextmanager
+def _in_a_file(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Path of a file with the settings as JSON: a year of hours is too long for an argument."""
+    with tempfile.NamedTemporaryFile("w", prefix="millrace-job-", suffix=".json") as file:
+        json.dump(dict(settings), file)
+        file.flush()
+        yield file.name
+
+
+def _run(command: Sequence[str], last: collections.deque[str], on_line: OnLine) -> tuple[str, int]:
+    """Standard output and exit code; standard error goes to `on_line`, its last lines to `last`."""
     with subprocess.Popen(
         command,
         env=_environment(),
@@ -60,10 +77,10 @@ def submit(job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLin
             raise
         finally:
             reader.join(JOIN_S)
-    return _answer(job, code, output, last)
+    return output, code
 
 
-def _command(job: str, settings: Mapping[str, Any], master: str, fast_start: bool) -> list[str]:
+def _command(job: str, settings_path: str, master: str, fast_start: bool) -> list[str]:
     home = _spark_home()
     options = ["--master", master, "--name", f"millrace {job}"]
     confs = {
@@ -79,7 +96,7 @@ def _command(job: str, settings: Mapping[str, Any], master: str, fast_start: boo
     for key, value in confs.items():
         options += ["--conf", f"{key}={value}"]
     script = Path(millrace_spark.__path__[0], "jobs", f"{job}.py")
-    return [str(home / "bin" / "spark-submit"), *options, str(script), json.dumps(dict(settings))]
+    return [str(home / "bin" / "spark-submit"), *options, str(script), settings_path]
 
 
 def _spark_home() -> Path:

@@ -1,1 +1,1 @@
-"""The jobs that spark-submit runs: settings in as one JSON argument, the result out as one JSON line."""
+"""The jobs that spark-submit runs: settings in as one JSON file, the result out as one JSON line."""

@@ -1,4 +1,4 @@
-"""What every job's main does: settings from the command line, a Spark session, one JSON line at the end.
+"""What every job's main does: settings from a file, a Spark session, one JSON line at the end.
 
 The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1. Steps
 go to standard error as they are done.
@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
@@ -30,10 +31,10 @@ TASKS_PER_CORE = 4
 
 
 def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
-    """Run a job with the settings in the first argument; the process ends with its exit code."""
+    """Run a job with the settings in the file named first; the process ends with its exit code."""
     # Spark's JVM started us. Without it a driver could go on by itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    settings = from_mapping(cls, json.loads(sys.argv[1]), "the job's settings")
+    settings = from_mapping(cls, json.loads(Path(sys.argv[1]).read_text()), "the job's settings")
     spark = SparkSession.builder.getOrCreate()
     try:
         answer, code = {"result": job(spark, settings)}, 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 import millrace_spark.submit
 from millrace.errors import MillraceError
+from millrace_spark.hourly import hours_between
 from millrace_spark.submit import submit
 
 
@@ -56,18 +57,26 @@ def test_a_result_of_a_job_that_failed_afterwards_does_not_count(spark_submit: P
         run([])
 
 
-def test_workers_and_driver_are_this_python_and_the_settings_one_argument(spark_submit: Path) -> None:
+def test_workers_and_driver_are_this_python_and_the_settings_one_file(spark_submit: Path) -> None:
     spark_submit.write_text(
         f"#!/bin/sh\nexec {sys.executable} - \"$@\" <<'END'\n"
         "import json, os, sys\n"
         "names = ('PYSPARK_PYTHON', 'PYSPARK_DRIVER_PYTHON', 'SPARK_HOME')\n"
-        "print(json.dumps({'result': [sys.argv[1:], [os.environ[name] for name in names]]}))\nEND\n"
+        "read = json.load(open(sys.argv[-1]))\n"
+        "print(json.dumps({'result': [sys.argv[1:], read, [os.environ[name] for name in names]]}))\nEND\n"
     )
-    arguments, environment = run([])
+    arguments, settings, environment = run([])
     assert environment == [sys.executable, sys.executable, str(spark_submit.parents[1])]
     assert arguments[:2] == ["--master", "local[2]"]
     assert arguments[-2].endswith("millrace_spark/jobs/load.py")
-    assert json.loads(arguments[-1]) == {"topics": ["A"]}
+    assert settings == {"topics": ["A"]}
+    assert not Path(arguments[-1]).exists()
+
+
+def test_settings_may_name_every_hour_of_a_year(spark_submit: Path) -> None:
+    spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
+    hours = hours_between(datetime(2015, 1, 1, tzinfo=UTC), datetime(2016, 1, 1, tzinfo=UTC))
+    assert submit("hourly", {"hours": hours}, master="local[2]", on_line=print, fast_start=True) == 1
 
 
 def test_no_java_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
