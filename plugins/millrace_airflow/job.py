@@ -165,7 +165,7 @@ class Job:
 def _sweep(parent: Path) -> None:
     """Delete the folders of jobs that ended long ago; another starter may be doing the same."""
     for directory in parent.iterdir():
-        with suppress(FileNotFoundError, JobFailed):
+        with suppress(OSError, JobFailed):  # it may be gone by now, or no job at all
             if time.time() - directory.stat().st_mtime > KEEP_S and not Job(directory).alive():
                 shutil.rmtree(directory, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from millrace_airflow.settings import MillraceSettings
+
+
+_PASSWORD = re.compile(r"//[^/@\s]+@")
+"""User and password in a URL: Airflow hides those of a connection's own fields only."""
 
 
 class MillraceJobOperator(BaseOperator):
@@ -93,7 +98,7 @@ class MillraceJobOperator(BaseOperator):
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
         command = self.command(settings, run_id)
         self._job = Job.start(command, settings.job_directory, run_id)
-        self.log.info("%s", " ".join(command))
+        self.log.info("%s", _PASSWORD.sub("//***@", " ".join(command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
         return self._job
 

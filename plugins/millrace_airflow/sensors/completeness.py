@@ -52,7 +52,9 @@ class CompletenessSensor(BaseSensorOperator):
 
     def execute(self, context: Context) -> Any:
         """Ask once; then, deferrable, leave the rest to a trigger, otherwise ask again and again."""
-        began = self._began = datetime.now(UTC)
+        # A sensor that is rescheduled is executed anew for each question.
+        first = context["ti"].get_first_reschedule_date(context) if self.reschedule else None
+        began = self._began = first or datetime.now(UTC)
         if not self.deferrable:
             return self._poke_until_timeout(context)
         if (judgement := self._ask(began)).step is not Step.WAIT:

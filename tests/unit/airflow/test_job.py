@@ -164,12 +164,14 @@ def test_folders_nobody_came_back_for_are_deleted_a_week_later_unless_their_job_
         job.follow(lambda line: None)
     wait_until("the runners are gone", lambda: not forgotten.alive() and not recent.alive())
     week_ago = time.time() - 8 * 24 * 3600
-    for job in (forgotten, running):
-        os.utime(job.directory, (week_ago, week_ago))
+    stray = tmp_path / "not-a-job.txt"
+    stray.touch()
+    for path in (forgotten.directory, running.directory, stray):
+        os.utime(path, (week_ago, week_ago))
     new = Job.start(python("print(1)"), tmp_path, "new")
     kept = {job.directory for job in (recent, running, new)}
     running.kill()
-    assert set(tmp_path.iterdir()) == kept
+    assert set(tmp_path.iterdir()) == {*kept, stray}
 
 
 def test_a_job_of_another_machine_is_not_mistaken_for_a_process_of_this_one(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.exceptions import (
     AirflowFailException,
+    AirflowRescheduleException,
     AirflowSensorTimeout,
     AirflowTaskTimeout,
     TaskDeferred,
@@ -279,6 +280,30 @@ def test_the_deadline_is_a_time_so_a_restarted_triggerer_does_not_begin_to_wait_
     time.sleep(0.1)  # the triggerer is down; there is nothing to wait for but the time itself
     assert first_event(again(trigger))["step"] == "go on"
     assert len(auditor.asked) == 2
+
+
+def test_a_rescheduled_sensor_counts_its_time_from_the_first_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Auditor(monkeypatch, "unknown")
+    operator = sensor(mode="reschedule", accept_unknown_after=timedelta(minutes=1), deferrable=False)
+    for minutes, ends in ((None, False), (0.5, False), (2, True)):
+        first = None if minutes is None else datetime.now(UTC) - timedelta(minutes=minutes)
+        task = SimpleNamespace(get_first_reschedule_date=lambda _, first=first: first)
+        if ends:
+            assert "unknown" in operator.execute(context(ti=task))
+        else:
+            with pytest.raises(AirflowRescheduleException):
+                operator.execute(context(ti=task))
+
+
+def test_a_password_in_a_url_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = python("print('1') or 'http://user:secret@registry:8081/x'")
+    lines: list[str] = []
+    monkeypatch.setattr(operator.log, "info", lambda text, *values: lines.append(text % values))
+    operator.execute(context())
+    assert "secret" not in "".join(lines)
+    assert any("http://***@registry:8081/x" in line for line in lines)
 
 
 def test_a_trigger_holds_no_address_only_the_connections_name(monkeypatch: pytest.MonkeyPatch) -> None:
