@@ -233,6 +233,7 @@ class Cluster:
                 continue
             target = state.target_of(origin)
             if target is not None:
+                self._reread(topic)  # another member may just have allocated it
                 return target
             changed = with_mirror(state, origin, sorted(self.brokers), self.topics, recreated=recreated)
             if self._write_topic(changed, version):

@@ -118,6 +118,15 @@ def test_racing_members_allocate_each_origin_partition_once(members: list[Member
     assert (leaders.count(1), leaders.count(2)) == (6, 6)
 
 
+def test_a_target_that_another_member_allocated_is_in_the_snapshot_on_return(members: list[Member]) -> None:
+    first, second = members
+    origin = Origin("dc1", "clicks", TOPIC_ID, 0)
+    with second.cluster._refreshing:  # what it is told of changes comes late
+        target = first.cluster.allocate_mirror("clicks", origin)
+        assert second.cluster.allocate_mirror("clicks", origin) == target
+        assert second.cluster.topics["clicks"].target_of(origin) == target
+
+
 def test_a_recreated_origin_needs_a_word_and_never_takes_the_old_partition(members: list[Member]) -> None:
     cluster = members[0].cluster
     cluster.allocate_mirror("clicks", Origin("dc1", "clicks", TOPIC_ID, 0))

@@ -14,11 +14,13 @@ from millrace.storage.staging import Appended
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import ProducedPartition, ProduceRequest, decode_request, encode_response
 
+_PENDING = ProducedPartition(-1, 0)
+
 
 class _Answer:
     """Gathers what became of each batch of one request, then answers."""
 
-    __slots__ = ("_missing", "_request", "_results", "_topics", "acks", "acks_all")
+    __slots__ = ("_missing", "_numbers", "_request", "_results", "_topics", "acks", "acks_all")
 
     def __init__(self, request: Request, asked: ProduceRequest) -> None:
         # Nothing here may keep the records: an answer may wait long after they were written.
@@ -27,11 +29,12 @@ class _Answer:
         self.acks = asked.acks
         self.acks_all = asked.acks == -1
         self._missing = len(asked.batches)
-        self._results = [ProducedPartition(batch[1], 0) for batch in asked.batches]
+        self._numbers = [number for _, number, _ in asked.batches]
+        self._results = [_PENDING] * self._missing
 
     def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
         """Note one batch's outcome; the last one sends the answer."""
-        number = self._results[index].partition
+        number = self._numbers[index]
         if isinstance(outcome, Appended):
             self._results[index] = ProducedPartition(number, 0, outcome.base_offset, log_start_offset)
         else:
