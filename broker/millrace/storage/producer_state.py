@@ -5,7 +5,7 @@ and recovery feeds the headers above the checkpoint back in.
 
 The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
-not known (new, or silent for a day) may start anywhere.
+not known (new, silent for a day, or crowded out by 4,096 others) may start anywhere.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from millrace.records import BatchHeader
 
 REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
+MAX_PRODUCERS = 4096
+"""The checkpoint is written whole every few seconds: beyond this the longest silent are forgotten."""
 EXPIRY_S = 24 * 3600.0
 MAX_SEQUENCE = (1 << 31) - 1
 
@@ -57,6 +59,7 @@ class ProducerStates:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._states: Staged = {}
+        """The longest silent first."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -103,7 +106,12 @@ class ProducerStates:
 
     def commit(self, staged: Staged) -> None:
         """Make the staged changes of a written append count."""
-        self._states.update(staged)
+        states = self._states
+        for producer_id, state in staged.items():
+            states.pop(producer_id, None)
+            states[producer_id] = state
+        while len(states) > MAX_PRODUCERS:
+            del states[next(iter(states))]
 
     def replay(self, header: BatchHeader, end: int) -> None:
         """Note a batch found in the log by recovery."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+from millrace.storage import producer_state
 from millrace.storage.producer_state import EXPIRY_S, MAX_SEQUENCE
 from tests.unit.storage.logs import Clock, append, appended, batch, consume, crash, flush, open_log
 
@@ -151,11 +152,33 @@ def test_a_batch_that_a_power_cut_took_is_not_remembered_as_stored(tmp_path: Pat
     log.publish(flushed)
     end = log.end
     appended(log, batch(2, producer=9, sequence=2))
-    log._write_checkpoint(flushed.state)
+    log._write_checkpoint(flushed.state, log._files)
     crash(log)
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:end])
     log = open_log(tmp_path, clock)
     retried = appended(log, batch(2, producer=9, sequence=2))[0]
     assert (retried.base_offset, retried.duplicate) == (end, False)
+    log.close()
+
+
+def test_the_longest_silent_producers_are_forgotten_beyond_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_state, "MAX_PRODUCERS", 3)
+    log = open_log(tmp_path)
+    first = appended(log, batch(1, producer=0, sequence=0))[0]
+    for producer in (1, 2):
+        appended(log, batch(1, producer=producer, sequence=0))
+    appended(log, batch(1, producer=0, sequence=1))
+    for producer in (3, 4):
+        appended(log, batch(1, producer=producer, sequence=0))
+    assert len(log._producers) == 3
+    again = appended(log, batch(1, producer=0, sequence=0))[0]
+    assert (again.base_offset, again.duplicate) == (first.base_offset, True), "0 sent again since"
+    crash(log)
+    log = open_log(tmp_path)
+    assert len(log._producers) == 3
+    assert appended(log, batch(1, producer=0, sequence=1))[0].duplicate
+    assert not appended(log, batch(1, producer=1, sequence=9))[0].duplicate
     log.close()
