@@ -24,6 +24,7 @@ from uuid import UUID
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.segment import sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,14 @@ def lock_directory(path: Path) -> int:
     return fd
 
 
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it that are missing; their names survive a power cut."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
 class LogDirectory:
     """Every partition log of one broker."""
 
@@ -77,7 +86,7 @@ class LogDirectory:
     def open(cls, path: Path, config: LogConfig, clock: Callable[[], float]) -> LogDirectory:
         """The log directory, created if need be; MillraceError when another broker holds its lock."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            _make_directory(path)
         except OSError as error:
             raise MillraceError(f"cannot create the log directory {path}: {error.strerror}") from error
         directory = cls(path, config, clock, lock_directory(path))

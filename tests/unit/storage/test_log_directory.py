@@ -74,9 +74,22 @@ def test_a_new_partitions_name_is_on_the_disk_before_its_messages(
     synced: list[Path] = []
     monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
     logs = open_directory(tmp_path)
-    logs.partition("t", 0, TOPIC_ID)
-    assert synced == [tmp_path]
+    (tmp_path / partition_name("t", 1, TOPIC_ID)).mkdir()  # by a broker that was killed right after
+    for number in (0, 1):
+        logs.partition("t", number, TOPIC_ID)
+    assert synced == [tmp_path, tmp_path]
     logs.close()
+
+
+def test_a_new_log_directorys_name_is_on_the_disk_before_its_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("millrace.storage.log_directory.sync_directory", synced.append)
+    path = tmp_path / "data" / "broker-1"
+    for _ in range(2):
+        open_directory(path).close()
+    assert synced == [tmp_path, tmp_path / "data"]
 
 
 def test_a_partition_has_its_topics_settings_or_the_brokers(tmp_path: Path) -> None:
