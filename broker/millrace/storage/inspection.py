@@ -20,7 +20,7 @@ from millrace.storage.checkpoint import FILE_NAME, Checkpoint, CheckpointUnreada
 from millrace.storage.file_slice import ReadFile
 from millrace.storage.log_directory import parse_partition_name
 from millrace.storage.position import MirrorPosition
-from millrace.storage.segment import SUFFIX, segment_path
+from millrace.storage.segment import segment_path, segment_paths
 from millrace.storage.state import holds_offsets
 
 
@@ -58,7 +58,7 @@ def partition_directories(path: Path) -> list[Path]:
     """The partitions in a log directory, or the directory itself when it is one."""
     if not path.is_dir():
         raise MillraceError(f"{path} is not a directory: name a broker's log_dir or one partition in it")
-    if any(path.glob(f"*{SUFFIX}")) or (path / FILE_NAME).exists():
+    if segment_paths(path) or (path / FILE_NAME).exists():
         return [path]
     found = sorted(child for child in path.iterdir() if parse_partition_name(child.name) is not None)
     if not found and not (path / "lock").exists():
@@ -77,7 +77,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
 def inspect_partition(directory: Path) -> Iterator[Finding]:
     """Everything in a partition's files, in order of position."""
     checkpoint = read_checkpoint(directory)
-    paths = sorted(directory.glob(f"*{SUFFIX}"))
+    paths = segment_paths(directory)
     if checkpoint is None and any(path.stat().st_size for path in paths):
         reason = "missing or unreadable; the next start of the broker reads the whole log and writes it anew"
         yield Damage(directory / FILE_NAME, 0, 0, reason, flushed=True)

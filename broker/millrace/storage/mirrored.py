@@ -7,12 +7,38 @@ or a speculative task can neither lose nor duplicate. Knows no files.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from millrace.compression import Buffer
 from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
-from millrace.records import MAGIC, BatchHeader, batch_crc
+from millrace.records import MAGIC, BatchHeader, Cursor, batch_crc
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
 from millrace.storage.state import LogState
+
+
+def check_append(
+    state: LogState,
+    origin: Origin,
+    expected: int | None,
+    position: MirrorPosition,
+    headers: Sequence[BatchHeader],
+    *,
+    reset: bool,
+) -> None:
+    """Refuse an append that does not continue the recorded position; a reset may move it anywhere.
+
+    Raises PositionMismatch, PolicyViolation or InvalidRequest.
+    """
+    check_position(state, origin, expected, position)
+    if not reset:
+        check_progress(state.mirror, position, headers)
+    elif headers:
+        raise InvalidRequest("a reset moves the position and appends no batches")
+
+
+def beginning(position: MirrorPosition) -> MirrorPosition:
+    """Where the mirror that came to `position` began: nothing copied yet."""
+    return replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
 
 
 def check_position(state: LogState, origin: Origin, expected: int | None, position: MirrorPosition) -> None:

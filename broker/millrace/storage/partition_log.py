@@ -25,12 +25,12 @@ from pathlib import Path
 
 from millrace.compression import Buffer
 from millrace.config import LogConfig
-from millrace.errors import BrokerError, InvalidRequest, MillraceError, PolicyViolation, StorageError
-from millrace.records import BatchHeader, Cursor
+from millrace.errors import BrokerError, MillraceError, PolicyViolation, StorageError
+from millrace.records import BatchHeader
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
-from millrace.storage.mirrored import check_position, check_progress, parse_mirrored
+from millrace.storage.mirrored import beginning, check_append, parse_mirrored
 from millrace.storage.position import MirrorPosition, Origin
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.reading import Reader
@@ -70,9 +70,9 @@ class PartitionLog:
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
         """Held while descriptors are in use by a flush, so that nobody closes them under it."""
-        self._checkpoint_at = clock()
-        if not recovered.clean:
-            self._write_checkpoint(recovered.state)
+        self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
+        if self._checkpointed != recovered.state.end:
+            self._write_checkpoint(recovered.state, self._files)
 
     @classmethod
     def open(
@@ -83,9 +83,9 @@ class PartitionLog:
         Raises MillraceError when the directory cannot be used or lost bytes that were on the disk.
         """
         try:
-            if not directory.exists():
-                directory.mkdir(parents=True)
-                sync_directory(directory.parent)  # else a power cut may take it with all that was flushed
+            directory.mkdir(parents=True, exist_ok=True)
+            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
+            sync_directory(directory.parent)
             return cls(directory, config, clock, sync)
         except OSError as error:
             raise MillraceError(f"cannot open the log in {directory}: {error}") from error
@@ -150,12 +150,10 @@ class PartitionLog:
         batch, StorageError in the place of every batch that could not be written.
         """
         with self._lock:
-            refused = self._refused_append()
-            if refused is not None:
+            if (refused := self._refused_append()) is not None:
                 return [refused] * len(batches)
             results: list[Appended | BrokerError] = []
-            written = 0
-            staging = self._stage()
+            staging, written = self._stage(), 0
             try:
                 for batch, header in zip(batches, headers, strict=True):
                     result = staging.add(batch, header)
@@ -192,15 +190,8 @@ class PartitionLog:
         with self._lock:
             if self._refusal is not None:
                 raise StorageError(self._refusal)
-            check_position(self._appended, origin, expected, position)
             recorded = self._appended.mirror
-            if not reset:
-                check_progress(recorded, position, headers)
-            elif batches:
-                raise InvalidRequest("a reset moves the position and appends no batches")
-            first = recorded or replace(
-                position, cursor=Cursor(position.start), batches=0, records=0, dropped=0
-            )
+            check_append(self._appended, origin, expected, position, headers, reset=reset)
             limit = self.config.max_message_bytes
             size = sum(size_in_log(header, limit) for header in headers) + position_size(position)
             if 0 < self._active.size > self.config.segment_bytes - size:
@@ -210,7 +201,7 @@ class PartitionLog:
             if self._active.size == 0:
                 # Every segment of a mirrored partition says at its start what it is and how far it was:
                 # retention may then delete all others, and a torn first append is not taken for data.
-                staging.place_position(first, timestamp)
+                staging.place_position(recorded or beginning(position), timestamp)
             for batch, header in zip(batches, headers, strict=True):
                 staging.place(batch, header)
             staging.place_position(position, timestamp)
@@ -292,8 +283,8 @@ class PartitionLog:
             for segment in segments[:-1]:
                 if segment.end <= state.end:
                     segment.close()
-            if started_at - self._checkpoint_at >= CHECKPOINT_INTERVAL_S:
-                self._write_checkpoint(state)
+            if self._checkpoint_is_due(state):
+                self._write_checkpoint(state, self._files)
             return Flushed(state, started_at)
 
     def publish(self, flushed: Flushed) -> bool:
@@ -329,32 +320,36 @@ class PartitionLog:
         return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
 
     def apply_retention(self) -> list[int]:
-        """Delete the segments that retention no longer keeps; return their bases. For a thread."""
+        """Delete the segments that retention no longer keeps; return their bases. For a thread.
+
+        Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
+        """
         now = self._clock()
-        self._producers.expire()
-        with self._lock:
-            if self._closed:
-                return []
-            active = self._active
-            if active.facts.next_offset >= 0 and not self._refusal and is_expired(active, self.config, now):
-                self._roll_for_retention(now)
-            files = self._files
-            count = expired_count(files.segments, self.config, now, self._visible.end)
-            if count == 0:
-                return []
-            victims, kept = files.segments[:count], files.segments[count:]
-            start_offset = max(victim.facts.next_offset for victim in victims)
-            self._files = Files(kept, start_offset if start_offset >= 0 else files.start_offset)
         with self._flush_lock:
-            # The checkpoint first: a file below its start is a leftover, one above it would be missed.
-            self._write_checkpoint(self._visible)
+            with self._lock:
+                if self._closed:
+                    return []
+                self._producers.expire()
+                if self._active.facts.next_offset >= 0 and is_expired(self._active, self.config, now):
+                    self._roll_for_retention(now)
+                files, visible = self._files, self._visible
+            count = expired_count(files.segments, self.config, now, visible.end)
+            # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
+            # begins above its end for a loss. On a full disk it may fail until something was deleted.
+            if count > 0 or self._checkpoint_is_due(visible):
+                self._write_checkpoint(visible, files.without_first(count))
+            victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
+            with self._lock:
+                self._files = self._files.without_first(len(victims))
             for victim in victims:
                 victim.close()
                 victim.path.unlink(missing_ok=True)
-        self._reader.forget_below(kept[0].base)
+        self._reader.forget_below(self._files.segments[0].base)
         return [victim.base for victim in victims]
 
     def _roll_for_retention(self, now: float) -> None:
+        if self._refusal is not None:
+            return
         try:
             self._roll()
             staging = self._stage()
@@ -364,13 +359,18 @@ class PartitionLog:
         except StorageError as error:
             log.error("retention cannot begin a new segment: %s", error)
 
-    def _write_checkpoint(self, state: LogState) -> None:
+    def _checkpoint_is_due(self, state: LogState) -> bool:
+        elapsed = self._clock() - self._checkpoint_at
+        return state.end > self._checkpointed and not 0 <= elapsed < CHECKPOINT_INTERVAL_S
+
+    def _write_checkpoint(self, state: LogState, files: Files) -> None:
+        self._checkpoint_at = self._clock()
         try:
-            Checkpoint.of(state, self._files, self._producers).write(self.directory)
+            Checkpoint.of(state, files, self._producers).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
-            return
-        self._checkpoint_at = self._clock()
+        else:
+            self._checkpointed = state.end
 
     def close(self) -> None:
         """Flush, write the checkpoint and close; a log that could not flush keeps its last checkpoint."""
@@ -381,7 +381,7 @@ class PartitionLog:
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._flush_lock, self._lock:
-            self._write_checkpoint(self._visible)
+            self._write_checkpoint(self._visible, self._files)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:

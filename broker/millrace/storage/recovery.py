@@ -22,7 +22,14 @@ from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch
 from millrace.storage.checkpoint import Checkpoint, CheckpointUnreadable
 from millrace.storage.position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates
-from millrace.storage.segment import SUFFIX, Segment, SegmentFacts, Sync, segment_path, sync_directory
+from millrace.storage.segment import (
+    Segment,
+    SegmentFacts,
+    Sync,
+    segment_path,
+    segment_paths,
+    sync_directory,
+)
 from millrace.storage.state import LogState, holds_offsets
 
 log = logging.getLogger(__name__)
@@ -37,8 +44,8 @@ class Recovered:
     segments: tuple[Segment, ...]
     state: LogState
     start_offset: int
-    clean: bool
-    """True when the checkpoint already says all of this."""
+    checkpointed: int
+    """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
 
 
 def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
@@ -61,8 +68,10 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         )
         gone = segments[0].base > checkpoint.start
         start_offset = segments[0].base if gone else checkpoint.start_offset
-        if segments[-1].end == checkpoint.flushed:
-            return Recovered(tuple(segments), state, start_offset, clean=True)
+        # An empty last file may be one whose name a crash kept from being synced: the long way does it.
+        if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
+            _correct_next_offset(segments[-1], state)
+            return Recovered(tuple(segments), state, start_offset, checkpoint.flushed)
     scan = _Scan(state, producers, skip_damage=checkpoint is None)
     scan.run(segments)
     unfilled = scan.unfilled
@@ -74,18 +83,19 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     else:
         kept = _cut(segments, scan.kept)
     _make_durable(directory, kept, None if checkpoint is None else checkpoint.flushed, sync)
-    return Recovered(tuple(kept), scan.kept, start_offset, clean=False)
+    checkpointed = -1 if checkpoint is None else checkpoint.flushed
+    return Recovered(tuple(kept), scan.kept, start_offset, checkpointed)
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:
     try:
         checkpoint = Checkpoint.read(directory)
     except CheckpointUnreadable as error:
-        if not any(directory.glob(f"*{SUFFIX}")):
+        if not segment_paths(directory):
             raise MillraceError(f"{error} and no segment is left: restore {directory} from a copy") from None
         log.warning("%s; reading the whole log instead", error)
         return None
-    if checkpoint is None and any(path.stat().st_size for path in directory.glob(f"*{SUFFIX}")):
+    if checkpoint is None and any(path.stat().st_size for path in segment_paths(directory)):
         log.warning("no checkpoint in %s; reading the whole log instead", directory)
     return checkpoint
 
@@ -98,7 +108,7 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
     facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
     flushed = None if checkpoint is None else checkpoint.flushed
     segments = []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    for path in segment_paths(directory):
         base = int(path.stem)
         if checkpoint is not None and base < checkpoint.start:
             log.info("deleting %s: retention had given it up", path)
@@ -111,9 +121,9 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
         if before.end < after.base and (flushed is None or after.base <= flushed):
             _refuse(directory, before.end, after.base)
         _truncate(before, after.base)
-    if checkpoint is not None and flushed:
+    if checkpoint is not None and flushed is not None and (segments or flushed > 0):
         if not segments or segments[0].base > flushed:
-            _refuse(directory, checkpoint.start, flushed)
+            _refuse(directory, checkpoint.start, segments[0].base if segments else flushed)
         if segments[0].base > checkpoint.start:
             # The oldest files may be deleted by hand to make room; readers see the later start offset.
             log.error("%s: the files below %s are gone", directory, segments[0].path.name)
@@ -223,10 +233,14 @@ def _discard(segment: Segment) -> bool:
 def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
     """Cut the log at its end, delete the files behind it; return those kept."""
     kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
-    last = kept[-1]
-    _truncate(last, state.end)
-    last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
+    _truncate(kept[-1], state.end)
+    _correct_next_offset(kept[-1], state)
     return kept
+
+
+def _correct_next_offset(last: Segment, state: LogState) -> None:
+    """Take back what was noted of batches that a power cut took: retention goes by it."""
+    last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
 
 
 def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from millrace.storage.file_slice import ReadFile
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 SUFFIX = ".log"
+_SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 Sync: TypeAlias = Callable[[int], None]
 """os.fdatasync, or what a test puts in its place."""
@@ -28,6 +30,11 @@ Sync: TypeAlias = Callable[[int], None]
 def segment_path(directory: Path, base: int) -> Path:
     """The file of the segment that begins at position `base`."""
     return directory / f"{base:020d}{SUFFIX}"
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """The files of a partition's segments in order; others that somebody put there are left alone."""
+    return sorted(path for path in directory.glob(f"*{SUFFIX}") if _SEGMENT_NAME.fullmatch(path.name))
 
 
 def sync_directory(directory: Path) -> None:
@@ -159,6 +166,11 @@ class Files:
 
     segments: tuple[Segment, ...]
     start_offset: int
+
+    def without_first(self, count: int) -> Files:
+        """What is left when retention deletes that many of the oldest segments."""
+        gone = max((victim.facts.next_offset for victim in self.segments[:count]), default=-1)
+        return Files(self.segments[count:], gone if gone >= 0 else self.start_offset)
 
     def index_of(self, offset: int) -> int:
         """Index of the segment whose range holds the offset; 0 for one before the first."""

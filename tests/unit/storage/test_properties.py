@@ -6,12 +6,14 @@ may take files whose names were never synced. Whatever was visible must be there
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -22,15 +24,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from millrace.config import LogConfig
-from millrace.errors import OffsetOutOfRange
+from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, split_batches
 from millrace.storage import lookup
+from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.segment import sync_directory
+from millrace.storage.staging import Appended
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
-    appended,
+    append,
     batch,
     consume,
     crash,
@@ -63,10 +67,15 @@ class Disk:
         self.directory = directory
         self.synced: dict[str, int] = {}
         self.named: set[str] = set()
+        self.meanwhile: Callable[[], None] | None = None
+        """What the loop does while the next sync waits for the disk."""
 
     def sync(self, fd: int) -> None:
         name = Path(f"/proc/self/fd/{fd}").readlink().name
         self.synced[name] = os.fstat(fd).st_size
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
 
     def sync_directory(self, directory: Path) -> None:
         sync_directory(directory)
@@ -103,7 +112,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         place = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.directory = Path(tempfile.mkdtemp(prefix="millrace-", dir=place))
-        self.clock = Clock()
+        self.clock = Clock(time.time())  # files carry real times
         self.disk = Disk(self.directory)
         self.patches = ExitStack()
         for module in MODULES:
@@ -142,14 +151,21 @@ class LogMachine(RuleBasedStateMachine):
         batches = [batch(records, b"v" * size) for records, size in sizes]
         if crowded < len(batches):
             batches[crowded] = crowded_batch(200)
-        for each, result in zip(batches, appended(self.log, *batches), strict=True):
-            header = BatchHeader.parse(each)
-            assert header is not None
-            assert header.base_offset == result.base_offset >= self.end
-            self.stored.append(Stored(result.base_offset, header.next_offset, result.end, result.end))
-            self.end = max(result.end, header.next_offset)
+        assert self.place(batches) == len(batches)
         assert self.log.unflushed_messages > 0
         return None
+
+    def place(self, batches: list[bytearray]) -> int:
+        """Append batches and note those that are in the log; return how many."""
+        before = len(self.stored)
+        for each, result in zip(batches, append(self.log, *batches), strict=True):
+            header = BatchHeader.parse(each)
+            assert header is not None
+            if isinstance(result, Appended):
+                assert header.base_offset == result.base_offset >= self.end
+                self.stored.append(Stored(result.base_offset, header.next_offset, result.end, result.end))
+                self.end = max(result.end, header.next_offset)
+        return len(self.stored) - before
 
     def mirror(self, counts: list[int]) -> None:
         recorded = self.log.mirror_position
@@ -179,8 +195,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(sizes=st.lists(SIZES, min_size=1, max_size=3))
     def append_during_a_flush(self, sizes: list[tuple[int, int]]) -> None:
         before = len(self.stored)
+        self.disk.meanwhile = lambda: self.append(sizes, 99)
         flushed = self.log.flush()
-        self.append(sizes, 99)
+        if self.disk.meanwhile is not None:  # there was nothing to sync
+            self.disk.meanwhile = None
+            self.append(sizes, 99)
         self.log.publish(flushed)
         self.visible = before
         self.mark = self.log.high_watermark
@@ -204,6 +223,39 @@ class LogMachine(RuleBasedStateMachine):
         self.open()
         self.visible = len(self.stored)
         self.mark = max([self.mark, *(each.next_offset for each in self.stored[-1:])])
+
+    @rule()
+    def kill(self) -> None:
+        crash(self.log)
+        self.open()
+        self.visible = len(self.stored)
+        self.mark = max([self.mark, *(each.next_offset for each in self.stored[-1:])])
+        self.end = self.log.end
+
+    @rule(blocks=st.integers(1, 4), room=st.integers(0, 400))
+    def the_disk_is_full(self, blocks: int, room: int) -> None:
+        """The files take only `room` more bytes, and no checkpoint can be written."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+
+        def writev(fd: int, buffers: list[bytes]) -> int:
+            nonlocal room
+            if room == 0:
+                raise full
+            written = os.write(fd, b"".join(map(bytes, buffers))[:room])
+            room -= written
+            return written
+
+        with (
+            mock.patch.object(os, "writev", writev),
+            mock.patch.object(Checkpoint, "write", side_effect=full),
+        ):
+            if self.mirrored:
+                with suppress(StorageError):
+                    self.mirror([1, 2])
+            else:
+                self.place([batch(2, b"v" * 60) for _ in range(blocks)])
+            self.flush()
+            self.retention()
 
     @rule(seed=st.integers(0, 1 << 30))
     def power_cut(self, seed: int) -> None:

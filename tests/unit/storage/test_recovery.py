@@ -45,8 +45,8 @@ class Written:
         return [(base, count) for base, count, end in self.units if end <= cut]
 
 
-def write(directory: Path, batches: list[bytearray], **settings: int) -> Written:
-    log = open_log(directory, **settings)
+def write(directory: Path, batches: list[bytearray], segment_bytes: int = 1 << 20) -> Written:
+    log = open_log(directory, segment_bytes=segment_bytes)
     units = []
     for each in batches:
         size, header = len(each), BatchHeader.parse(each)
@@ -141,7 +141,12 @@ def test_a_clean_close_is_read_back_without_reading_the_log(
     log.close()
     reads = []
     real = os.pread
-    monkeypatch.setattr(os, "pread", lambda *arguments: reads.append(arguments) or real(*arguments))
+
+    def noted(fd: int, length: int, offset: int) -> bytes:
+        reads.append(offset)
+        return real(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", noted)
     log = open_log(tmp_path)
     assert not reads
     monkeypatch.undo()
@@ -356,7 +361,8 @@ def test_the_high_watermark_survives_without_any_data(tmp_path: Path) -> None:
 def mirrored_log(directory: Path) -> list[tuple[int, int, list[int]]]:
     """A crashed mirrored log; for each append (end of the append, next origin offset, counts so far)."""
     log = open_log(directory)
-    expected, states, counts = None, [], []
+    expected, states = None, []
+    counts: list[int] = []
     offset = batches = records = 0
     for sizes in ([2, 3], [], [1]):
         added = origin_batches(sizes, offset)
@@ -409,3 +415,26 @@ def test_a_log_of_a_newer_release_is_refused_not_misread(tmp_path: Path) -> None
     (tmp_path / FILE_NAME).write_bytes(b"%s\n%08x\n" % (text, zlib.crc32(text)))
     with pytest.raises(MillraceError, match="version 2"):
         open_log(tmp_path)
+
+
+def test_a_log_that_begins_behind_its_checkpoint_is_refused_and_nothing_is_deleted(tmp_path: Path) -> None:
+    log = open_log(tmp_path, segment_bytes=300)
+    appended(log, *[batch(2) for _ in range(12)])
+    crash(log)  # the checkpoint is the one of the new, empty log
+    log_files(tmp_path)[0].unlink()
+    files = log_files(tmp_path)
+    with pytest.raises(MillraceError, match="lost the bytes"):
+        open_log(tmp_path, segment_bytes=300)
+    assert log_files(tmp_path) == files
+
+
+def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    appended(log, batch(3))
+    log.close()
+    for name in ("copy.log", "1.log", f"{0:020d}.log.bak"):
+        (tmp_path / name).write_bytes(b"x")
+    log = open_log(tmp_path)
+    assert data_of(log) == [(0, 3)]
+    log.close()
+    assert (tmp_path / "copy.log").exists()

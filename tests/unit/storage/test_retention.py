@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange
+from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
@@ -176,3 +179,101 @@ def test_retention_keeps_the_last_position_of_a_mirrored_partition(tmp_path: Pat
     flush(log)
     assert [header.records_count for header in consume(log, log.log_start_offset)] == [1]
     log.close()
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_on_a_full_disk_retention_deletes_nothing_that_recovery_would_take_for_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
+    if checkpointed:
+        appended(log, *[batch(2) for _ in range(4)])
+        clock.now += 60
+        flush(log)
+    appended(log, *[batch(2) for _ in range(9)])
+    flush(log)
+    mark, stored = log.high_watermark, [header.base_offset for header in consume(log, 0)]
+    clock.now += 2000
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", full)
+        assert log.apply_retention() == ([0] if checkpointed else [])
+    start = log.log_start_offset
+    crash(log)
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
+    assert log.high_watermark == mark
+    assert [header.base_offset for header in consume(log, start)] == [at for at in stored if at >= start]
+    log.close()
+
+
+def test_what_retention_could_not_delete_on_a_full_disk_goes_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
+    appended(log, *[batch(2) for _ in range(9)])
+    flush(log)
+    clock.now += 2000
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "write", full)
+        assert log.apply_retention() == []
+    assert len(log.apply_retention()) == 3
+    assert len(log_files(tmp_path)) == 1
+    log.close()
+
+
+def test_retention_does_not_count_messages_that_a_power_cut_took(tmp_path: Path) -> None:
+    clock = Clock()
+    meanwhile: list[bytearray] = []
+
+    def sync(fd: int) -> None:
+        os.fdatasync(fd)
+        while meanwhile:
+            appended(log, meanwhile.pop())
+
+    log = PartitionLog.open(tmp_path, LogConfig(), clock, sync)
+    appended(log, batch(2))
+    clock.now += 60
+    meanwhile.append(batch(400))
+    flush(log)  # the checkpoint is written after the second batch came
+    end, mark = log.visible_end, log.high_watermark
+    crash(log)
+    path = log_files(tmp_path)[0]
+    os.truncate(path, end)
+    os.utime(path, (clock.now, clock.now))
+    log = open_log(tmp_path, clock, retention_ms=1_000_000)
+    clock.now += 2000
+    assert log.apply_retention() == [0]
+    base = appended(log, batch(3))[0].base_offset
+    flush(log)
+    for offset in (mark, base, base + 1):
+        assert batches_at(log, offset)[0].base_offset == base
+    log.close()
+
+
+def test_retention_writes_the_checkpoint_of_a_log_that_nobody_flushes_any_more(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    appended(log, batch(2))
+    flush(log)
+    clock.now += 60
+    log.apply_retention()
+    checkpoint = Checkpoint.read(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.flushed == log.visible_end > 0
+    log.close()
+
+
+def test_a_closed_log_deletes_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1000)
+    appended(log, *[batch(2) for _ in range(9)])
+    log.close()
+    clock.now += 60
+    files = log_files(tmp_path)
+    assert log.apply_retention() == []
+    assert log_files(tmp_path) == files

@@ -13,6 +13,7 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import StorageError
+from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.segment import CutFailed, Segment
 from tests.unit.storage.logs import (
@@ -199,7 +200,7 @@ def test_a_segment_created_since_the_last_flush_has_its_name_synced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = open_log(tmp_path, segment_bytes=300)
-    synced = []
+    synced: list[Path] = []
     monkeypatch.setattr("millrace.storage.partition_log.sync_directory", synced.append)
     appended(log, batch(1))
     flush(log)
@@ -210,15 +211,45 @@ def test_a_segment_created_since_the_last_flush_has_its_name_synced_too(
     log.close()
 
 
+def test_a_segment_that_a_killed_broker_left_empty_has_its_name_synced_before_its_messages_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=300)
+    appended(log, *[batch(2) for _ in range(3)])
+    log.close()
+    log = open_log(tmp_path, segment_bytes=300)
+    with no_file_larger_than(0):
+        assert isinstance(append(log, batch(9, b"x" * 30))[0], StorageError)
+    assert [path.stat().st_size > 0 for path in log_files(tmp_path)] == [True, False]
+    crash(log)
+    named: set[Path] = set()
+    for module in ("partition_log", "recovery", "checkpoint"):
+        target = f"millrace.storage.{module}.sync_directory"
+        monkeypatch.setattr(target, lambda directory: named.update(log_files(directory)))
+    log = open_log(tmp_path, segment_bytes=300)
+    appended(log, batch(9, b"x" * 30))
+    flush(log)
+    assert set(log_files(tmp_path)) == named
+    log.close()
+
+
 def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     log = open_log(tmp_path, clock)
     clock.now += 60
+    appended(log, batch(1))
     with no_file_larger_than(0):
         log.flush()
+        log.flush()
     assert "cannot write the checkpoint" in caplog.text
+    assert len(caplog.records) == 1, "not tried again at every flush"
+    clock.now += 60
+    log.flush()
+    checkpoint = Checkpoint.read(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.flushed == log.end
     appended(log, batch(1))
     assert flush(log)
     log.close()
