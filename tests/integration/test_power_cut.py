@@ -48,8 +48,8 @@ def cut_power(broker: RunningBroker, folder: Path, chance: random.Random) -> int
     broker.process.kill()
     synced: dict[str, int] = {}
     for line in (folder / "synced").read_text().splitlines():
-        size, _, name = line.partition(" ")
-        synced[name] = int(size)
+        synced_size, _, name = line.partition(" ")
+        synced[name] = int(synced_size)
     lost = 0
     for path in folder.glob("*/*/*.log"):
         size = path.stat().st_size
