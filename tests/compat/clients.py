@@ -173,7 +173,9 @@ def _aiokafka_read(bootstrap: str, topic: str, partition: int, offset: int) -> D
     return asyncio.run(run())
 
 
-def _kcat(*arguments: str, stdin: bytes | None = None) -> bytes:
+def kcat(*arguments: str, stdin: bytes | None = None) -> bytes:
+    """What kcat prints; fails with its own words, or with how to get it."""
+    assert shutil.which("kcat"), "kcat is not installed: `make compat` installs it, or your package manager"
     done = subprocess.run(
         ["kcat", *arguments], input=stdin, capture_output=True, timeout=TIMEOUT_S, check=False
     )
@@ -183,12 +185,12 @@ def _kcat(*arguments: str, stdin: bytes | None = None) -> bytes:
 
 def _kcat_produce(bootstrap: str, topic: str, partition: int, values: Sequence[bytes], codec: str) -> None:
     lines = b"".join(value + b"\n" for value in values)
-    _kcat("-P", "-b", bootstrap, "-t", topic, "-p", str(partition), "-z", codec, "-q", stdin=lines)
+    kcat("-P", "-b", bootstrap, "-t", topic, "-p", str(partition), "-z", codec, "-q", stdin=lines)
 
 
 def _kcat_read(bootstrap: str, topic: str, partition: int, offset: int) -> Delivered:
     start = "beginning" if offset == BEGINNING else str(offset)
-    output = _kcat(
+    output = kcat(
         "-C", "-b", bootstrap, "-t", topic, "-p", str(partition), "-o", start, "-e", "-q",
         "-X", "fetch.wait.max.ms=20", "-f", "%o %s\\n",
     )  # fmt: skip

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 
 import pytest
 
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.compat.clients import CODECS, KCAT, assert_reads_exactly
+from tests.compat.clients import CODECS, KCAT, assert_reads_exactly, kcat
 from tests.support import Process
 
 
@@ -19,18 +18,13 @@ def broker(
     return start_broker(start_for_module, zookeeper, tmp_path_factory.mktemp("broker"), "compat-kcat")
 
 
-def kcat(broker: RunningBroker, *arguments: str, stdin: str = "") -> str:
-    done = subprocess.run(
-        ["kcat", "-b", broker.bootstrap, *arguments],
-        input=stdin, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(broker: RunningBroker, *arguments: str, stdin: str = "") -> str:
+    return kcat("-b", broker.bootstrap, *arguments, stdin=stdin.encode()).decode()
 
 
 def test_metadata_names_brokers_topics_and_leaders(broker: RunningBroker) -> None:
     broker.create_topic("listed", 2)
-    listing = kcat(broker, "-L")
+    listing = run(broker, "-L")
     assert f"broker 1 at {broker.bootstrap}" in listing
     assert 'topic "listed" with 2 partitions' in listing
     assert "partition 1, leader 1, replicas: 1, isrs: 1" in listing
@@ -46,12 +40,12 @@ def test_every_codec(broker: RunningBroker, codec: str) -> None:
 
 def test_offsets_from_the_end_count_bytes(broker: RunningBroker) -> None:
     topic = broker.create_topic("tail", 1)
-    kcat(broker, "-P", "-t", topic, "-p", "0", stdin="".join(f"{n}\n" for n in range(100)))
-    assert kcat(broker, "-C", "-t", topic, "-p", "0", "-o", "-3", "-e", "-q") == "97\n98\n99\n"
+    run(broker, "-P", "-t", topic, "-p", "0", stdin="".join(f"{n}\n" for n in range(100)))
+    assert run(broker, "-C", "-t", topic, "-p", "0", "-o", "-3", "-e", "-q") == "97\n98\n99\n"
 
 
 def test_a_key_separator_and_timestamps(broker: RunningBroker) -> None:
     topic = broker.create_topic("keys", 1)
-    kcat(broker, "-P", "-t", topic, "-K", ":", stdin="a:1\nb:2\n")
-    assert kcat(broker, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%k=%s;") == "a=1;b=2;"
-    assert kcat(broker, "-C", "-t", topic, "-o", "s@1", "-e", "-q", "-f", "%s") == "12"
+    run(broker, "-P", "-t", topic, "-K", ":", stdin="a:1\nb:2\n")
+    assert run(broker, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-f", "%k=%s;") == "a=1;b=2;"
+    assert run(broker, "-C", "-t", topic, "-o", "s@1", "-e", "-q", "-f", "%s") == "12"
