@@ -334,8 +334,9 @@ class AuditedProducer:
             if not news and closed_through != said:
                 news = [[]]
             for index, windows in enumerate(news):
-                # Only with the last portion is everything before that time told.
-                through = closed_through if index == len(news) - 1 else said
+                # A portion closes no window that one behind it still tells of.
+                untold = [window.window for portion in news[index + 1 :] for window in portion]
+                through = min(said, closed_through, *untold) if untold else closed_through
                 report = Report(time=_now_ms(), number=self._number, closed_through=through,
                                 windows=windows, **self._names)  # fmt: skip
                 self._unsent.append(report)
