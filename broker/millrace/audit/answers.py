@@ -24,6 +24,7 @@ from millrace.audit.store import (
     TierRow,
     TopicRow,
     UncountedRow,
+    UnheardRow,
     WindowRow,
 )
 from millrace.audit.verdict import (
@@ -163,6 +164,7 @@ def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
         if row.heartbeat > NOTHING
     }
     gaps = [_gap(row) for row in session.scalars(select(UncountedRow).where(UncountedRow.topic == topic))]
+    gaps += [_silence(row) for row in session.scalars(select(UnheardRow))]
     around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms, gaps)
     anyone = select(InstanceTopicRow.instance).where(InstanceTopicRow.topic == topic).limit(1)
     announced = session.scalar(anyone) is not None
@@ -175,6 +177,14 @@ def _gap(row: UncountedRow) -> Gap:
         f" {row.tier}: messages or counts had expired by {iso(row.until)}"
     )
     return Gap(row.tier, row.since, row.until, reason)
+
+
+def _silence(row: UnheardRow) -> Gap:
+    reason = (
+        f"audit records expired before the auditor read them (offsets {row.start} to {row.end}): it does not"
+        f" know who sent what from {iso(row.since)} to {iso(row.until)}"
+    )
+    return Gap(None, row.since, row.until, reason)
 
 
 def _instance(row: InstanceRow) -> Instance:
@@ -280,6 +290,11 @@ def _watermark(session: Session, view: _TopicView) -> int | None:
     """Time (ms) before which every window is complete; None when not even the first one is."""
     first = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == view.topic))
     through = view.final_through
+    for gap in view.around.gaps:
+        if gap.tier is None and gap.since == NOTHING and first is not None:  # what is known begins behind it
+            first = max(first, window_start(gap.until - 1) + WINDOW_MS)
+        elif gap.tier is None:
+            through = min(through, gap.since)
     if first is None or through < first + WINDOW_MS:
         return None
     reached = window_start(min(through, FOR_EVER - WINDOW_MS))
@@ -287,7 +302,7 @@ def _watermark(session: Session, view: _TopicView) -> int | None:
         select(WindowRow.window)
         .where(
             WindowRow.topic == view.topic,
-            WindowRow.window < reached,
+            WindowRow.window.between(first, reached - 1),
             or_(WindowRow.settled.is_(None), WindowRow.settled != Verdict.COMPLETE),
         )
         .order_by(WindowRow.window)

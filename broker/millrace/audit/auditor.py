@@ -112,17 +112,20 @@ class Auditor:
     def _positions(self, topic: str, topic_id: str) -> dict[int, int]:
         """Partition -> next offset to apply: where the database stands, or earliest."""
         positions = self._client.list_offsets(topic, EARLIEST)
-        with self._store.reading() as session:
+        with self._store.writing() as session:
             for partition, earliest in positions.items():
                 row = session.get(AuditPosition, (topic_id, partition))
                 if row is None:
-                    continue
+                    row = AuditPosition(topic_id=topic_id, partition=partition, next_offset=0)
+                    session.add(row)
                 if row.next_offset < earliest:
                     log.error(
                         "%s-%d: offsets %d to %d expired before they were applied",
                         topic, partition, row.next_offset, earliest,
                     )  # fmt: skip
-                positions[partition] = max(row.next_offset, earliest)
+                    ledger.unheard(session, topic_id, partition, row.next_offset, earliest)
+                    row.next_offset = earliest
+                positions[partition] = row.next_offset
         return positions
 
     def _decode(self, where: str, offset: int, part: FetchedPartition) -> _Batch:
@@ -147,10 +150,8 @@ class Auditor:
         with self._store.writing() as session:
             for record in batch.records:
                 ledger.apply(session, record)
-            position = session.get(AuditPosition, (topic_id, partition))
-            if position is None:
-                position = AuditPosition(topic_id=topic_id, partition=partition)
-                session.add(position)
+            ledger.heard_again(session, topic_id, partition, batch.records)
+            position = session.get_one(AuditPosition, (topic_id, partition))
             position.next_offset = batch.next_offset
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from millrace.audit.counts import WINDOW_MS, SequenceTally
@@ -37,6 +37,7 @@ from millrace.audit.store import (
     TierRow,
     TopicRow,
     UncountedRow,
+    UnheardRow,
     WindowRow,
 )
 
@@ -55,6 +56,23 @@ def apply(session: Session, record: AuditRecord) -> None:
         _heartbeat(session, record)
     else:
         _count(session, record)
+
+
+def unheard(session: Session, topic_id: str, partition: int, start: int, end: int) -> None:
+    """Records [start, end) of an audit topic's partition expired before they were applied."""
+    heard = session.scalar(select(func.min(TierRow.heartbeat)))
+    since = NOTHING if heard is None else heard
+    session.add(
+        UnheardRow(topic_id=topic_id, partition=partition, start=start, end=end, since=since, until=FOR_EVER)
+    )
+
+
+def heard_again(session: Session, topic_id: str, partition: int, records: Iterable[AuditRecord]) -> None:
+    """Close the gap before these records, if there is one, with their first heartbeat."""
+    here = (UnheardRow.topic_id == topic_id, UnheardRow.partition == partition)
+    for row in session.scalars(select(UnheardRow).where(*here, UnheardRow.until == FOR_EVER)):
+        times = (r.time for r in records if isinstance(r, Heartbeat) and r.time != NOTHING)
+        row.until = next(times, FOR_EVER)
 
 
 def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:

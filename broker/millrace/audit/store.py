@@ -47,6 +47,22 @@ class AuditPosition(Row):
     next_offset: Mapped[int]
 
 
+class UnheardRow(Row):
+    """Records of an audit topic's partition that expired before they were applied: offsets [start, end).
+
+    Who sent what in event times [since, until) is not known in full; nothing then may be called complete.
+    """
+
+    __tablename__ = "unheard"
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    end: Mapped[int]
+    since: Mapped[int]
+    until: Mapped[int]
+    """The first heartbeat behind the gap; for ever until there is one."""
+
+
 class InstanceRow(Row):
     """One producer instance, or one that an operator has accepted without ever having heard of it."""
 

@@ -80,9 +80,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A tier was not counted in full: what events of [since, until) it holds is not known for certain."""
+    """What was said of events of [since, until) is not known in full, or of a tier what it holds of them."""
 
-    tier: str
+    tier: str | None
+    """The tier that was not counted in full; None when records of the audit itself are lost."""
     since: int
     until: int
     reason: str
@@ -156,7 +157,9 @@ def judge(
     end = window + WINDOW_MS
     waiting, visible = _silence(end, instances, evidence, around)
     findings: list[WindowFinding] = []
-    gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until and evidence]
+    gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until]
+    # What a tier holds matters for events that are known of; without the reports that is not certain either.
+    gaps = [gap for gap in gaps if evidence or gap.tier is None]
     in_doubt = {gap.tier for gap in gaps}
     behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
     for entry in evidence:
