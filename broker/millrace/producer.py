@@ -364,12 +364,15 @@ def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
     for key in (*_FIXED, "bootstrap.servers", "on_delivery"):
         if key in chosen:
             raise ConfigError(f"producer setting {key!r} cannot be changed: the audit rests on it")
+    timeout = str(chosen.get("delivery.timeout.ms", DELIVERY_TIMEOUT_MS))
+    if not timeout.isdecimal() or int(timeout) == 0:  # to librdkafka 0 is for ever: then nothing is certain
+        raise ConfigError(f"producer setting delivery.timeout.ms is {timeout!r}: give a time in ms above 0")
     return {
         "bootstrap.servers": bootstrap,
-        "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
         "linger.ms": 5,
         "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
         **chosen,
+        "delivery.timeout.ms": int(timeout),
         **_FIXED,
     }
 

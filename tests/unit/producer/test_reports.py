@@ -9,6 +9,7 @@ import pytest
 from millrace import producer as module
 from millrace.audit.counts import WINDOW_MS
 from millrace.audit.messages import FOR_EVER, Report, schema_file
+from millrace.errors import ConfigError
 from millrace.producer import AuditedProducer
 
 START = 1_431_856_800_000
@@ -74,3 +75,21 @@ def test_a_portion_promises_no_time_that_the_portions_behind_it_still_tell_of(
         assert report.closed_through <= min(later, default=FOR_EVER), index
     assert reports.told[-1].closed_through == START + 9 * WINDOW_MS
     producer._stop.set()
+
+
+@pytest.mark.parametrize("key", ["delivery.timeout.ms", "message.timeout.ms"])
+@pytest.mark.parametrize("value", [0, "0", -1, "soon", 1.5])
+def test_a_delivery_that_never_times_out_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms"):
+        AuditedProducer(
+            "127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x", config={key: value}
+        )
+
+
+def test_a_time_limit_may_be_written_as_a_string_as_librdkafka_takes_it() -> None:
+    producer = AuditedProducer(
+        "127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x",
+        config={"message.timeout.ms": "2000"},
+    )  # fmt: skip
+    assert producer._timeout_s == 2
+    producer.close()
