@@ -1,0 +1,65 @@
+"""The auditor's database: transactions, other databases, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.audit import answers, ledger
+from millrace.audit.counts import SequenceCounts
+from millrace.audit.store import AuditStore
+from millrace.errors import MillraceError
+from tests.unit.audit.test_ledger import RULES, WHOLE, Audit, W, audit, count
+
+__all__ = ["audit"]  # a fixture
+
+
+def test_what_was_applied_before_an_error_is_not_kept_in_half(audit: Audit) -> None:
+    def fail_halfway() -> None:
+        with audit.store.writing() as session:
+            ledger.apply(session, WHOLE[0])
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    with audit.store.reading() as session:
+        assert answers.topics(session, RULES) == []
+
+
+def test_a_reader_sees_one_state_while_a_writer_commits(tmp_path: Path) -> None:
+    store = AuditStore(f"sqlite:///{tmp_path}/audit.db")
+    with store.reading() as session:
+        assert answers.topics(session, RULES) == []
+        Audit(store).apply(*WHOLE)
+        assert answers.topics(session, RULES) == [], "as it was when the reader began"
+    with store.reading() as session:
+        assert len(answers.topics(session, RULES)) == 1
+    store.close()
+
+
+def test_what_strangers_call_themselves_fits_any_database(audit: Audit) -> None:
+    counts = SequenceCounts()
+    counts.add("web\0" + "x" * 3000, "\0", 9, W, 0, 2)
+    audit.apply(*WHOLE, count("dc1", 900, 990, counts))
+    (finding, *_) = audit.window()["findings"]
+    assert (finding["kind"], finding["server"][:6], finding["service"]) == (
+        "unexpected",
+        "web\ufffdxx",
+        "\ufffd",
+    )
+
+
+def test_a_password_is_not_in_the_error() -> None:
+    for url in ("postgresql://me:secret@127.0.0.1:1/none", "mysql://me:secret@x/y"):
+        with pytest.raises(MillraceError) as caught:
+            AuditStore(url)
+        assert "secret" not in str(caught.value)
+        assert "127.0.0.1" in str(caught.value) or "mysql" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:////nowhere/at/all.db"])
+def test_a_database_that_will_not_do_is_refused_in_one_line(url: str) -> None:
+    with pytest.raises(MillraceError) as caught:
+        AuditStore(url)
+    assert "\n" not in str(caught.value)
