@@ -92,9 +92,11 @@ def _search(segment: Segment, fd: int, offset: int, limit: int, boundaries: Boun
     ends = [position + header.size for position, header in found]
     if any(end > position for end, (position, _) in zip(ends, found[1:], strict=False)):
         try:
-            return _walk_to(fd, base, boundaries.nearest(base, low), offset, limit)
+            position = _walk_to(fd, base, boundaries.nearest(base, offset), offset, limit)
         except ChainBroken as error:
             raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+        boundaries.note(position, position)  # else every fetch from here walks the segment again
+        return position
     position, header = found[-1]
     if header.next_offset > offset:
         return position

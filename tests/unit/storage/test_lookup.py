@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader
 from millrace.storage import lookup
-from millrace.storage.chain import find_batches
+from millrace.storage.chain import find_batches, walk
 from millrace.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     appended,
@@ -137,6 +138,30 @@ def forged_at(end: int, per_batch: int, records: int) -> bytearray:
 
     outer[17:21] = batch_crc(outer).to_bytes(4, "big")
     return outer
+
+
+@pytest.mark.usefixtures("searching")
+def test_a_log_is_walked_once_around_forged_batches_not_at_every_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    appended(log, *[batch(1) for _ in range(300)])
+    outer = forged_at(log.end, 3, 2)
+    results = appended(log, batch(2), outer)
+    flush(log)
+    fresh(log)
+    walked = []
+
+    def noted(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+        for item in walk(fd, base, start, limit):
+            walked.append(item)
+            yield item
+
+    monkeypatch.setattr(lookup, "walk", noted)
+    for offset in (log.high_watermark - 2, log.high_watermark - 2, log.high_watermark - 1):
+        assert batches_at(log, offset, 1)[0].base_offset == results[1].base_offset
+    assert 300 < len(walked) < 320
+    log.close()
 
 
 @pytest.mark.usefixtures("searching")
