@@ -203,6 +203,7 @@ def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[Hour
             elif newest is not None and list(newest.loads) == list(source.parts):
                 results[source.hour] = _unchanged(newest)
             else:
+                _check_nothing_is_gone(run.fs, topic, source, newest)
                 todo.append((source, newest))
         if todo:
             results |= {result.hour: result for result in _publish_all(run, topic, todo)}
@@ -255,6 +256,22 @@ def _source(topic: str, hour: str, manifests: Sequence[LoadManifest]) -> HourSou
         newest.table_schema_id if newest else 0,
         own[0] if own else "",
     )
+
+
+def _check_nothing_is_gone(
+    fs: Filesystem, topic: str, source: HourSource, newest: HourManifest | None
+) -> None:
+    """MillraceError when a load that the newest revision was made from has lost its folder of this hour.
+
+    A load that was made anew may have other hours; it has another hash.
+    """
+    found, there = {part.load for part in source.parts}, set(load_numbers(fs, topic))
+    for part in newest.loads if newest is not None else ():
+        if part.load in there - found and read_load(fs, topic, part.load).sha256 == part.sha256:
+            raise MillraceError(
+                f"{topic}/{load_folder(part.load)}/{hour_folder(source.hour)} with {part.rows} rows is gone:"
+                " restore it from a copy"
+            )
 
 
 def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourManifest | None:

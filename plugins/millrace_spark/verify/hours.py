@@ -77,7 +77,8 @@ def _note_late_rows(fs: Filesystem, topic: str, loads: Loads, report: TableRepor
             published[hour] = {part.load for part in newest.loads}
     late: dict[str, int] = {}
     for number in load_numbers(fs, topic):
-        for hour, rows in load.rows_by_hour().items() if (load := loads(number)) else ():
+        load = loads(number)
+        for hour, rows in load.rows_by_hour().items() if load else ():
             if hour in published and number not in published[hour]:
                 late[hour] = late.get(hour, 0) + rows
     report.notes += [
