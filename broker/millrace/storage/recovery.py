@@ -57,6 +57,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     segments = open_segments(directory, checkpoint)
     if not segments:
         segments = [Segment.create(directory, 0, now)]
+        segments[0].close()
         sync_directory(directory)
     if checkpoint is None:
         first = segments[0].base
@@ -210,6 +211,7 @@ class _Scan:
         filler = filler_after(header, timestamp=header.max_timestamp)
         assert filler is not None
         segment.append([filler], len(filler), now)
+        segment.close()  # the next append opens it again; nobody would close it if this recovery failed
         segment.facts.largest_unit = max(segment.facts.largest_unit, header.size + len(filler))
         self.kept = replace(self.kept, end=self.kept.end + len(filler))
 

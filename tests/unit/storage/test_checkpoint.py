@@ -70,3 +70,15 @@ def test_it_is_written_every_few_seconds_and_not_at_every_flush(tmp_path: Path) 
     appended(log, batch(1))
     log.close()
     assert flushed_in_checkpoint() == log.end
+
+
+def test_a_clock_that_is_set_back_does_not_keep_the_checkpoint_from_being_written(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    clock.now -= 3600
+    appended(log, batch(1))
+    flush(log)
+    checkpoint = Checkpoint.read(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.flushed == log.end > 0
+    log.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.config import LogConfig
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
@@ -438,3 +440,22 @@ def test_files_that_are_no_segments_are_left_alone(tmp_path: Path) -> None:
     assert data_of(log) == [(0, 3)]
     log.close()
     assert (tmp_path / "copy.log").exists()
+
+
+@pytest.mark.parametrize("left", [[], [lambda: crowded_batch(300)]])
+def test_a_recovery_that_fails_leaves_no_file_open(
+    tmp_path: Path, left: list[Callable[[], bytearray]]
+) -> None:
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for attempt in range(3):
+        directory = tmp_path / str(attempt)
+        if left:
+            written = write(directory, build(left))
+            os.truncate(log_files(directory)[0], written.units[0][2])  # its filler is missing
+        with pytest.raises(MillraceError, match="cannot open the log"):
+            PartitionLog.open(directory, LogConfig(), Clock(), refuse)
+    assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
