@@ -25,13 +25,14 @@ from confluent_kafka import Producer
 from millrace.audit.client import Completeness, Window, completeness
 from millrace.audit.counting import BatchCounter
 from millrace.audit.counts import WINDOW_MS, SequenceCounts
-from millrace.audit.messages import NOTHING, Heartbeat, schema_file
+from millrace.audit.messages import NOTHING, AuditCodec, Heartbeat, schema_file
 from millrace.audit.publish import publish_load_counts, publish_records
 from millrace.audit.ranges import SequenceRanges
 from millrace.cli import cli
 from millrace.errors import MillraceError
 from millrace.producer import AuditedProducer
 from millrace.records import BatchHeader, Message, build_batch
+from millrace.registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import ROUNDS, Process, access_log, run_millrace, wait_until
 
@@ -421,6 +422,25 @@ def test_a_reader_whose_turn_was_taken_by_a_late_request_takes_it_back(world: Wo
     now = datetime.now(UTC).isoformat()
     wait_until("dc1 is counted again", lambda: counted_through() > now)
     assert "another audit reader counts tier dc1 on audit" in world.readers["dc1"].output
+
+
+def test_a_deleted_topic_leaves_the_heartbeats(world: World) -> None:
+    with world.clusters["dc2"].client() as client, SchemaRegistryClient(world.registry) as registry:
+        codec = AuditCodec(registry)
+
+        def named() -> set[str]:
+            """Topics in the newest heartbeat of dc2."""
+            records = [codec.decode(value) for value in read_topic(client, "audit")[0].values]
+            beats = [record for record in records if isinstance(record, Heartbeat)]
+            return {position.topic for position in beats[-1].positions}
+
+        client.create_topic("gone", 1)
+        producer = Producer({"bootstrap.servers": world.clusters["dc2"].bootstrap})
+        producer.produce("gone", b"x")
+        assert producer.flush(20) == 0
+        wait_until("the topic is counted", lambda: "gone" in named())
+        client.delete_topic("gone")
+        wait_until("it is counted no longer", lambda: "gone" not in named())
 
 
 DOOMED = """

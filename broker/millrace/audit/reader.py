@@ -174,7 +174,11 @@ class AuditReader:
         self._follow()
         now = _now_ms()
         news = False
-        for topic in self._topics():
+        topics = self._topics()
+        there = {topic.topic_id.hex for topic in topics}
+        # A deleted topic's partitions would stay in every heartbeat; nothing of them is unpublished here.
+        self._partitions = {key: state for key, state in self._partitions.items() if key[0] in there}
+        for topic in topics:
             news |= self._count_topic(topic)
         if news or time.monotonic() >= self._heartbeat_due:
             self._heartbeat(now)
