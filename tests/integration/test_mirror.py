@@ -304,7 +304,7 @@ def test_a_topic_created_anew_stops_loudly_until_it_is_reset(world: World) -> No
 
 
 def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world: World) -> None:
-    world.topic("expiring", 1, retention_ms="2000", segment_bytes="2000")
+    world.topic("expiring", 1, retention_bytes="2000", segment_bytes="1200")
     produce(world.origin.bootstrap, "expiring", ["kept"])
     with world.aggregate.client() as aggregate:
         wait_for_values(aggregate, "expiring", 1)
