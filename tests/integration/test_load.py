@@ -213,11 +213,12 @@ def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturb
 ) -> None:
     topic, warehouse = site.topic("Killed", 3), tmp_path / "killed"
     chance = random.Random(time.time_ns())
-    for turn in range(1, ROUNDS + 1):
+    turns = max(1, ROUNDS - 1)
+    for turn in range(1, turns + 1):
         site.publish(topic, [START_MS + n * 4_703 for n in range(2_000)])
         command = ["load", topic, *site.load_options(warehouse), "--run-id", f"turn {turn}"]
         kill_at_a_step(Process(command), steps=chance.randrange(0, 8), pause_s=chance.uniform(0, 0.3))
-        if turn < ROUNDS:
+        if turn < turns:
             (again,) = load(spark, site, warehouse, topic, run_id=f"turn {turn}")
             assert (again.load, again.rows) == (turn, 2_000)
         else:
