@@ -71,7 +71,7 @@ class PartitionLog:
         self._flush_lock = threading.Lock()
         """Held while descriptors are in use by a flush, so that nobody closes them under it."""
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
-        if self._checkpointed != recovered.state.end:
+        if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
 
     @classmethod
@@ -112,7 +112,7 @@ class PartitionLog:
 
     @property
     def mirror_position(self) -> MirrorPosition | None:
-        """How far this partition mirrors its origin, as appended; None for an ordinary partition."""
+        """How far this partition mirrors its origin, as appended; None for an ordinary one."""
         return self._appended.mirror
 
     @property
@@ -333,7 +333,7 @@ class PartitionLog:
                 if self._active.facts.next_offset >= 0 and is_expired(self._active, self.config, now):
                     self._roll_for_retention(now)
                 files, visible = self._files, self._visible
-            count = expired_count(files.segments, self.config, now, visible.end)
+            count = expired_count(files.segments, self.config, now, visible)
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
             # begins above its end for a loss. On a full disk it may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(visible):

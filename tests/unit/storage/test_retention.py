@@ -10,8 +10,9 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange
-from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.segment import Segment
 from tests.unit.storage.logs import (
     ORIGIN,
     Clock,
@@ -277,3 +278,22 @@ def test_a_closed_log_deletes_nothing(tmp_path: Path) -> None:
     files = log_files(tmp_path)
     assert log.apply_retention() == []
     assert log_files(tmp_path) == files
+
+
+def test_retention_keeps_the_last_position_when_a_full_disk_takes_no_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
+    log.append_mirrored(ORIGIN, None, origin_batches([2]), position(2, batches=1, records=2))
+    flush(log)
+    clock.now += 2000
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "append", full)
+        assert log.apply_retention() == []
+    crash(log)
+    (tmp_path / FILE_NAME).unlink()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=1_000_000)
+    assert log.mirror_position == position(2, batches=1, records=2)
+    log.append_mirrored(ORIGIN, 2, origin_batches([2], 2), position(4, batches=2, records=4))
+    log.close()
