@@ -106,9 +106,9 @@ class Cluster:
     def _open(self) -> None:
         for path in (self._ids, self._topics):
             self._call(self._client.ensure_path_async, path)
-        cluster_id = BYTE_OFFSETS_PREFIX + uuid.uuid4().hex
         with contextlib.suppress(NodeExistsError):
-            self._call(self._client.create_async, self._id, cluster_id.encode())
+            new_id = (BYTE_OFFSETS_PREFIX + uuid.uuid4().hex).encode()
+            self._call(self._client.create_async, self._id, new_id)
         self.cluster_id = self._call(self._client.get_async, self._id)[0].decode()
         self._client.add_listener(self._on_state)
         self._dirty.put(None)
@@ -119,9 +119,9 @@ class Cluster:
         """Leave: the broker's registration ends with the session. Twice is harmless."""
         self._closed.set()
         self._wake.set()
+        self._client.stop()  # before the watcher is waited for: it may be asking a ZooKeeper that is gone
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(OPERATION_SECONDS)
-        self._client.stop()
         self._client.close()
 
     def __enter__(self) -> Cluster:
@@ -282,12 +282,12 @@ class Cluster:
         while not self._closed.is_set():
             self._wake.wait(None if self._dirty.empty() else 1.0)
             self._wake.clear()
-            if self._closed.is_set():
-                return
             try:
                 self._refresh()
                 self._stay_registered()
             except Exception as error:  # the registries must stay watched whatever one reading meets
+                if self._closed.is_set():
+                    return
                 log.warning("cluster %s: cannot read its registries: %s", self.name, error)
                 self._dirty.put(None)
                 continue

@@ -114,6 +114,14 @@ def test_a_locked_log_directory_is_one_line(broker: RunningBroker) -> None:
     assert "is in use by another broker" in refused(broker.config, "--set", "broker_id=2")
 
 
+def test_a_log_directory_of_another_broker_is_one_line(broker: RunningBroker, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "owner.json").write_text('{"cluster_id": "millrace-other", "broker_id": 1}')
+    line = refused(broker.config, "--set", f"log_dir={tmp_path / 'x'}")
+    assert "belongs to broker 1 of cluster millrace-other" in line
+    assert "restore its data" in line
+
+
 def test_a_taken_broker_id_is_one_line(broker: RunningBroker, tmp_path: Path) -> None:
     line = refused(broker.config, "--set", f"log_dir={tmp_path / 'x'}", "--set", "session_timeout_ms=500")
     assert "broker id 1 of cluster process is held by a live broker" in line

@@ -10,6 +10,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -25,6 +27,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.storage.position import Origin
+from millrace.zookeeper import ZooKeeper
 from tests.support import wait_until
 
 TOPIC_ID = UUID(int=9)
@@ -190,6 +193,17 @@ def test_a_lost_session_is_replaced_and_the_broker_listed_again(
     wait_until("it is listed again", lambda: 1 in second.cluster.brokers)
     first.cluster.create_topic("after", 1, {})
     wait_until("watches work again", lambda: "after" in second.cluster.topics)
+
+
+def test_leaving_does_not_wait_for_a_zookeeper_that_is_gone(tmp_path: Path) -> None:
+    with ZooKeeper.start(tmp_path) as server:
+        member = Member(server.address, "alone")
+        member.register(1)
+    member.cluster._on_event(SimpleNamespace(path=member.cluster._topics))  # something to read, from nobody
+    time.sleep(0.5)
+    began = time.monotonic()
+    member.close()
+    assert time.monotonic() - began < 5
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from millrace.broker import Broker, Mailbox
+from millrace.broker.owner import claim
 from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load, parse_address
 from millrace.handlers import Handlers, kafka_apis
@@ -49,6 +50,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     server = Server(*parse_address(config.listen, "listen"), mailbox, config.max_frame_bytes)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
+        claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
