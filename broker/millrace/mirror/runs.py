@@ -6,6 +6,9 @@ origin no longer fits what was copied before. Knows no sockets, threads or ZooKe
 A run is free of gaps: each batch begins where the one before it ended (records.Cursor). What is left out are
 control batches, which mean something in their own log only, batches of aborted transactions (Apache Kafka),
 and batches that compaction has emptied.
+
+Limit: behind an idle origin that is itself a mirror, retention may delete a position batch that was never
+served; nobody can tell that from lost messages, so the copying stops, loudly and without need.
 """
 
 from __future__ import annotations
