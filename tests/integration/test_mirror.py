@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
+import tomllib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -101,7 +104,17 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
     folder, run = tmp_path_factory.mktemp("mirror"), uuid4().hex[:6]
     origin = TestCluster(start_for_module, f"dc1-{run}", folder, zookeeper, "[log]\nflush_ms = 20\n")
     origin.start_brokers(1)
-    topics = ["codecs", "refused", "kills", "origin-kill", "recreated", "expiring", "steady", "clients"]
+    topics = [
+        "codecs",
+        "refused",
+        "kills",
+        "origin-kill",
+        "recreated",
+        "disk-lost",
+        "expiring",
+        "steady",
+        "clients",
+    ]
     settings = (
         "[log]\nflush_ms = 20\n"
         f"[mirror.dc1]\nbootstrap = {json.dumps(origin.bootstrap)}\n"
@@ -320,7 +333,7 @@ def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world:
             lambda: client.list_offsets("expiring", -2)[0] > position + 400,
         )
     world.aggregate.restart(leader)
-    assert "expired" in world.await_state("expiring", "stopped").detail
+    assert "expired" in world.await_state("disk-lost", "expiring", "stopped").detail
     process = world.aggregate.brokers[leader].process
     wait_until(
         "the leader says so",
@@ -338,6 +351,28 @@ def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world:
         copied = read_topic(aggregate, "expiring")[0].values
     assert copied[0] == b"kept"
     assert len(copied) == len(set(copied)) < 22
+
+
+def test_an_origin_that_lost_its_disk_stops_and_goes_on_where_the_operator_says(world: World) -> None:
+    world.topic("disk-lost", 1)
+    produce(world.origin.bootstrap, "disk-lost", [f"before {number} " + "x" * 200 for number in range(20)])
+    world.assert_equal("disk-lost", 20)
+    world.origin.brokers[1].kill()
+    log_dir = Path(tomllib.loads(world.origin.brokers[1].config.read_text())["log_dir"])
+    (partition,) = log_dir.glob("disk-lost-0-*")
+    shutil.rmtree(partition)
+    world.origin.restart(1)
+    produce(world.origin.bootstrap, "disk-lost", ["anew 1", "anew 2"])
+    assert "lost what it showed before" in world.await_state("disk-lost", "stopped").detail
+
+    config = str(world.aggregate.brokers[1].config)
+    reset = ["mirror", "reset", config, "--origin", "dc1", "--topic", "disk-lost", "--at", "0", "--yes"]
+    assert "--at needs --partition" in run_millrace(*reset).stderr
+    done = run_millrace(*reset, "--partition", "0")
+    assert done.returncode == 0, done.stderr
+    with world.aggregate.client() as aggregate:
+        copied = wait_for_values(aggregate, "disk-lost", 22)[0].values
+    assert copied[20:] == [b"anew 1", b"anew 2"]
 
 
 def test_an_origin_that_goes_down_and_comes_back_is_copied_to_the_end(world: World) -> None:

@@ -17,6 +17,7 @@ from millrace.commands.tables import print_table
 from millrace.config import BrokerConfig, load
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.records import Cursor
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 
@@ -70,12 +71,17 @@ def status(config: Path, as_json: bool) -> None:
 @click.option("--origin", required=True, metavar="NAME", help="The origin cluster, as in [mirror.NAME].")
 @click.option("--topic", required=True, help="The mirrored topic.")
 @click.option("--partition", type=int, help="The origin's partition; all that are stopped without it.")
+@click.option(
+    "--at", type=click.IntRange(min=0), metavar="OFFSET", help="Go on at this offset of the origin instead."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def reset(config: Path, origin: str, topic: str, partition: int | None, yes: bool) -> None:
+def reset(config: Path, origin: str, topic: str, partition: int | None, at: int | None, yes: bool) -> None:
     """Let stopped partitions go on with what their origin has now.
 
-    A partition whose offsets have expired goes on at the first that is left. One whose topic was deleted and
-    created anew gets a new target partition; the old one keeps what was copied.
+    A partition whose offsets have expired goes on at the first that is left. One whose origin is shorter than
+    what was copied goes on at its end: if its log was begun anew on an empty disk, say --at 0, or what was
+    produced since is left out. One whose topic was deleted and created anew gets a new target partition; the
+    old one keeps what was copied.
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
@@ -83,17 +89,19 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, yes: boo
         if origin not in settings.mirror:
             known = ", ".join(settings.mirror) or "none"
             raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {known}")
+        if at is not None and partition is None:
+            raise ConfigError("--at needs --partition: an offset belongs to one partition")
         metadata = found.reader(origin, topic).describe()
         if partition is not None and partition not in metadata.partitions:
             raise MillraceError(f"{origin} has no partition {topic}-{partition}")
         stopped = 0
         for number in metadata.partitions if partition is None else [partition]:
-            stopped += _reset_one(found, Origin(origin, topic, metadata.topic_id, number), yes)
+            stopped += _reset_one(found, Origin(origin, topic, metadata.topic_id, number), at, yes)
     if not stopped:
         click.echo("nothing to reset: no partition is stopped")
 
 
-def _reset_one(found: MirrorStatus, origin: Origin, yes: bool) -> bool:
+def _reset_one(found: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
     """Reset one partition if that is wanted; False when it needs none."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
     former = found.former(origin)
@@ -108,15 +116,16 @@ def _reset_one(found: MirrorStatus, origin: Origin, yes: bool) -> bool:
     changed = found.reader(origin.cluster, origin.topic).examine(recorded) if recorded is not None else None
     if recorded is None or changed is None:
         return False
-    question = f"{name}: {changed}. Go on at offset {changed.resume.next_offset}?"
+    resume = changed.resume if at is None else Cursor(at)
+    question = f"{name}: {changed}. Go on at offset {resume.next_offset}?"
     if not yes and not click.confirm(question):
         return True
     expected = recorded.cursor.next_offset
     request = MirrorAppend(
-        mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=changed.resume
+        mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=resume
     )  # fmt: skip
     found.ask(origin.topic, request)
-    click.echo(f"{name}: goes on at offset {changed.resume.next_offset}, it was at {expected}")
+    click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {expected}")
     return True
 
 
