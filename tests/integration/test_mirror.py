@@ -333,7 +333,7 @@ def test_offsets_that_expired_uncopied_stop_loudly_until_they_are_skipped(world:
             lambda: client.list_offsets("expiring", -2)[0] > position + 400,
         )
     world.aggregate.restart(leader)
-    assert "expired" in world.await_state("disk-lost", "expiring", "stopped").detail
+    assert "expired" in world.await_state("expiring", "stopped").detail
     process = world.aggregate.brokers[leader].process
     wait_until(
         "the leader says so",
