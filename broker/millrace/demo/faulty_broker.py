@@ -25,12 +25,13 @@ from millrace.wire.fetch import FetchedPartition
 log = logging.getLogger(__name__)
 
 TOPIC = "PageView"
-MIN_RECORDS = 20
+MIN_RECORDS = 2
+"""A batch of one message makes a poor example."""
 Next = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Run | None]
 
 
 def once(fault: Callable[[Run, int], Run]) -> Next:
-    """`next_run`, with the fault at the first batch of the topic that holds a fair number of records."""
+    """`next_run`, with the fault at the topic's first batch of several records."""
     done = False
 
     def faulty_next_run(

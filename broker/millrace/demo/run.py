@@ -104,7 +104,11 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     proof = compare(published, loads)
     hours = hours_of(answers, warehouse)
     print_hours(hours, console)
-    return _outcome(proof, answers, hours, mirrored, dag_failure)
+    outcome = _outcome(proof, answers, hours, mirrored, dag_failure)
+    if options.fault and not outcome.failures:
+        unnoticed = f"nobody noticed the fault {options.fault!r}: see logs/{endpoints.aggregate}-1.log"
+        return replace(outcome, failures=[unnoticed])
+    return outcome
 
 
 def _outcome(
