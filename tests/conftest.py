@@ -66,6 +66,7 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local Spark session for the whole run."""
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     session = (
@@ -80,4 +81,10 @@ def spark() -> Iterator[SparkSession]:
         .getOrCreate()
     )
     yield session
+    gateway = SparkContext._gateway
     session.stop()
+    # Or py4j's finalizers would talk to a JVM that is gone, and print tracebacks behind the summary.
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.communicate(timeout=30)  # closes its input, which ends the JVM
+    SparkContext._gateway = SparkContext._jvm = None

@@ -97,7 +97,7 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     assert last == f"millrace: DAG journey failed: broken: {reason}"
     assert [line.rpartition(" (")[0] for line in tasks if not line.startswith("broken")] == [
         "schemas: success",
-        "load: up_for_retry: `python3` failed with exit code 1: the first try fails",
+        f"load: up_for_retry: `{Path(sys.executable).name}` failed with exit code 1: the first try fails",
         "load: success",
         "publish: success",
     ]
