@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Start = Callable[..., Process]
+_started: list[Process] = []
+"""Every process a fixture has started and not ended yet, for the report of a failure."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows the last words of every process that was running."""
+    report = yield
+    if report.failed:
+        for process in _started:
+            name = " ".join(process.arguments[:4])
+            report.sections.append((f"process {process.pid}: {name}", "\n".join(process.lines[-20:])))
+    return report
 
 
 def _starter() -> Iterator[Start]:
@@ -35,11 +48,13 @@ def _starter() -> Iterator[Start]:
     def start(*arguments: str, **options: object) -> Process:
         process = Process(arguments, **options)  # type: ignore[arg-type]
         started.append(process)
+        _started.append(process)
         return process
 
     yield start
     for process in reversed(started):
         process.kill()
+        _started.remove(process)
 
 
 @pytest.fixture

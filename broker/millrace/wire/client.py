@@ -314,9 +314,12 @@ class ClusterClient:
 
     def _leaders_of(self, topic: str, partitions: Iterable[int], deadline: float) -> dict[int, list[int]]:
         """Leader -> the partitions it leads, out of those named."""
-        leaders = self._leaders.get(topic) or self._topic(topic, deadline).partitions
+        wanted = list(partitions)
+        leaders = self._leaders.get(topic, {})
+        if not leaders or any(partition not in leaders for partition in wanted):
+            leaders = self._topic(topic, deadline).partitions  # a topic may get partitions at any time
         shares: dict[int, list[int]] = {}
-        for partition in partitions:
+        for partition in wanted:
             leader = leaders.get(partition)
             if leader is None:
                 raise UnknownTopicOrPartition(f"topic {topic!r} on {self.bootstrap} has no {partition=}")

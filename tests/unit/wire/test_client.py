@@ -143,6 +143,23 @@ def test_a_leader_that_has_moved_is_looked_up_again(broker: ScriptedBroker, clie
     assert broker.asked.count(ApiKey.METADATA) >= 2
 
 
+def test_a_partition_that_came_later_is_looked_up(broker: ScriptedBroker, client: ClusterClient) -> None:
+    partitions = 1
+
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.METADATA:
+            return broker.metadata(broker.topic(partitions=partitions))
+        (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, body).topics
+        return listed({p.partition_index: 80 for p in topic.partitions})
+
+    broker.serve = serve
+    assert client.list_offsets("t", LATEST, [0]) == {0: 80}
+    partitions = 2
+    assert client.list_offsets("t", LATEST, [0, 1]) == {0: 80, 1: 80}
+    with pytest.raises(UnknownTopicOrPartition, match="has no partition=2"):
+        client.list_offsets("t", LATEST, [2])
+
+
 def test_a_time_later_than_every_message_gives_the_end(broker: ScriptedBroker, client: ClusterClient) -> None:
     def serve(api_key: int, version: int, body: bytes) -> bytes:
         if api_key == ApiKey.METADATA:
