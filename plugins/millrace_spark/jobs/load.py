@@ -82,8 +82,17 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
             except MillraceError as error:
                 failures.append(str(error))
     if failures:
-        raise MillraceError("; ".join(failures))
+        raise MillraceError("; ".join([*failures, *_set_aside(results)]))
     return results
+
+
+def _set_aside(results: Sequence[LoadResult]) -> list[str]:
+    """What a failure of another topic must not hide: the next run has nothing more to say of these."""
+    return [
+        f"{result.topic} is loaded, with {result.rejected} records set aside in its _rejected folder"
+        for result in results
+        if result.rejected
+    ]
 
 
 def _sink(spark: SparkSession, fs: Filesystem, name: str) -> Sink:

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import millrace_spark.jobs.hourly
+import millrace_spark.jobs.load
 from millrace.audit.client import Completeness
+from millrace.errors import MillraceError
 from millrace.manifest import OriginPartition
 from millrace.records import Cursor
 from millrace.storage.position import MirrorPosition, Origin
 from millrace_spark.jobs.hourly import verdict_from
+from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.load import LoadResult, LoadRun
 from millrace_spark.origins import origin_of
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 WINDOW = {
     "start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z", "verdict": "unknown", "revision": 0,
@@ -65,3 +73,31 @@ def test_a_position_batch_tells_where_a_partition_comes_from() -> None:
     assert origin_of(client, TOPIC, 1, 0) == OriginPartition(
         cluster="dc1", topic=TOPIC, topic_id=log.topic_id.hex, partition=3
     )
+
+
+def test_a_topic_that_fails_does_not_hide_the_records_set_aside_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def load_or_fail(run: LoadRun, topic: str) -> LoadResult:
+        if topic == "Missing":
+            raise MillraceError("topic 'Missing' does not exist")
+        return LoadResult(
+            topic=topic,
+            run_id="run",
+            load=1,
+            published=True,
+            rows=5,
+            rejected=2,
+            hours={},
+            gaps=(),
+            message="",
+        )
+
+    monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_or_fail)
+    settings = LoadSettings(
+        topics=["Bad", "Missing"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
+        warehouse=str(tmp_path), run_id="run",
+    )  # fmt: skip
+    spark = cast("SparkSession", None)  # a local folder and the direct sink do not touch it
+    with pytest.raises(MillraceError, match=r"'Missing' does not exist; Bad is loaded, with 2 records set"):
+        load_topics(spark, settings)
