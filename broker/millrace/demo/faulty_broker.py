@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 from millrace.commands.broker import run
 from millrace.config import BrokerConfig, load
 from millrace.mirror import puller
 from millrace.mirror.runs import OffsetRules, Run, next_run
 from millrace.records import BatchHeader
-from millrace.storage import partition_log
+from millrace.storage import mirrored
 from millrace.storage.position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
 
@@ -63,15 +64,20 @@ def duplicate(run: Run, index: int) -> Run:
     return replace(run, batches=(*run.batches[: index + 1], copy, *run.batches[index + 1 :]))
 
 
+def replace_function(module: ModuleType, name: str, by: Callable[..., object]) -> None:
+    """Put another function in the place of a module's own; AttributeError when it has none of that name."""
+    getattr(module, name)
+    setattr(module, name, by)
+
+
 def main() -> None:
     """Run the broker of the file; only broker 1 is faulty, so that one batch is lost and not several."""
     fault, file = sys.argv[1:]
     config = load(BrokerConfig, Path(file))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     if config.broker_id == 1:
-        # By name, because this is not what either module offers to its users.
-        setattr(puller, "next_run", once({"drop": drop, "duplicate": duplicate}[fault]))  # noqa: B010
-        setattr(partition_log, "check_progress", lambda *_: None)  # noqa: B010
+        replace_function(puller, "next_run", once({"drop": drop, "duplicate": duplicate}[fault]))
+        replace_function(mirrored, "check_progress", lambda *_: None)
     run(config)
 
 
