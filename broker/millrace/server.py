@@ -19,9 +19,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from millrace.broker.mailbox import Mailbox
 from millrace.errors import MillraceError
 from millrace.handlers.request import Part, Request
+from millrace.mailbox import Mailbox
 from millrace.storage.file_slice import FileSlice
 from millrace.wire.framing import FrameRefused, RequestFramer
 

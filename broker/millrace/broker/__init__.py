@@ -15,7 +15,6 @@ from uuid import UUID
 
 from millrace.broker.fetch import Fetch, Found
 from millrace.broker.flush import FlushThread
-from millrace.broker.mailbox import Mailbox
 from millrace.broker.partition import Partition, Producing
 from millrace.broker.topics import topic_log_config
 from millrace.cluster import Cluster
@@ -33,13 +32,14 @@ from millrace.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from millrace.mailbox import Mailbox
 from millrace.records import check_produced
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import Flushed, PartitionLog
 from millrace.storage.position import MirrorPosition
 from millrace.wire.messages import FetchRequest
 
-__all__ = ["Broker", "Fetch", "Found", "Mailbox", "Partition", "Producing"]
+__all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from millrace.wire.messages import FetchPartition, FetchRequest
 
 if TYPE_CHECKING:
     from millrace.broker import Broker
-    from millrace.broker.mailbox import Timer
     from millrace.broker.partition import Partition
+    from millrace.mailbox import Timer
 
 logger = logging.getLogger(__name__)
 

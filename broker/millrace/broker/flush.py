@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from millrace.broker.mailbox import Mailbox
+from millrace.mailbox import Mailbox
 
 T = TypeVar("T")
 Outcome = Callable[[T | None, BaseException | None], None]

@@ -14,8 +14,8 @@ from typing import Protocol
 from uuid import UUID
 
 from millrace.broker.flush import FlushThread
-from millrace.broker.mailbox import Mailbox, Timer
 from millrace.errors import BrokerError, MillraceError, StorageError
+from millrace.mailbox import Mailbox, Timer
 from millrace.records import BatchHeader
 from millrace.storage.partition_log import Flushed, PartitionLog
 from millrace.storage.staging import Appended

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import click
 
-from millrace.broker import Broker, Mailbox
+from millrace.broker import Broker
 from millrace.broker.owner import claim
 from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load, parse_address
 from millrace.handlers import Handlers, kafka_apis
 from millrace.handlers.mirror_append import mirror_append
+from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.server import Server
 from millrace.storage.log_directory import LogDirectory

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from millrace.broker import Broker, Found
-from millrace.broker.mailbox import Mailbox
 from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import BrokerError
+from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.position import Origin

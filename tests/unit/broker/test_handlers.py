@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import Broker, Mailbox
+from millrace.broker import Broker
 from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
 from millrace.handlers import Handlers, kafka_apis
 from millrace.handlers.request import Request
+from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from millrace import server as server_module
-from millrace.broker.mailbox import Mailbox
 from millrace.errors import MillraceError
 from millrace.handlers.request import Request
+from millrace.mailbox import Mailbox
 from millrace.server import ClientConnection, Server
 from millrace.storage.file_slice import FileSlice, ReadFile
 from tests.support import wait_until

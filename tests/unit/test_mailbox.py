@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace.broker.mailbox import Mailbox
+from millrace.mailbox import Mailbox
 
 
 class Clock:
