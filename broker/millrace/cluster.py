@@ -24,18 +24,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import (
-    BadVersionError,
-    ConnectionClosedError,
-    ConnectionLoss,
-    NodeExistsError,
-    NoNodeError,
-    OperationTimeoutError,
-    SessionExpiredError,
-)
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.retry import KazooRetry
+from kazoo.client import KazooState
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from millrace.cluster_state import (
     BrokerAddress,
@@ -46,17 +36,13 @@ from millrace.cluster_state import (
     new_topic,
     with_mirror,
 )
-from millrace.config import parse_addresses
-from millrace.errors import BrokerError, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.liveness import is_dead, listens
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace.zookeeper_session import OPERATION_SECONDS, Session
 
 log = logging.getLogger(__name__)
-
-CONNECT_SECONDS = 10.0
-OPERATION_SECONDS = 15.0
-"""How long one reading or writing may take, reconnecting included, before it fails."""
 
 
 class Cluster:
@@ -65,10 +51,10 @@ class Cluster:
     brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicState]
 
-    def __init__(self, client: KazooClient, zookeeper: str, cluster: str, session_timeout_ms: int) -> None:
-        self.name = cluster
+    def __init__(self, session: Session, cluster: str) -> None:
+        self.session, self.name = session, cluster
         self.brokers, self.topics, self.cluster_id = {}, {}, ""
-        self._client, self._zookeeper, self._session_timeout_ms = client, zookeeper, session_timeout_ms
+        self._client, self._call = session.client, session.call
         self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
         self._registration: tuple[int, bytes] | None = None
         self._records: Mapping[int, Mapping[str, Any]] = {}
@@ -80,22 +66,7 @@ class Cluster:
     @classmethod
     def connect(cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000) -> Cluster:
         """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there."""
-        parse_addresses(zookeeper, "zookeeper")
-        quiet = logging.getLogger("millrace.cluster.kazoo")
-        quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
-        client = KazooClient(
-            hosts=zookeeper, timeout=session_timeout_ms / 1000, logger=quiet,
-            # A back-off longer than the session would lose the session after every short outage.
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5),
-        )  # fmt: skip
-        self = cls(client, zookeeper, cluster, session_timeout_ms)
-        try:
-            client.start(timeout=CONNECT_SECONDS)
-        except (KazooTimeoutError, OSError):
-            client.close()
-            raise MillraceError(
-                f"no ZooKeeper answers at {zookeeper}: start one (millrace zookeeper) or give its address"
-            ) from None
+        self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
         try:
             self._open()
         except BaseException:
@@ -119,10 +90,9 @@ class Cluster:
         """Leave: the broker's registration ends with the session. Twice is harmless."""
         self._closed.set()
         self._wake.set()
-        self._client.stop()  # before the watcher is waited for: it may be asking a ZooKeeper that is gone
+        self.session.close()  # before the watcher is waited for: it may be asking a ZooKeeper that is gone
         if self._watcher.is_alive() and self._watcher is not threading.current_thread():
             self._watcher.join(OPERATION_SECONDS)
-        self._client.close()
 
     def __enter__(self) -> Cluster:
         return self
@@ -144,7 +114,7 @@ class Cluster:
         """
         record = {"host": host, "port": port, "machine": socket.gethostname(), "boot": uuid.uuid4().hex}
         registration = (broker_id, json.dumps(record).encode())
-        deadline = time.monotonic() + 2 + 2 * self._session_timeout_ms / 1000
+        deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (holder := self._register(registration)) is not None:
             other = (holder["host"], holder["port"])
             if time.monotonic() > deadline or (other != (host, port) and listens(*other)):
@@ -172,7 +142,7 @@ class Cluster:
         except NoNodeError:
             return self._register(registration)
         holder: Mapping[str, Any] = json.loads(found)
-        if holder["boot"] == ours["boot"] and stat.ephemeralOwner == self._client.client_id[0]:
+        if holder["boot"] == ours["boot"] and stat.ephemeralOwner == self.session.id:
             return None
         if not is_dead(holder, ours):
             return holder
@@ -270,7 +240,7 @@ class Cluster:
             self._dirty.put(None)  # watches may have been lost with a session
             self._wake.set()
         elif not self._closed.is_set():
-            log.warning("cluster %s: ZooKeeper at %s is %s", self.name, self._zookeeper, state.lower())
+            log.warning("cluster %s: ZooKeeper at %s is %s", self.name, self.session.zookeeper, state.lower())
 
     def _on_event(self, event: Any) -> None:
         if event.path is not None:
@@ -339,7 +309,7 @@ class Cluster:
             if self._call(self._client.get_async, self._id)[0].decode() == self.cluster_id:
                 return
         raise MillraceError(
-            f"ZooKeeper at {self._zookeeper} was wiped or holds another cluster {self.name}, not "
+            f"ZooKeeper at {self.session.zookeeper} was wiped or holds another cluster {self.name}, not "
             f"{self.cluster_id}: restore its data; no log is deleted until then"
         )
 
@@ -348,7 +318,9 @@ class Cluster:
             return list(self._call(self._client.get_children_async, path, self._on_event))
         except NoNodeError:
             self._check_identity()
-            raise MillraceError(f"ZooKeeper at {self._zookeeper} has lost {path}: restore it") from None
+            raise MillraceError(
+                f"ZooKeeper at {self.session.zookeeper} has lost {path}: restore it"
+            ) from None
 
     def _read_brokers(self) -> Mapping[int, Mapping[str, Any]]:
         found = self._read_all([f"{self._ids}/{name}" for name in self._children(self._ids)], watch=False)
@@ -386,17 +358,3 @@ class Cluster:
             with contextlib.suppress(NoNodeError):
                 found[path] = self._call(ask, path)[0]
         return found
-
-    def _call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The result of kazoo's asynchronous operation, tried anew over lost connections for a while."""
-        deadline = time.monotonic() + OPERATION_SECONDS
-        while True:
-            try:
-                return operation(*arguments, **options).get(max(0.1, deadline - time.monotonic()))
-            except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
-                if not self._closed.is_set() and time.monotonic() < deadline:
-                    self._closed.wait(0.1)
-                    continue
-            except KazooTimeoutError:
-                pass
-            raise BrokerError(f"ZooKeeper at {self._zookeeper} does not answer") from None

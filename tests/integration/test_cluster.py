@@ -185,7 +185,7 @@ def test_a_lost_session_is_replaced_and_the_broker_listed_again(
 
     second.cluster.on_change(note)
     # Closing a session under its own id and password is how ZooKeeper's own tests make it expire.
-    thief = KazooClient(hosts=zookeeper, client_id=first.cluster._client.client_id)
+    thief = KazooClient(hosts=zookeeper, client_id=first.cluster.session.client.client_id)
     thief.start()
     thief.stop()
     thief.close()
@@ -271,7 +271,7 @@ def test_an_id_taken_over_by_a_live_broker_is_reported_without_hurry(
 
 
 def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.cluster.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("millrace.zookeeper_session.CONNECT_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     began = time.monotonic()

@@ -1,0 +1,81 @@
+"""One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
+
+Owns the client and how a call is tried anew over lost connections. Knows no registry: what is read and
+written is said by cluster.py and consumer_registry.py. Ephemeral nodes live as long as the session.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from millrace.config import parse_addresses
+from millrace.errors import BrokerError, MillraceError
+
+CONNECT_SECONDS = 10.0
+OPERATION_SECONDS = 15.0
+"""How long one reading or writing may take, reconnecting included, before it fails."""
+
+
+class Session:
+    """One ZooKeeper session. A lost one is replaced by a new one, under a new `id`."""
+
+    def __init__(self, client: KazooClient, zookeeper: str, timeout_ms: int) -> None:
+        self.client, self.zookeeper, self.timeout_ms = client, zookeeper, timeout_ms
+        self._closed = threading.Event()
+
+    @classmethod
+    def connect(cls, zookeeper: str, *, timeout_ms: int = 6000) -> Session:
+        """A session with the ensemble at `zookeeper`; MillraceError within 10 s when none answers."""
+        parse_addresses(zookeeper, "zookeeper")
+        quiet = logging.getLogger("millrace.zookeeper_session.kazoo")
+        quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
+        client = KazooClient(
+            hosts=zookeeper, timeout=timeout_ms / 1000, logger=quiet,
+            # A back-off longer than the session would lose the session after every short outage.
+            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5),
+        )  # fmt: skip
+        try:
+            client.start(timeout=CONNECT_SECONDS)
+        except (KazooTimeoutError, OSError):
+            client.close()
+            raise MillraceError(
+                f"no ZooKeeper answers at {zookeeper}: start one (millrace zookeeper) or give its address"
+            ) from None
+        return cls(client, zookeeper, timeout_ms)
+
+    @property
+    def id(self) -> int:
+        """The session's number: the `ephemeralOwner` of every ephemeral node it has created."""
+        return int((self.client.client_id or (0,))[0])
+
+    def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """The result of kazoo's asynchronous operation, tried anew over lost connections for a while.
+
+        A write that is tried anew may meet its own first try. BrokerError when no answer comes in time.
+        """
+        deadline = time.monotonic() + OPERATION_SECONDS
+        while True:
+            try:
+                return operation(*arguments, **options).get(max(0.1, deadline - time.monotonic()))
+            except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
+                if not self._closed.is_set() and time.monotonic() < deadline:
+                    self._closed.wait(0.1)
+                    continue
+            except KazooTimeoutError:
+                pass
+            raise BrokerError(f"ZooKeeper at {self.zookeeper} does not answer") from None
+
+    def close(self) -> None:
+        """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""
+        self._closed.set()
+        self.client.stop()
+        self.client.close()
