@@ -47,4 +47,4 @@ kcat:
 	  { echo "kcat is not installed and could not be: install it with your package manager" >&2; exit 1; }
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache millrace-data
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache millrace-data

@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def _die_with_the_test_run() -> None:
+def die_with_the_test_run() -> None:
     """In the child: be killed when the test process ends, however it ends."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -66,7 +66,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_die_with_the_test_run,  # one prctl call, no lock is taken
+            preexec_fn=die_with_the_test_run,  # one prctl call, no lock is taken
         )
         self.pid = self._process.pid
         self.lines: list[str] = []
