@@ -2,8 +2,9 @@
 
     python -m tests.bench.bench_hot_path [--messages 1000000] [--rounds 3] [--case NAME]...
 
-Requests are replayed and the broker's CPU is counted. Each case runs several rounds and the cheapest counts: on a shared machine others only ever add. The wall
-rates are of that round, too, and mean nothing while somebody else is computing.
+Requests are replayed and the broker's CPU is counted. Each case runs several rounds and the cheapest counts:
+on a shared machine others only ever add. The wall rates are of that round, too, and mean nothing while
+somebody else is computing.
 """
 
 from __future__ import annotations

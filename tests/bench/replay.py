@@ -235,7 +235,7 @@ def consume(
     max_bytes: int = MB,
     in_flight: int = 2,
 ) -> Run:
-    """Replay a plan's fetches, `in_flight` at a time, and drop the records; without a plan, make one first."""
+    """Replay a plan's fetches, `in_flight` at a time, and drop the records; no plan: make one first."""
     if plan is None:
         plan = fetch_plan(address, topic, partition=partition, max_bytes=max_bytes)
     requests = [fetch_request(topic, {partition: offset}, max_bytes) for offset, _ in plan]
