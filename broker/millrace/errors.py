@@ -26,6 +26,8 @@ class ErrorCode(IntEnum):
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     INVALID_REQUIRED_ACKS = 21
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -39,6 +41,8 @@ class ErrorCode(IntEnum):
     INVALID_PRODUCER_EPOCH = 47
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     STORAGE_ERROR = 56
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     INVALID_TIMESTAMP = 32
     UNSUPPORTED_COMPRESSION_TYPE = 76
     INVALID_RECORD = 87
@@ -152,3 +156,33 @@ class StorageError(BrokerError):
     """The log cannot be written: no space left, or a flush failed; reads go on."""
 
     code = ErrorCode.STORAGE_ERROR
+
+
+class InvalidGroup(BrokerError):
+    """The group's name is empty."""
+
+    code = ErrorCode.INVALID_GROUP_ID
+
+
+class InconsistentGroupKind(BrokerError):
+    """The group is one of the other kind: of Millrace's own consumers, or of Kafka's classic protocol."""
+
+    code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+
+class NotCoordinator(BrokerError):
+    """Another broker coordinates the group, or this one does no longer."""
+
+    code = ErrorCode.NOT_COORDINATOR
+
+
+class GroupNotEmpty(BrokerError):
+    """The group has members: what is asked for must wait until they have left."""
+
+    code = ErrorCode.NON_EMPTY_GROUP
+
+
+class UnknownGroup(BrokerError):
+    """There is no group of that name."""
+
+    code = ErrorCode.GROUP_ID_NOT_FOUND
