@@ -1,0 +1,121 @@
+"""Runs inside a broker under test, before everything else: Python imports it by the name `sitecustomize`.
+
+Tells the test what is certain to be on the disk, and fails or stops where the test says. Owns nothing but
+the calls of `os` that reach the disk. Settings come by environment, because nothing else is there yet:
+
+    DISK_RECORD   file; one JSON line per finished sync: {"file": inode, "size"} or {"folder": inode, "names"}
+    DISK_KEPT     folder; a hard link of every file that was ever synced or named by a synced folder
+    DISK_RULES    file; JSON [{"call", "path", "errno"}]: calls on matching paths fail while it is there
+    DISK_DIE_AT   the process ends at this many syncs (1: the first) instead of carrying one out
+    DISK_PLAIN    without root's right to ignore permissions
+    DISK_CHECKPOINTS   a broker's seconds between checkpoints
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_held: list[int] = []
+_syncs = 0
+
+
+def _path(fd: int) -> str:
+    return str(Path(f"/proc/self/fd/{fd}").readlink())
+
+
+def _refuse(call: str, fd: int) -> None:
+    """Raise OSError when a rule says that this call fails."""
+    try:
+        with open(os.environ["DISK_RULES"]) as file:
+            rules = json.load(file)
+    except (FileNotFoundError, ValueError):
+        return
+    for rule in rules:
+        if rule["call"] == call and rule["path"] in _path(fd):
+            raise OSError(rule["errno"], os.strerror(rule["errno"]))
+
+
+def _keep(path: str) -> None:
+    """Give the file a second name, so that neither its bytes nor its inode's number go with the first."""
+    folder = Path(os.environ["DISK_KEPT"])
+    draft = folder / f"draft-{os.getpid()}-{threading.get_ident()}"
+    try:
+        draft.hardlink_to(path)
+        draft.rename(folder / str(draft.stat().st_ino))
+        draft.unlink(missing_ok=True)  # rename does nothing between two names of one file
+    except FileNotFoundError:
+        pass  # it went while we looked
+
+
+def _describe(fd: int) -> dict[str, Any]:
+    status = os.fstat(fd)
+    path = _path(fd)
+    if not stat.S_ISDIR(status.st_mode):
+        _keep(path)
+        return {"file": status.st_ino, "size": status.st_size}
+    names = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            names[entry.name] = [entry.inode(), entry.is_dir(follow_symlinks=False)]
+            if not names[entry.name][1]:
+                _keep(entry.path)
+    _held.append(os.open(path, os.O_RDONLY))  # while it is open its inode is no other folder's
+    return {"folder": status.st_ino, "names": names}
+
+
+def _recording(real: Any, record: int) -> Any:
+    def sync(fd: int) -> None:
+        global _syncs
+        before = _describe(fd)  # what comes while the disk works is not certain
+        _syncs += 1
+        if _syncs == int(os.environ.get("DISK_DIE_AT", "0")):
+            os._exit(9)
+        _refuse("sync", fd)
+        real(fd)
+        os.write(record, json.dumps(before).encode() + b"\n")
+
+    return sync
+
+
+def _failing(call: str, real: Callable[..., Any], position: int) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        _refuse(call, arguments[position])
+        return real(*arguments)
+
+    return run
+
+
+def _become_plain() -> None:
+    """Start anew without the capabilities that let root ignore permissions."""
+    del os.environ["DISK_PLAIN"]
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        if libc.prctl(24, capability, 0, 0, 0) != 0:  # PR_CAPBSET_DROP
+            raise OSError(ctypes.get_errno(), "cannot give up root's right to ignore permissions")
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def _install() -> None:
+    if "DISK_PLAIN" in os.environ:
+        _become_plain()
+    record = os.open(os.environ["DISK_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.fsync = _recording(os.fsync, record)
+    os.fdatasync = _recording(os.fdatasync, record)
+    os.pread = _failing("read", os.pread, 0)
+    os.sendfile = _failing("read", os.sendfile, 1)
+    if "DISK_CHECKPOINTS" in os.environ:
+        from millrace.storage import partition_log
+
+        partition_log.CHECKPOINT_INTERVAL_S = float(os.environ["DISK_CHECKPOINTS"])
+
+
+if "DISK_RECORD" in os.environ:
+    _install()

@@ -1,0 +1,93 @@
+"""What clients were told, and whether the broker keeps to it.
+
+A promise is one (partition, offset, value): a delivery report of an acks=all producer or a record that a
+consumer was shown. A promise is for ever: the offset never stands for another message, and never vanishes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+
+from millrace.records import iter_records, split_batches
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+
+Found = dict[int, bytes]
+"""Offset -> value, in the order of the log."""
+
+
+class Ledger:
+    """Every promise of one topic; `tell` may be called from any thread."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.broken: list[str] = []
+        """What was told that contradicts an earlier promise."""
+        self._promises: dict[int, Found] = {}
+        self._marks: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def tell(self, partition: int, offset: int, value: bytes, by: str) -> None:
+        """Note a promise; one that contradicts another goes to `broken`."""
+        with self._lock:
+            known = self._promises.setdefault(partition, {}).setdefault(offset, value)
+        if known != value:
+            self.broken.append(f"{by}: {self.topic}-{partition} offset {offset} is {value!r}, was {known!r}")
+
+    @property
+    def count(self) -> int:
+        """Promises made so far."""
+        with self._lock:
+            return sum(map(len, self._promises.values()))
+
+    def values(self, partition: int) -> set[bytes]:
+        """Every value that was promised in a partition."""
+        with self._lock:
+            return set(self._promises.get(partition, {}).values())
+
+    def check(self, client: ClusterClient, partitions: Iterable[int], where: str) -> Mapping[int, Found]:
+        """Read every partition and compare it with all that was ever promised; what is read is promised, too.
+
+        `where` names the moment for the failure's message. A promise made meanwhile counts the next time.
+        """
+        read = {}
+        for partition in partitions:
+            with self._lock:
+                promised = dict(self._promises.get(partition, {}))
+            mark = client.list_offsets(self.topic, LATEST, [partition])[partition]
+            assert mark >= self._marks.get(partition, 0), f"{where}: the high watermark went back"
+            self._marks[partition] = mark
+            found = read[partition] = read_all(client, self.topic, partition, mark)
+            wrong = {
+                offset: found.get(offset) for offset in promised if found.get(offset) != promised[offset]
+            }
+            if wrong:
+                offset = min(wrong)
+                raise AssertionError(
+                    f"{where}: {len(wrong)} of {len(promised)} promises of {self.topic}-{partition} are "
+                    f"broken, first offset {offset}: promised {promised[offset]!r}, found {wrong[offset]!r}; "
+                    f"high watermark {mark}"
+                )
+            for offset, value in found.items():
+                self.tell(partition, offset, value, where)
+        assert not self.broken, f"{where}: {self.broken[0]}"
+        return read
+
+
+def read_all(client: ClusterClient, topic: str, partition: int, end: int) -> Found:
+    """Offset -> value of every record below `end`; a partition that gives nothing before it is an error."""
+    offset = client.list_offsets(topic, EARLIEST, [partition])[partition]
+    found: Found = {}
+    while offset < end:
+        answer = client.fetch(topic, {partition: offset}, max_bytes=8 << 20, max_wait_ms=0)[partition]
+        assert answer.error == 0, f"{topic}-{partition} answers error {answer.error} at {offset}"
+        before = offset
+        for header, batch in split_batches(answer.records):
+            if header.next_offset > offset and not header.is_control:
+                for record in iter_records(header, batch):
+                    if record.offset >= offset:
+                        assert record.value is not None
+                        found[record.offset] = bytes(record.value)
+            offset = max(offset, header.next_offset)
+        assert offset > before, f"{topic}-{partition} gives nothing at {before}, its end is {end}"
+    return found

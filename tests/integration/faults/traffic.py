@@ -1,0 +1,208 @@
+"""Clients that go on through every fault: producers that number their messages, readers that never stop.
+
+All are confluent-kafka's, with the settings people use. What a delivery report or a record says is told to
+the ledger; an error that a client's own retries should have hidden is kept and fails the test.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import confluent_kafka
+
+from tests.integration.faults.ledger import Found, Ledger
+
+PADDING = b"." * 40
+WAITING = 400
+"""Messages without a delivery report, at most, per producer."""
+_CONNECTION = frozenset(
+    {
+        confluent_kafka.KafkaError._TRANSPORT,
+        confluent_kafka.KafkaError._ALL_BROKERS_DOWN,
+        confluent_kafka.KafkaError._TIMED_OUT,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A way to produce."""
+
+    name: str
+    idempotent: bool = True
+    acks: str = "all"
+    codec: str = "none"
+
+
+LZ4 = Kind(name="lz4", codec="lz4")
+PLAIN = Kind(name="plain")
+REPEATING = Kind(name="repeating", idempotent=False)
+"""Repeats what it does not know to be stored; keeps its order, because it sends one request at a time."""
+HASTY = Kind(name="hasty", idempotent=False, acks="1")
+"""Its delivery reports promise nothing: what it stored may be lost until a consumer was shown it."""
+
+
+@dataclass
+class NumberedProducer:
+    """Sends `<kind> <number>` to every partition and knows what was stored."""
+
+    bootstrap: str
+    ledger: Ledger
+    kind: Kind
+    partitions: int
+    sent: list[int] = field(init=False)
+    stored: list[list[int]] = field(init=False)
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sent = [0] * self.partitions
+        self.stored = [[] for _ in range(self.partitions)]
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": self.bootstrap, "enable.idempotence": self.kind.idempotent,
+                "acks": self.kind.acks, "linger.ms": 2, "batch.num.messages": 30,
+                "compression.type": self.kind.codec, "delivery.timeout.ms": 120_000,
+                "retry.backoff.ms": 50, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200,
+                "socket.timeout.ms": 5000, "log_level": 0,
+                **({} if self.kind.idempotent else {"max.in.flight": 1, "retries": 1000}),
+            }
+        )  # fmt: skip
+
+    def step(self) -> None:
+        """Send one message to each partition, unless too many still wait."""
+        self._producer.poll(0)
+        if len(self._producer) < WAITING:
+            for partition in range(self.partitions):
+                self._send(partition)
+
+    def _send(self, partition: int) -> None:
+        number = self.sent[partition]
+        self.sent[partition] += 1
+        value = b"%s %d %s" % (self.kind.name.encode(), number, PADDING)
+
+        def delivered(error: object, message: confluent_kafka.Message) -> None:
+            if error is not None:
+                self.errors.append(f"{self.kind.name} message {number} of partition {partition}: {error}")
+                return
+            self.stored[partition].append(number)
+            offset = message.offset()
+            if self.kind.acks == "all" and offset is not None and offset >= 0:
+                self.ledger.tell(partition, offset, value, f"{self.kind.name} producer")
+
+        self._producer.produce(self.ledger.topic, value, partition=partition, on_delivery=delivered)
+
+    @property
+    def stored_count(self) -> int:
+        """Messages with a delivery report."""
+        return sum(map(len, self.stored))
+
+    def finish(self) -> None:
+        """Wait until every message is stored; AssertionError names one that is not."""
+        assert self._producer.flush(60) == 0, f"{self.kind.name}: not everything was stored within 60 s"
+        assert not self.errors, self.errors[0]
+
+    def check(self, partition: int, found: Found) -> None:
+        """Nothing this producer sent is missing or out of order in what was read; nor twice if it says so."""
+        prefix = self.kind.name.encode() + b" "
+        numbers = [int(value.split()[1]) for value in found.values() if value.startswith(prefix)]
+        if not self.kind.idempotent:
+            numbers = list(dict.fromkeys(numbers))
+        place = f"{self.ledger.topic}-{partition}, {self.kind.name} producer"
+        if self.kind.acks == "all":
+            assert numbers == list(range(self.sent[partition])), f"{place}: lost, repeated or out of order"
+        else:
+            assert numbers == sorted(numbers), f"{place}: out of order"
+
+
+class Reader:
+    """A consumer of every partition, in a thread of its own, from the beginning until it is stopped."""
+
+    def __init__(self, bootstrap: str, ledger: Ledger, partitions: int) -> None:
+        self._ledger, self._partitions = ledger, partitions
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self.seen: list[Found] = [{} for _ in range(partitions)]
+        self.problems: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self._bootstrap, "group.id": "reader", "enable.auto.commit": False,
+                "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100,
+                "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 5000,
+                "fetch.error.backoff.ms": 50, "log_level": 0,
+            }
+        )  # fmt: skip
+        beginning = confluent_kafka.OFFSET_BEGINNING
+        places = [
+            confluent_kafka.TopicPartition(self._ledger.topic, partition, beginning)
+            for partition in range(self._partitions)
+        ]
+        try:
+            consumer.assign(places)
+            while not self._stop.is_set():
+                for message in consumer.consume(500, 0.05):
+                    self._take(message)
+        except Exception as error:  # the thread's end must not hide why
+            self.problems.append(repr(error))
+        finally:
+            consumer.close()
+
+    def _take(self, message: confluent_kafka.Message) -> None:
+        error = message.error()
+        if error is not None:
+            if error.code() not in _CONNECTION:
+                self.problems.append(str(error))
+            return
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        assert value is not None
+        seen = self.seen[partition]
+        if seen and offset <= next(reversed(seen)):
+            self.problems.append(
+                f"offset {offset} of partition {partition} came after {next(reversed(seen))}"
+            )
+        seen[offset] = value
+        self._ledger.tell(partition, offset, value, "reader")
+
+    def wait_for(self, partition: int, found: Found, timeout_s: float = 20) -> None:
+        """Wait until it has seen all of this; AssertionError when it sees something else instead."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.seen[partition]) < len(found) and time.monotonic() < deadline and not self.problems:
+            time.sleep(0.02)
+        assert not self.problems, self.problems[0]
+        assert self.seen[partition] == found, f"the reader's partition {partition} is not what is there"
+
+
+def run(producers: Sequence[NumberedProducer], seconds: float) -> None:
+    """Let all of them send for a while, at a pace that leaves the machine time for others."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for producer in producers:
+            producer.step()
+        time.sleep(0.001)
+
+
+def run_until_stored(producers: Sequence[NumberedProducer], more: int, timeout_s: float = 30) -> None:
+    """Let all of them send until each has `more` delivery reports than now."""
+    goals = [producer.stored_count + more for producer in producers]
+    deadline = time.monotonic() + timeout_s
+    while any(each.stored_count < goal for each, goal in zip(producers, goals, strict=True)):
+        assert time.monotonic() < deadline, f"not {more} messages stored within {timeout_s} s"
+        run(producers, 0.02)
