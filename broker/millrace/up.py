@@ -38,8 +38,11 @@ class MirrorConfig:
 class ClusterConfig:
     """One cluster: its brokers' addresses, its topics, what it mirrors."""
 
-    brokers: Sequence[str]
-    """HOST:PORT of each broker; port 0 takes a free one."""
+    brokers: Sequence[str] = ()
+    """HOST:PORT of each broker to start; port 0 takes a free one."""
+    bootstrap: str = ""
+    """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, of Apache Kafka for
+    example. Nothing of it is started or stopped."""
     topics: Mapping[str, int] = field(default_factory=dict)
     """Topics to create at the start, with their number of partitions."""
     audit_topic: str = "audit"
@@ -142,9 +145,12 @@ def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str
 
     bootstraps: dict[str, str] = {}
     for name, cluster in config.clusters.items():
-        settings = _broker_settings(config, name, bootstraps, zookeeper_address, data)
-        program = broker_command if name == aggregate else ()
-        bootstraps[name] = _start_cluster(name, cluster, settings, supervisor, data, program)
+        bootstraps[name] = cluster.bootstrap
+        if cluster.brokers:
+            settings = _broker_settings(config, name, bootstraps, zookeeper_address, data)
+            program = broker_command if name == aggregate else ()
+            bootstraps[name] = _start_brokers(name, cluster, settings, supervisor, data, program)
+        _create_topics(bootstraps[name], cluster)
     registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
 
     auditor_url = _start_audit(config, aggregate, bootstraps, registry_url, supervisor, data)
@@ -152,12 +158,19 @@ def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str
 
 
 def _aggregate(config: UpConfig) -> str:
+    for name, cluster in config.clusters.items():
+        if bool(cluster.brokers) == bool(cluster.bootstrap):
+            raise ConfigError(
+                f"clusters.{name} needs `brokers` to start, or `bootstrap` of what runs already"
+            )
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]
     if len(names) != 1:
         raise ConfigError("exactly one cluster needs a `mirror` table: the aggregate one")
     (aggregate,) = names
     mirror = config.clusters[aggregate].mirror
     assert mirror is not None
+    if not config.clusters[aggregate].brokers:
+        raise ConfigError(f"clusters.{aggregate} needs `brokers`: the mirror is part of Millrace's own")
     earlier = list(config.clusters)[: list(config.clusters).index(aggregate)]
     for origin in mirror.origins:
         if origin not in earlier:
@@ -188,7 +201,7 @@ def _broker_settings(
     return lines
 
 
-def _start_cluster(
+def _start_brokers(
     name: str,
     cluster: ClusterConfig,
     settings: Sequence[str],
@@ -196,7 +209,7 @@ def _start_cluster(
     data: Path,
     program: Sequence[str],
 ) -> str:
-    """Start a cluster's brokers, wait for all, create its topics; its bootstrap addresses."""
+    """Start a cluster's brokers and wait for all; its bootstrap addresses."""
     brokers = []
     for broker_id, listen in enumerate(cluster.brokers, start=1):
         label = f"{name}-{broker_id}"
@@ -211,14 +224,16 @@ def _start_cluster(
             brokers.append(supervisor.start_program(label, [*program, str(file)]))
         else:
             brokers.append(supervisor.start(label, "broker", str(file)))
-    bootstrap = ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
+    return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
+
+
+def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
     with ClusterClient(bootstrap) as client:
         existing = client.topics()
         # A mirrored audit topic is made by the mirror, one target partition for each origin partition.
         for topic, partitions in {**cluster.topics, cluster.audit_topic: 1}.items():
             if topic not in existing:
                 client.create_topic(topic, partitions)
-    return bootstrap
 
 
 def _start_audit(

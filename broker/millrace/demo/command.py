@@ -17,6 +17,13 @@ EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
+def _cluster(option: str) -> tuple[str, str]:
+    name, equals, bootstrap = option.partition("=")
+    if not (name and equals and bootstrap):
+        raise click.BadParameter(f"{option!r} is not NAME=HOST:PORT", param_hint="--kafka")
+    return name, bootstrap
+
+
 @click.command()
 @click.option("--events", default=200_000, show_default=True, help="How many events to make up.")
 @click.option("--hours", default=4, show_default=True, help="Over how many past hours they spread.")
@@ -24,6 +31,8 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option(
     "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
 )
+@click.option("--kafka", multiple=True, metavar="NAME=HOST:PORT",
+              help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.")  # fmt: skip
 @click.option("--deployment", type=EXISTING_FILE, default="deploy/local.toml", show_default=True,
               help="What to run: a file of `millrace up`; its ports are not used.")  # fmt: skip
 @click.option("--dags", type=EXISTING_FOLDER, default="dags", show_default=True,
@@ -36,6 +45,7 @@ def demo(
     hours: int,
     access_log: Path | None,
     fault: str | None,
+    kafka: tuple[str, ...],
     deployment: Path,
     dags: Path,
     schemas: Path,
@@ -44,7 +54,8 @@ def demo(
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
     The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. Run it from a
-    checkout: it uses the deployment, the DAG and the schemas there.
+    checkout: it uses the deployment, the DAG and the schemas there. With --kafka (once for each datacenter)
+    producers publish to that cluster and the mirrors read it; the topics made there stay there.
 
     Example: millrace demo --events 20000 --hours 2
     """
@@ -55,6 +66,7 @@ def demo(
         hours=hours,
         access_log=access_log,
         fault=fault,
+        kafka=dict(map(_cluster, kafka)),
         deployment=deployment,
         dags=dags,
         schemas=schemas,

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -24,9 +24,9 @@ from millrace.audit.client import Completeness, completeness
 from millrace.demo.proof import Finding, Proof, compare, merged
 from millrace.demo.publish import publish_access_log, publish_made_events, register_schemas, span_of_log
 from millrace.demo.report import Hour, hours_of, print_hours
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.records import split_batches
-from millrace.up import Endpoints, Supervisor, UpConfig, start
+from millrace.up import ClusterConfig, Endpoints, Supervisor, UpConfig, start
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.fetch import error_name
 
@@ -45,6 +45,8 @@ class DemoOptions:
     hours: int
     access_log: Path | None
     fault: str | None
+    kafka: Mapping[str, str]
+    """Datacenter -> bootstrap of a Kafka cluster that runs already and stands in for it."""
     deployment: Path
     dags: Path
     schemas: Path
@@ -161,10 +163,12 @@ def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
 @contextmanager
 def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     """The deployment on free ports in the scratch folder; stopped again in any case."""
-    config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch)
+    config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
     faulty = (sys.executable, "-m", "millrace.demo.faulty_broker", options.fault) if options.fault else ()
     supervisor = Supervisor(options.scratch / "logs")
     try:
+        for name in options.kafka:
+            _check_empty(config.clusters[name], name)
         endpoints = start(config, supervisor, faulty)
         yield endpoints
         supervisor.check()
@@ -172,10 +176,30 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
         supervisor.stop()
 
 
-def on_free_ports(config: UpConfig, data_dir: Path) -> UpConfig:
-    """The same deployment, every port free, in another folder, with a final verdict as soon as possible."""
+def _check_empty(cluster: ClusterConfig, name: str) -> None:
+    """MillraceError when a cluster that is not the demo's own holds messages that are not the demo's."""
+    with ClusterClient(cluster.bootstrap) as client:
+        topics = (*cluster.topics, cluster.audit_topic)
+        for topic in client.topics().keys() & topics:
+            if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
+                raise MillraceError(
+                    f"topic {topic} of {name} at {cluster.bootstrap} holds messages already, and the demo"
+                    " compares all there is with what it publishes: name another cluster, or delete the"
+                    f" topics {', '.join(topics)} there first"
+                )
+
+
+def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
+    """The same deployment, every port free, in another folder, with a final verdict as soon as possible.
+
+    Clusters named in `kafka` are not started but found there.
+    """
+    if unknown := kafka.keys() - {name for name, cluster in config.clusters.items() if not cluster.mirror}:
+        raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no datacenter of that name")
     clusters = {
         name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers])
+        if name not in kafka
+        else replace(cluster, brokers=(), bootstrap=kafka[name])
         for name, cluster in config.clusters.items()
     }
     return replace(

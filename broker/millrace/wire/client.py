@@ -14,11 +14,12 @@ from typing import TypeVar
 from uuid import UUID
 
 from millrace.config import parse_addresses
-from millrace.errors import BrokerError, ErrorCode, MillraceError, UnknownTopicOrPartition
+from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.storage.position import Origin, PositionMismatch
 from millrace.wire.codec import decode, encode
 from millrace.wire.connection import Connection, ConnectionFailed
-from millrace.wire.fetch import FetchedPartition, decode_response, error_name
+from millrace.wire.error_codes import LEADER_MOVED, TryAgain, raise_error
+from millrace.wire.fetch import FetchedPartition, decode_response
 from millrace.wire.messages import (
     ApiKey,
     CreatableTopic,
@@ -46,7 +47,7 @@ from millrace.wire.mirror_append import encode_request as encode_mirror_append
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
 
 LATEST = -1
-"""As a timestamp: the high watermark."""
+"""As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
 EARLIEST = -2
 """As a timestamp: the first offset still kept."""
 
@@ -55,10 +56,10 @@ _FETCH_VERSION = 11
 _LIST_OFFSETS_VERSION = 5
 _CREATE_TOPICS_VERSION = 4
 _DELETE_TOPICS_VERSION = 3
+# What an open transaction has written may yet be aborted: neither read, nor counted as there.
+_READ_COMMITTED = 1
 _CONNECT_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.1
-# The partition has moved or is about to appear: ask again who leads it.
-_LEADER_MOVED = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER})
 T = TypeVar("T")
 
 
@@ -69,10 +70,6 @@ class TopicMetadata:
     name: str
     topic_id: UUID
     partitions: Mapping[int, int]
-
-
-class _TryAgain(Exception):
-    """The answer may be another one in a moment; the text is what to say when time is up."""
 
 
 class ClusterClient:
@@ -162,7 +159,8 @@ class ClusterClient:
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create the topic and wait until every partition has a leader; BrokerError when it is refused."""
         settings = tuple(CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items())
-        topic = CreatableTopic(name=name, num_partitions=partitions, replication_factor=1, configs=settings)
+        # As many replicas as the cluster says: on Apache Kafka that is not for us to know.
+        topic = CreatableTopic(name=name, num_partitions=partitions, configs=settings)
         request = CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
         body = encode(request, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION)
 
@@ -170,10 +168,16 @@ class ClusterClient:
             raw = self._ask_controller(ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, body, deadline)
             response = decode(CreateTopicsResponse, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, raw)
             for result in response.topics:
-                _raise_error(result.error_code, f"topic {name!r}", result.error_message)
+                raise_error(result.error_code, f"topic {name!r}", result.error_message)
+
+        def there(deadline: float) -> None:
+            try:
+                self._leaders_of(name, range(max(partitions, 0)), deadline)
+            except UnknownTopicOrPartition as error:  # a broker of Apache Kafka hears of it a moment later
+                raise TryAgain(str(error)) from error
 
         self._retry(attempt)
-        self._retry(lambda deadline: self._leaders_of(name, range(max(partitions, 0)), deadline))
+        self._retry(there)
 
     def delete_topic(self, name: str) -> None:
         """Delete the topic and all its messages; UnknownTopicOrPartition when there is none."""
@@ -184,7 +188,7 @@ class ClusterClient:
             raw = self._ask_controller(ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, body, deadline)
             response = decode(DeleteTopicsResponse, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, raw)
             for result in response.responses:
-                _raise_error(result.error_code, f"topic {name!r} on {self.bootstrap}")
+                raise_error(result.error_code, f"topic {name!r} on {self.bootstrap}")
 
         self._retry(attempt)
         self._leaders.pop(name, None)
@@ -202,15 +206,15 @@ class ClusterClient:
             # Any broker tells who leads. Forgotten first: a leader that fails is not asked twice in a row.
             leader = self._mirror_leaders.pop(place, None)
             answer = self._mirror_append(leader, body, deadline)
-            if answer.error in _LEADER_MOVED and answer.leader not in (-1, leader):
+            if answer.error in LEADER_MOVED and answer.leader not in (-1, leader):
                 answer = self._mirror_append(answer.leader, body, deadline)
-            if answer.error in _LEADER_MOVED:
-                raise _TryAgain(answer.message)
+            if answer.error in LEADER_MOVED:
+                raise TryAgain(answer.message)
             if answer.leader >= 0:
                 self._mirror_leaders[place] = answer.leader
             if answer.error == PositionMismatch.code:
                 raise PositionMismatch(request.expected, answer.position)
-            _raise_error(answer.error, answer.message)
+            raise_error(answer.error, answer.message)
             return answer
 
         return self._retry(attempt)
@@ -233,7 +237,7 @@ class ClusterClient:
     ) -> None:
         self.close()
 
-    # One attempt each: raises _TryAgain or ConnectionFailed when it is worth repeating.
+    # One attempt each: raises TryAgain or ConnectionFailed when it is worth repeating.
 
     def _retry(self, attempt: Callable[[float], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
@@ -241,7 +245,7 @@ class ClusterClient:
         while True:
             try:
                 return attempt(deadline)
-            except (_TryAgain, ConnectionFailed) as error:
+            except (TryAgain, ConnectionFailed) as error:
                 self._leaders.clear()
                 if time.monotonic() + pause >= deadline:
                     raise MillraceError(f"{error} (gave up after {self._timeout_s:g} s)") from error
@@ -273,7 +277,7 @@ class ClusterClient:
             if broker_id not in self._brokers:
                 self._metadata((), deadline)
             if broker_id not in self._brokers:
-                raise _TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
+                raise TryAgain(f"broker {broker_id} of {self.bootstrap} is not there")
             return self._request(self._brokers[broker_id], api_key, version, body, deadline)
         # Known brokers first: the bootstrap addresses may be long gone.
         addresses = dict.fromkeys([*self._connections, *self._brokers.values(), *self._addresses])
@@ -307,7 +311,7 @@ class ClusterClient:
 
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
         (topic,) = self._metadata((name,), deadline).topics
-        _raise_error(topic.error_code, f"topic {name!r} on {self.bootstrap}")
+        raise_error(topic.error_code, f"topic {name!r} on {self.bootstrap}")
         metadata = _topic_metadata(topic)
         self._leaders[name] = metadata.partitions
         return metadata
@@ -324,7 +328,7 @@ class ClusterClient:
             if leader is None:
                 raise UnknownTopicOrPartition(f"topic {topic!r} on {self.bootstrap} has no {partition=}")
             if leader not in self._brokers:
-                raise _TryAgain(f"nobody leads {topic}-{partition} on {self.bootstrap}")
+                raise TryAgain(f"nobody leads {topic}-{partition} on {self.bootstrap}")
             shares.setdefault(leader, []).append(partition)
         return shares
 
@@ -337,12 +341,14 @@ class ClusterClient:
     ) -> None:
         for leader, share in self._leaders_of(topic, sorted(wanted), deadline).items():
             asked = tuple(ListOffsetsPartition(partition_index=p, timestamp=timestamp) for p in share)
-            request = ListOffsetsRequest(topics=(ListOffsetsTopic(name=topic, partitions=asked),))
+            request = ListOffsetsRequest(
+                topics=(ListOffsetsTopic(name=topic, partitions=asked),), isolation_level=_READ_COMMITTED
+            )
             body = encode(request, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION)
             raw = self._ask(leader, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, body, deadline)
             response = decode(ListOffsetsResponse, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, raw)
             for answer in response.topics[0].partitions:
-                _raise_error(answer.error_code, f"offsets of {topic}-{answer.partition_index}")
+                raise_error(answer.error_code, f"offsets of {topic}-{answer.partition_index}")
                 found[answer.partition_index] = answer.offset
 
     def _fetch(
@@ -362,7 +368,8 @@ class ClusterClient:
                 for p in share
             )
             request = FetchRequest(
-                max_wait=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, isolation_level=1,
+                max_wait=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes,
+                isolation_level=_READ_COMMITTED,
                 topics=(FetchTopic(topic=topic, partitions=partitions),),
             )  # fmt: skip
             body = encode(request, ApiKey.FETCH, _FETCH_VERSION)
@@ -372,27 +379,14 @@ class ClusterClient:
         for connection in asked:
             raw = connection.receive(timeout_s=wait)
             for partition, fetched in decode_response(_FETCH_VERSION, raw).get(topic, {}).items():
-                if fetched.error in _LEADER_MOVED:
+                if fetched.error in LEADER_MOVED:
                     moved.append(partition)
                 else:
                     found[partition] = fetched
         if moved:
-            raise _TryAgain(f"nobody leads {topic}-{moved[0]} on {self.bootstrap}")
+            raise TryAgain(f"nobody leads {topic}-{moved[0]} on {self.bootstrap}")
 
 
 def _topic_metadata(topic: MetadataTopic) -> TopicMetadata:
     partitions = {p.partition_index: p.leader_id for p in topic.partitions}
     return TopicMetadata(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
-
-
-def _raise_error(code: int, what: str, message: str | None = None) -> None:
-    """Raise what an error code means: nothing for 0, _TryAgain where the leader has moved."""
-    if not code:
-        return
-    if code in _LEADER_MOVED:
-        raise _TryAgain(f"{what}: no broker leads it")
-    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-        raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
-    classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
-    known = next((cls for number, cls in classes.items() if number == code), BrokerError)
-    raise known(f"{what}: {message or error_name(code)}")

@@ -19,6 +19,7 @@ from millrace.wire.fetch import encode_partition, encode_response
 from millrace.wire.messages import (
     ApiKey,
     CreatableTopicResult,
+    CreateTopicsRequest,
     CreateTopicsResponse,
     FetchRequest,
     ListOffsetsPartitionResponse,
@@ -274,6 +275,56 @@ def test_what_the_broker_says_of_a_refused_topic_is_what_people_read(
     broker.serve = lambda api_key, *_: broker.metadata() if api_key == ApiKey.METADATA else created
     with pytest.raises(TopicAlreadyExists, match="topic 't': topic t exists already"):
         client.create_topic("t", 1)
+
+
+def test_a_new_topic_that_the_brokers_have_not_heard_of_yet_is_awaited(
+    broker: ScriptedBroker, client: ClusterClient
+) -> None:
+    created = encode(
+        CreateTopicsResponse(topics=(CreatableTopicResult(name="t", error_code=0),)), ApiKey.CREATE_TOPICS, 4
+    )
+    asked: list[CreateTopicsRequest] = []
+
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.CREATE_TOPICS:
+            asked.append(decode(CreateTopicsRequest, ApiKey.CREATE_TOPICS, 4, body))
+            return created
+        known = broker.asked.count(ApiKey.METADATA) > 3
+        return broker.metadata(broker.topic(error=0 if known else 3))
+
+    broker.serve = serve
+    client.create_topic("t", 2)
+    assert broker.asked.count(ApiKey.METADATA) > 3
+    assert [topic.replication_factor for topic in asked[0].topics] == [-1], "as many as the cluster says"
+
+
+def test_what_an_open_transaction_has_written_counts_as_not_there(
+    broker: ScriptedBroker, client: ClusterClient
+) -> None:
+    asked: list[ListOffsetsRequest] = []
+
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.METADATA:
+            return broker.metadata(broker.topic())
+        asked.append(decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, body))
+        return listed({0: 42})
+
+    broker.serve = serve
+    assert client.list_offsets("t", LATEST, [0]) == {0: 42}
+    assert [request.isolation_level for request in asked] == [1], "as fetches ask"
+
+
+def test_a_new_leader_that_does_not_know_its_end_yet_is_asked_again(
+    broker: ScriptedBroker, client: ClusterClient
+) -> None:
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.METADATA:
+            return broker.metadata(broker.topic())
+        first = broker.asked.count(ApiKey.LIST_OFFSETS) == 1
+        return listed({0: -1}, error=78) if first else listed({0: 42})
+
+    broker.serve = serve
+    assert client.list_offsets("t", LATEST, [0]) == {0: 42}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""What a client makes of the error code in an answer: nothing, an exception, or another attempt."""
+
+from __future__ import annotations
+
+from millrace.errors import BrokerError, ErrorCode, UnknownTopicOrPartition
+from millrace.wire.fetch import error_name
+
+# The partition has moved or is about to appear: ask again who leads it.
+LEADER_MOVED = frozenset({ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER})
+# Only Apache Kafka says these: the controller has moved; a new leader does not know yet how far the old one
+# had come (NOT_CONTROLLER, OFFSET_NOT_AVAILABLE).
+_NOT_YET = LEADER_MOVED | {41, 78}
+
+
+class TryAgain(Exception):
+    """The answer may be another one in a moment; the text is what to say when time is up."""
+
+
+def raise_error(code: int, what: str, message: str | None = None) -> None:
+    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved."""
+    if not code:
+        return
+    if code in _NOT_YET:
+        raise TryAgain(f"{what}: no broker leads it")
+    if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
+    classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
+    known = next((cls for number, cls in classes.items() if number == code), BrokerError)
+    raise known(f"{what}: {message or error_name(code)}")
