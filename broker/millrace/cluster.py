@@ -185,6 +185,22 @@ class Cluster:
             raise UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}") from None
         self._reread(name)
 
+    def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
+        """Put what `change` makes of a topic in its place, compare-and-set: it may be called several times.
+
+        Raises UnknownTopicOrPartition, or what `change` raises.
+        """
+        self._check_identity()
+        changed = None
+        while True:
+            state, version = self._read_topic(name)
+            if state == changed:
+                self._reread(name)  # a write that is repeated after a lost connection met its own first try
+                return state
+            changed = change(state)
+            if changed == state or self._write_topic(changed, version):
+                return changed
+
     def allocate_mirror(self, topic: str, origin: Origin, *, recreated: bool = False) -> int:
         """The target partition of an origin partition: the one it has, or a new one; never reused.
 

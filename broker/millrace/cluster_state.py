@@ -32,6 +32,8 @@ from millrace.errors import (
 from millrace.storage.position import Origin
 
 FORMAT_VERSION = 1
+MAX_ENTRY_BYTES = 1_000_000
+"""ZooKeeper takes requests of 1 MiB at most; a partition needs about 90 bytes, a mirrored one 220."""
 
 
 class OriginRecreated(PolicyViolation):
@@ -145,8 +147,32 @@ def with_mirror(
     return dataclasses.replace(topic, partitions={**topic.partitions, number: _led_by(leader, origin)})
 
 
+def with_partitions(
+    topic: TopicState, count: int, brokers: Sequence[int], topics: Mapping[str, TopicState]
+) -> TopicState:
+    """The topic with `count` partitions in all; each new one goes to the broker that leads the fewest of it.
+
+    Leaders of those that are there do not move. Raises InvalidPartitions when it has as many already, and
+    PolicyViolation for a mirrored topic: its partitions stand for those of its origins.
+    """
+    if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
+        raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
+    if count <= len(topic.partitions):
+        raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")
+    if not brokers:
+        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    here, everywhere = _leaders([topic]), _leaders(topics.values())
+    partitions, first = dict(topic.partitions), max(topic.partitions) + 1
+    for number in range(first, first + count - len(topic.partitions)):
+        leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
+        partitions[number] = _led_by(leader)
+        here[leader] += 1
+        everywhere[leader] += 1
+    return dataclasses.replace(topic, partitions=partitions)
+
+
 def encode_topic(topic: TopicState) -> bytes:
-    """The JSON drawn above."""
+    """The JSON drawn above; InvalidPartitions when ZooKeeper would not take it."""
     partitions = {
         str(number): {
             "leader": state.leader, "replicas": state.replicas, "isr": state.isr,
@@ -158,7 +184,12 @@ def encode_topic(topic: TopicState) -> bytes:
         "version": FORMAT_VERSION, "topic_id": topic.topic_id.hex, "settings": dict(topic.settings),
         "partitions": partitions,
     }  # fmt: skip
-    return json.dumps(value).encode()
+    data = json.dumps(value).encode()
+    if len(data) > MAX_ENTRY_BYTES:
+        raise InvalidPartitions(
+            f"topic {topic.name} with {len(partitions)} partitions does not fit into a ZooKeeper node"
+        )
+    return data
 
 
 def _origin_json(origin: Origin) -> dict[str, object]:

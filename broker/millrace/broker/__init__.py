@@ -23,7 +23,6 @@ from millrace.compression import Buffer
 from millrace.config import BrokerConfig
 from millrace.errors import (
     BrokerError,
-    InvalidPartitions,
     LeaderNotAvailable,
     MessageTooLarge,
     MillraceError,
@@ -98,6 +97,10 @@ class Broker:
     def partitions(self) -> Mapping[Place, Partition]:
         """Every partition open here."""
         return self._partitions
+
+    def opening(self, topic: str) -> list[Future[PartitionLog]]:
+        """The logs of a topic that are being opened."""
+        return [future for place, future in self._opening.items() if place[0] == topic]
 
     def refresh(self) -> None:
         """Bring the open partitions in step with the cluster: open new ones, delete those that are gone."""
@@ -276,32 +279,6 @@ class Broker:
             looking, self._looking = self._looking, []
             for look in looking:
                 look()
-
-    # Topics: these two block on ZooKeeper, so they run in the background, never on the loop.
-
-    def create_topic(
-        self, name: str, partitions: int, settings: Mapping[str, str], *, validate_only: bool = False
-    ) -> None:
-        """Create a topic (-1: the default number of partitions); those led here are open on return."""
-        topic_log_config(self.config.log, settings)
-        count = self.config.default_partitions if partitions == -1 else partitions
-        if count < 1:
-            raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
-        if validate_only:
-            return
-        self.cluster.create_topic(name, count, settings)
-
-        def opening() -> list[Future[PartitionLog]]:
-            self.refresh()
-            return [future for place, future in self._opening.items() if place[0] == name]
-
-        for future in self.call(opening).result():
-            future.exception(timeout=30)
-
-    def delete_topic(self, name: str) -> None:
-        """Delete a topic; its logs here are gone soon after."""
-        self.cluster.delete_topic(name)
-        self.call(self.refresh).result()
 
     # Threads
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, ErrorCode
@@ -15,17 +17,44 @@ class InvalidTopicConfig(BrokerError):
     code = ErrorCode.INVALID_CONFIG
 
 
-_FIELDS = {
-    "segment.bytes": ("segment_bytes", 1024, False),
-    "flush.messages": ("flush_messages", 1, False),
-    "flush.ms": ("flush_ms", 0, False),
-    "retention.ms": ("retention_ms", 0, True),
-    "retention.bytes": ("retention_bytes", 0, True),
-    "max.message.bytes": ("max_message_bytes", 1, False),
-}
-"""Kafka's name: our field, its smallest value, whether -1 means no limit."""
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """A number that a topic may set for itself: which of our fields it is, and what values it takes."""
 
-_FIXED = {
+    field: str
+    smallest: int
+    unlimited: bool
+    """True when -1 means no limit."""
+    documentation: str
+
+    def text(self, config: LogConfig) -> str:
+        """What this setting is in `config`, as clients write it."""
+        value = getattr(config, self.field)
+        return "-1" if value is None else str(value)
+
+
+SETTINGS: Mapping[str, TopicSetting] = {
+    "segment.bytes": TopicSetting(
+        "segment_bytes", 1024, False, "A partition's log begins a new file when one would exceed this."
+    ),
+    "flush.messages": TopicSetting(
+        "flush_messages", 1, False, "Messages are brought to the disk, and shown, after this many."
+    ),
+    "flush.ms": TopicSetting(
+        "flush_ms", 0, False, "Messages are brought to the disk, and shown, this long after they came."
+    ),
+    "retention.ms": TopicSetting(
+        "retention_ms", 0, True, "Files are deleted this long after their last append; -1 keeps them."
+    ),
+    "retention.bytes": TopicSetting(
+        "retention_bytes", 0, True, "The oldest files of a partition larger than this are deleted; -1: none."
+    ),
+    "max.message.bytes": TopicSetting(
+        "max_message_bytes", 1, False, "The largest batch that a producer may send."
+    ),
+}
+
+FIXED: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
@@ -39,23 +68,24 @@ def topic_log_config(default: LogConfig, settings: Mapping[str, str]) -> LogConf
 
     Raises InvalidTopicConfig, one line that names the setting.
     """
+    if not settings:
+        return default
     changes: dict[str, int | None] = {}
     for name, text in settings.items():
-        if name in _FIXED:
-            if text != _FIXED[name]:
-                raise InvalidTopicConfig(f"{name}={text}: only {_FIXED[name]} is supported")
+        if name in FIXED:
+            if text != FIXED[name]:
+                raise InvalidTopicConfig(f"{name}={text}: only {FIXED[name]} is supported")
             continue
-        if name not in _FIELDS:
-            raise InvalidTopicConfig(f"unknown topic setting {name!r}; known: {', '.join(_FIELDS)}")
-        field, smallest, unlimited = _FIELDS[name]
-        try:
-            value = int(text)
-        except ValueError:
-            raise InvalidTopicConfig(f"{name}={text!r} is not a number") from None
-        if unlimited and value == -1:
-            changes[field] = None
-        elif value < smallest:
-            raise InvalidTopicConfig(f"{name}={text}: at least {smallest}")
+        if name not in SETTINGS:
+            raise InvalidTopicConfig(f"unknown topic setting {name!r}; known: {', '.join(SETTINGS)}")
+        setting = SETTINGS[name]
+        if not re.fullmatch(r"-?[0-9]{1,30}", text):
+            raise InvalidTopicConfig(f"{name}={text!r} is not a number")
+        value = int(text)
+        if setting.unlimited and value == -1:
+            changes[setting.field] = None
+        elif value < setting.smallest:
+            raise InvalidTopicConfig(f"{name}={text}: at least {setting.smallest}")
         else:
-            changes[field] = min(value, (1 << 63) - 1)
+            changes[setting.field] = min(value, (1 << 63) - 1)
     return dataclasses.replace(default, **changes)  # type: ignore[arg-type]  # names checked above

@@ -6,10 +6,12 @@ assignments, and settings other than those of `broker.topics`.
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 
 from millrace.broker import Broker
-from millrace.errors import BrokerError, ErrorCode
+from millrace.broker.topic_changes import create_topic
+from millrace.errors import ErrorCode
+from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
@@ -21,36 +23,42 @@ from millrace.wire.messages import (
     CreateTopicsResponse,
 )
 
-log = logging.getLogger(__name__)
-
 
 def handle(broker: Broker, request: Request) -> None:
     """Create the topics one after the other, in a thread."""
     asked = decode(CreateTopicsRequest, ApiKey.CREATE_TOPICS, request.api_version, request.body)
+    times = Counter(topic.name for topic in asked.topics)
+    topics = {topic.name: topic for topic in asked.topics}
 
     def work() -> bytes:
-        results = tuple(_create(broker, topic, validate_only=asked.validate_only) for topic in asked.topics)
+        results = tuple(_result(broker, topic, times[name], asked) for name, topic in topics.items())
         return encode(CreateTopicsResponse(topics=results), ApiKey.CREATE_TOPICS, request.api_version)
 
     answer_from_thread(broker, request, work)
 
 
-def _create(broker: Broker, topic: CreatableTopic, *, validate_only: bool) -> CreatableTopicResult:
-    code, reason = ErrorCode.NONE, None
-    if topic.assignments:
+def _result(
+    broker: Broker, topic: CreatableTopic, times: int, asked: CreateTopicsRequest
+) -> CreatableTopicResult:
+    code: ErrorCode
+    reason: str | None
+    if times > 1:
+        code, reason = ErrorCode.INVALID_REQUEST, f"topic {topic.name} is named {times} times"
+    elif topic.assignments:
         code, reason = ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions are placed by the brokers"
     elif topic.replication_factor not in (-1, 1):
         code, reason = ErrorCode.INVALID_REPLICATION_FACTOR, "a partition has one replica"
     else:
-        settings = {config.name: config.value for config in topic.configs if config.value is not None}
-        try:
-            broker.create_topic(topic.name, topic.num_partitions, settings, validate_only=validate_only)
-        except BrokerError as error:
-            code, reason = error.code, str(error)
-        except Exception as error:
-            log.exception("creating topic %s failed", topic.name)
-            code, reason = ErrorCode.UNKNOWN_SERVER_ERROR, str(error)
+        code, reason = outcome_of(lambda: _create(broker, topic, asked), f"creating topic {topic.name}")
     return CreatableTopicResult(name=topic.name, error_code=code, error_message=reason)
+
+
+def _create(broker: Broker, topic: CreatableTopic, asked: CreateTopicsRequest) -> None:
+    settings = {config.name: config.value for config in topic.configs if config.value is not None}
+    create_topic(
+        broker, topic.name, topic.num_partitions, settings,
+        validate_only=asked.validate_only, timeout_s=asked.timeout / 1000,
+    )  # fmt: skip
 
 
 CREATE_TOPICS = Api(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from millrace.broker import Broker
-from millrace.errors import BrokerError, ErrorCode
+from millrace.broker.topic_changes import delete_topic
+from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
@@ -16,29 +15,20 @@ from millrace.wire.messages import (
     DeleteTopicsResponse,
 )
 
-log = logging.getLogger(__name__)
-
 
 def handle(broker: Broker, request: Request) -> None:
     """Delete the topics one after the other, in a thread."""
     asked = decode(DeleteTopicsRequest, ApiKey.DELETE_TOPICS, request.api_version, request.body)
 
     def work() -> bytes:
-        results = tuple(_delete(broker, name) for name in asked.topic_names)
+        results = tuple(_result(broker, name) for name in dict.fromkeys(asked.topic_names))
         return encode(DeleteTopicsResponse(responses=results), ApiKey.DELETE_TOPICS, request.api_version)
 
     answer_from_thread(broker, request, work)
 
 
-def _delete(broker: Broker, name: str) -> DeletableTopicResult:
-    code = ErrorCode.NONE
-    try:
-        broker.delete_topic(name)
-    except BrokerError as error:
-        code = error.code
-    except Exception:
-        log.exception("deleting topic %s failed", name)
-        code = ErrorCode.UNKNOWN_SERVER_ERROR
+def _result(broker: Broker, name: str) -> DeletableTopicResult:
+    code, _ = outcome_of(lambda: delete_topic(broker, name), f"deleting topic {name}")
     return DeletableTopicResult(name=name, error_code=code)
 
 

@@ -1,6 +1,7 @@
 """Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
 
-A topic that is not there is created only if the request allows it and the broker is set to. Leader epochs
+A topic that is not there is created only if the request allows it, the broker is set to, and the name is
+legal: a client is told at once that no topic can have it, and does not ask for ever. Leader epochs
 are -1, so no client validates offsets by them. Left out: racks, authorized operations, v0.
 """
 
@@ -12,8 +13,9 @@ from collections.abc import Collection
 from concurrent.futures import Future
 
 from millrace.broker import Broker
-from millrace.cluster_state import PartitionState, TopicState
-from millrace.errors import ErrorCode, TopicAlreadyExists
+from millrace.broker.topic_changes import create_topic
+from millrace.cluster_state import PartitionState, TopicState, check_topic_name
+from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, response_header
 from millrace.wire.codec import decode, encode
@@ -83,8 +85,15 @@ def _wanted(broker: Broker, wanted: MetadataRequestTopic, may_create: bool) -> M
         topic = topics.get(wanted.name)
     if topic is not None:
         return _topic(topic, broker.cluster.brokers.keys())
-    creating = may_create and broker.config.auto_create_topics and wanted.name is not None
-    error = ErrorCode.LEADER_NOT_AVAILABLE if creating else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if wanted.name is not None:
+        try:
+            check_topic_name(wanted.name)
+        except InvalidTopic as illegal:
+            error = illegal.code
+        else:
+            if may_create and broker.config.auto_create_topics:
+                error = ErrorCode.LEADER_NOT_AVAILABLE
     return MetadataTopic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
 
 
@@ -118,7 +127,7 @@ def _create_missing(broker: Broker, asked: MetadataRequest, response: MetadataRe
             log.warning("cannot create a topic that a client asked for: %s", error)
 
     for name in names:
-        broker.in_background(functools.partial(broker.create_topic, name, -1, {}), created)
+        broker.in_background(functools.partial(create_topic, broker, name, -1, {}), created)
     return bool(names)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import Broker
+from millrace.broker import Broker, topic_changes
 from millrace.cluster_state import PartitionState, TopicState
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
 from tests.unit.broker.running import Disk, Start, topic
@@ -119,7 +119,9 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
 
     running.cluster.create_topic = create_topic  # type: ignore[attr-defined]
     answers: list[Any] = []
-    running.broker.in_background(lambda: running.broker.create_topic("new", 1, {}), answers.append)
+    running.broker.in_background(
+        lambda: topic_changes.create_topic(running.broker, "new", 1, {}), answers.append
+    )
     assert creating.wait(10)
     stopping = threading.Thread(target=running.stop, daemon=True)
     stopping.start()

@@ -144,7 +144,7 @@ def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
         lists.append(decode(ApiVersionsResponse, ApiKey.API_VERSIONS, version, body))
     assert all(answer == lists[0] for answer in lists)
     keys = [api.api_key for api in lists[0].api_keys]
-    assert keys == sorted(keys) == [0, 1, 2, 3, 9, 10, 18, 19, 20, 22]
+    assert keys == sorted(keys)
 
 
 def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:

@@ -1,0 +1,125 @@
+"""Creating, changing and deleting topics: checks, then ZooKeeper, then the logs opened here.
+
+Everything here blocks on ZooKeeper, so it runs in the background, never on the loop. Any broker may do it for
+the whole cluster; the others see it in their snapshots.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from millrace.broker import Broker
+from millrace.broker.topics import topic_log_config
+from millrace.cluster_state import TopicState, check_topic_name, new_topic, with_partitions
+from millrace.errors import (
+    BrokerError,
+    ErrorCode,
+    InvalidPartitions,
+    TopicAlreadyExists,
+    UnknownTopicOrPartition,
+)
+from millrace.storage.partition_log import PartitionLog
+
+OPENING_SECONDS = 30.0
+"""The most a request waits for logs to open, however long its client would: others need the thread."""
+
+
+class RequestTimedOut(BrokerError):
+    """It was done, but not everything is ready within the time that the client gave."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
+
+
+def create_topic(
+    broker: Broker,
+    name: str,
+    partitions: int,
+    settings: Mapping[str, str],
+    *,
+    validate_only: bool = False,
+    timeout_s: float = OPENING_SECONDS,
+) -> None:
+    """Create a topic (-1: the default number of partitions); those led here are open on return."""
+    check_topic_name(name)
+    topic_log_config(broker.config.log, settings)
+    count = broker.config.default_partitions if partitions == -1 else partitions
+    if count < 1:
+        raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
+    _check_limit(broker, name, count)
+    if validate_only:
+        if name in broker.cluster.topics:
+            raise TopicAlreadyExists(f"topic {name} exists already")
+        new_topic(name, count, settings, sorted(broker.cluster.brokers), broker.cluster.topics)
+        return
+    broker.cluster.create_topic(name, count, settings)
+    _wait_until_open(broker, name, timeout_s)
+
+
+def add_partitions(
+    broker: Broker, name: str, count: int, *, validate_only: bool = False, timeout_s: float = OPENING_SECONDS
+) -> None:
+    """Give a topic `count` partitions in all; the new ones led here are open on return."""
+    _check_limit(broker, name, count)
+
+    def change(topic: TopicState) -> TopicState:
+        return with_partitions(topic, count, sorted(broker.cluster.brokers), broker.cluster.topics)
+
+    if validate_only:
+        change(_known(broker, name))
+        return
+    broker.cluster.change_topic(name, change)
+    _wait_until_open(broker, name, timeout_s)
+
+
+def alter_topic(
+    broker: Broker,
+    name: str,
+    alter: Callable[[Mapping[str, str]], Mapping[str, str]],
+    *,
+    validate_only: bool = False,
+) -> None:
+    """Put what `alter` makes of a topic's own settings in their place; open partitions follow soon after."""
+
+    def change(topic: TopicState) -> TopicState:
+        settings = alter(topic.settings)
+        topic_log_config(broker.config.log, settings)
+        return dataclasses.replace(topic, settings=settings)
+
+    if validate_only:
+        change(_known(broker, name))
+        return
+    broker.cluster.change_topic(name, change)
+    broker.call(broker.refresh).result()
+
+
+def delete_topic(broker: Broker, name: str) -> None:
+    """Delete a topic; its logs here are gone soon after."""
+    broker.cluster.delete_topic(name)
+    broker.call(broker.refresh).result()
+
+
+def _check_limit(broker: Broker, name: str, count: int) -> None:
+    limit = broker.config.max_partitions_per_topic
+    if count > limit:
+        raise InvalidPartitions(f"topic {name} cannot have {count} partitions: {limit} are allowed")
+
+
+def _known(broker: Broker, name: str) -> TopicState:
+    topic = broker.cluster.topics.get(name)
+    if topic is None:
+        raise UnknownTopicOrPartition(f"no topic {name} in cluster {broker.config.cluster}")
+    return topic
+
+
+def _wait_until_open(broker: Broker, name: str, timeout_s: float) -> None:
+    """Wait for the partitions led here; the topic is there even if one of them cannot be opened."""
+
+    def opening() -> list[concurrent.futures.Future[PartitionLog]]:
+        broker.refresh()
+        return broker.opening(name)
+
+    _, late = concurrent.futures.wait(broker.call(opening).result(), min(timeout_s, OPENING_SECONDS))
+    if late:
+        raise RequestTimedOut(f"topic {name} is there; {len(late)} of its partitions are being opened yet")
