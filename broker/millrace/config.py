@@ -53,7 +53,35 @@ class OriginConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
+class ClientLimits:
+    """What clients may take of one broker. The defaults keep it under 1 GiB whatever 2,000 of them do."""
+
+    max_connections: int = 4_000
+    """More are closed as they come. A connection that does nothing costs about 3 KiB."""
+    max_connections_per_address: int = 3_000
+    """Of them, from one client address: no single host can lock out all others."""
+    max_idle_ms: int = 10 * 60 * 1000
+    """Close a connection that for this long has sent no whole request and taken nothing of an answer. One
+    whose request waits here (a parked fetch, acks=all) is not idle. Kafka's default: clients know it."""
+    max_frame_bytes: int = 64 << 20
+    """A larger request closes its connection before it is buffered: eight of the largest batches."""
+    max_queued_bytes: int = 1 << 20
+    """A client that leaves more than this of its answers unread is not read from until it takes them. Records
+    do not count: they are sent from the files."""
+    max_queued_requests: int = 4_096
+    """The same for a client with this many requests that have no answer yet. When 16 times as many wait on
+    all connections together, each gets 16."""
+    max_buffered_bytes: int = 256 << 20
+    """Unfinished requests and unread answers of all connections together. Above it, connections that hold
+    more than their share are closed, those first that have completed nothing for the longest time."""
+
+    def __post_init__(self) -> None:
+        if self.max_buffered_bytes < 2 * self.max_frame_bytes:
+            raise ConfigError("max_buffered_bytes must be at least twice max_frame_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig(ClientLimits):
     """One broker process."""
 
     broker_id: int
@@ -73,8 +101,18 @@ class BrokerConfig:
     anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
     session_timeout_ms: int = 6_000
     """ZooKeeper forgets a dead broker after this."""
-    max_frame_bytes: int = 100 << 20
-    """A request larger than this closes the connection before it is buffered."""
+    metrics_listen: str = ""
+    """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. It tells topic and group names to
+    whoever asks."""
+    group_min_session_timeout_ms: int = 6_000
+    """A consumer group's member may not ask to be given up sooner than this after its last heartbeat."""
+    group_max_session_timeout_ms: int = 1_800_000
+    """Nor later than this."""
+    group_initial_rebalance_delay_ms: int = 500
+    """An empty group waits this long after each member that joins, so that consumers which start together
+    share one rebalance; 0 starts with the first."""
+    group_max_size: int = 1_000
+    """Members of one group."""
     log: LogConfig = field(default_factory=LogConfig)
     mirror: Mapping[str, OriginConfig] = field(default_factory=dict)
     """Origin clusters by name."""
