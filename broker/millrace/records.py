@@ -198,7 +198,7 @@ def check_produced(batch: Buffer) -> BatchHeader:
     return header
 
 
-def _read_varint(data: Buffer, position: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """A zigzag varint and the position behind it."""
     result = shift = 0
     while True:
@@ -221,7 +221,7 @@ def _write_varint(out: bytearray, value: int) -> None:
 
 
 def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
-    size, position = _read_varint(data, position)
+    size, position = read_varint(data, position)
     if size < 0:
         return None, position
     end = position + size
@@ -236,7 +236,7 @@ def iter_records(header: BatchHeader, batch: Buffer) -> Iterator[Record]:
     position = 0
     try:
         for _ in range(header.records_count):
-            size, start = _read_varint(data, position)
+            size, start = read_varint(data, position)
             record, end = _read_record(header, data, start)
             if end != start + size:
                 raise CorruptMessage(f"the batch at offset {header.base_offset} has a record of wrong length")
@@ -249,11 +249,11 @@ def iter_records(header: BatchHeader, batch: Buffer) -> Iterator[Record]:
 
 
 def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Record, int]:
-    timestamp_delta, position = _read_varint(data, position + 1)  # skips the unused record attributes
-    offset_delta, position = _read_varint(data, position)
+    timestamp_delta, position = read_varint(data, position + 1)  # skips the unused record attributes
+    offset_delta, position = read_varint(data, position)
     key, position = _read_bytes(data, position)
     value, position = _read_bytes(data, position)
-    count, position = _read_varint(data, position)
+    count, position = read_varint(data, position)
     headers: list[tuple[str, bytes | None]] = []
     for _ in range(count):
         name, position = _read_bytes(data, position)

@@ -1,7 +1,7 @@
 """ListOffsets, v1 to v5.
 
-Latest is the high watermark, earliest the log's start. A time finds the first batch with a message at or
-after it (a batch, not the message within it), looked up in a thread because old segments may be cold.
+Latest is the high watermark, earliest the log's start. A time finds the first message at or after it, looked
+up in a thread because old segments may be cold and the message's batch is decompressed.
 Left out: v0, and the offset of the largest timestamp (-3), which belongs to v7.
 """
 

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from millrace.compression import decompress
 from millrace.errors import CorruptMessage
-from millrace.storage.chain import Chain, ChainBroken, HeaderReader, find_batches, walk
+from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, read_varint
+from millrace.storage.chain import Chain, ChainBroken, HeaderReader, find_batches, read_batch, walk
 from millrace.storage.segment import Segment
 
+LOOKED_INTO_BYTES = 64 << 20
+"""A batch whose records are larger than this uncompressed is not looked into: that bounds memory."""
 REMEMBERED_BOUNDARIES = 1024
 WALKED_BATCHES = 16
 """Headers looked at in a slice to remember where the next read begins; more is not worth the time."""
@@ -111,20 +115,52 @@ def _search(segment: Segment, fd: int, offset: int, limit: int, boundaries: Boun
 
 
 def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int) -> tuple[int, int] | None:
-    """(base offset, largest timestamp) of the first data batch before `limit` that reaches `timestamp`.
+    """(offset, timestamp) of the first record before `limit` that is not older than `timestamp`.
 
-    Reads the headers of one segment, seldom of several. Raises CorruptMessage at a damaged header.
+    Reads the headers of one segment, seldom of several, and one batch. A batch whose records cannot be read
+    here stands for all of them: its base offset and largest timestamp. Raises CorruptMessage at a damaged
+    batch.
     """
     for segment in segments:
         if segment.facts.max_timestamp < timestamp:
             continue
         try:
             reader, end = segment.open_reader(), min(segment.end, limit)
-            for _, header in walk(reader.fileno(), segment.base, segment.base, end):
-                if header.max_timestamp >= timestamp and not header.is_control:
-                    return header.base_offset, header.max_timestamp
+            for position, header in walk(reader.fileno(), segment.base, segment.base, end):
+                if header.max_timestamp < timestamp or header.is_control:
+                    continue
+                batch = read_batch(reader.fileno(), segment.base, position, header)
+                if batch is None:
+                    raise ChainBroken(position)
+                found = _first_record(header, batch, timestamp)
+                if found is not None:
+                    return found
         except FileNotFoundError:
             continue  # retention took the segment after this look-up began
         except ChainBroken as error:
             raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
+    return None
+
+
+def _first_record(header: BatchHeader, batch: bytes, timestamp: int) -> tuple[int, int] | None:
+    """(offset, timestamp) of the batch's first record that is not older; None if its header was wrong."""
+    if header.attributes & TIMESTAMP_TYPE_BIT:
+        return header.base_offset, header.max_timestamp
+    if header.base_timestamp >= timestamp:
+        return header.base_offset, header.base_timestamp
+    try:
+        data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:], LOOKED_INTO_BYTES)
+        position = 0
+        for _ in range(header.records_count):
+            # A record: its size, a byte of attributes, differences of timestamp and offset, the rest.
+            size, start = read_varint(data, position)
+            difference, after = read_varint(data, start + 1)
+            delta, _ = read_varint(data, after)
+            if size < 0 or not 0 <= delta <= header.last_offset_delta:
+                raise CorruptMessage("a record that cannot be")
+            if header.base_timestamp + difference >= timestamp:
+                return header.base_offset + delta, header.base_timestamp + difference
+            position = start + size
+    except (CorruptMessage, IndexError):
+        return header.base_offset, header.max_timestamp
     return None

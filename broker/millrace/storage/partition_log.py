@@ -313,9 +313,9 @@ class PartitionLog:
         return self._reader.read(self._visible, self._files, self._appended.end, offset, max_bytes)
 
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
-        """(base offset, largest timestamp) of the first visible batch that reaches `timestamp`, or None.
+        """(offset, timestamp) of the first visible record that is not older than `timestamp`, or None.
 
-        Reads the headers of a whole segment at worst: for a thread.
+        Reads the headers of a whole segment at worst, and one batch: for a thread.
         """
         return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
 

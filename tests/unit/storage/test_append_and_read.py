@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from millrace.compression import Codec
 from millrace.config import LogConfig
 from millrace.errors import InvalidRecord, OffsetOutOfRange
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import BatchHeader, Message, batch_crc, build_batch
 from millrace.storage import segment as segment_module
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.staging import Appended
@@ -271,20 +272,56 @@ def test_a_reader_of_a_slice_does_not_move_where_the_writer_writes(tmp_path: Pat
     log.close()
 
 
-def test_offsets_by_timestamp_name_the_first_batch_that_reaches_it(tmp_path: Path) -> None:
+def test_offsets_by_timestamp_name_the_first_record_that_is_not_older(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes=400)
     bases = [appended(log, batch(2, timestamp=time))[0].base_offset for time in (100, 300, 200, 400, 500)]
     assert log.offset_for_timestamp(0) is None, "nothing is visible yet"
     flush(log)
-    assert log.offset_for_timestamp(0) == (bases[0], 101)
-    assert log.offset_for_timestamp(150) == (bases[1], 301)
-    assert log.offset_for_timestamp(301) == (bases[1], 301)
-    assert log.offset_for_timestamp(302) == (bases[3], 401)
-    assert log.offset_for_timestamp(501) == (bases[4], 501)
+    assert log.offset_for_timestamp(0) == (bases[0], 100)
+    assert log.offset_for_timestamp(150) == (bases[1], 300)
+    assert log.offset_for_timestamp(301) == (bases[1] + 1, 301)
+    assert log.offset_for_timestamp(302) == (bases[3], 400)
+    assert log.offset_for_timestamp(501) == (bases[4] + 1, 501)
     assert log.offset_for_timestamp(502) is None
     log.close()
     log = open_log(tmp_path, segment_bytes=400)
-    assert log.offset_for_timestamp(302) == (bases[3], 401), "remembered across a restart"
+    assert log.offset_for_timestamp(302) == (bases[3], 400), "remembered across a restart"
+    log.close()
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_time_is_looked_up_inside_compressed_batches(tmp_path: Path, codec: Codec) -> None:
+    log = open_log(tmp_path)
+    times = [500, 100, 900, 300]  # event times step back; the last batch is for what comes before it
+    data = bytearray(build_batch([Message(time, None, b"x" * 100) for time in times], codec=codec))
+    (first,) = appended(log, data)
+    flush(log)
+    found = {t: log.offset_for_timestamp(t) for t in (0, 500, 501, 900, 901)}
+    base = first.base_offset
+    assert found == {0: (base, 500), 500: (base, 500), 501: (base + 2, 900), 900: (base + 2, 900), 901: None}
+    log.close()
+
+
+def test_a_batch_that_cannot_be_looked_into_stands_for_its_records(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    data = bytearray(build_batch([Message(1, None, b""), Message(9, None, b"")]))
+    data[22] |= Codec.ZSTD  # says so, but is not
+    data[17:21] = batch_crc(data).to_bytes(4, "big")
+    (stored,) = appended(log, data)
+    flush(log)
+    assert log.offset_for_timestamp(5) == (stored.base_offset, 9)
+    log.close()
+
+
+def test_a_batch_whose_header_promises_a_time_that_no_record_has_is_passed_over(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    data = bytearray(build_batch([Message(1, None, b"")]))
+    data[35:43] = (900).to_bytes(8, "big")
+    data[17:21] = batch_crc(data).to_bytes(4, "big")
+    appended(log, data)
+    (second,) = appended(log, batch(1, timestamp=50))
+    flush(log)
+    assert log.offset_for_timestamp(20) == (second.base_offset, 50)
     log.close()
 
 
