@@ -6,14 +6,21 @@ written is said by cluster.py and consumer_registry.py. Ephemeral nodes live as 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionClosedError, ConnectionLoss, OperationTimeoutError, SessionExpiredError
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
@@ -73,6 +80,25 @@ class Session:
             except KazooTimeoutError:
                 pass
             raise BrokerError(f"ZooKeeper at {self.zookeeper} does not answer") from None
+
+    def read_all(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any]]:
+        """Data and stat of each node that is there, asked for all at once."""
+        asked = {path: self.client.get_async(path) for path in paths}
+        found = {}
+        for path in list(asked):
+            # The first try is under way already; after a lost connection it is made anew.
+            with contextlib.suppress(NoNodeError):
+                found[path] = self.call(
+                    lambda path=path: asked.pop(path, None) or self.client.get_async(path)
+                )
+        return found
+
+    def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
+        """The names of a node's children, sorted; none when the node is not there, and nothing is watched."""
+        try:
+            return sorted(self.call(self.client.get_children_async, path, watch))
+        except NoNodeError:
+            return []
 
     def close(self) -> None:
         """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""

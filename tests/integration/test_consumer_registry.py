@@ -1,0 +1,319 @@
+"""Consumer groups in a real ZooKeeper: kinds, offsets, fences, coordinators, members and owners."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from uuid import UUID
+
+import pytest
+from kazoo.client import KazooClient
+
+from millrace.consumer_registry import (
+    CommittedOffset,
+    ConsumerRegistry,
+    Fence,
+    GroupKind,
+    NotOwner,
+    StreamsMember,
+)
+from millrace.errors import (
+    GroupNotEmpty,
+    InconsistentGroupKind,
+    InvalidGroup,
+    NotCoordinator,
+    UnknownGroup,
+)
+from millrace.zookeeper_session import Session
+from tests.support import wait_until
+
+ID = UUID(int=7)
+MEMBER = StreamsMember(topics={"clicks": 2}, host="here")
+STRANGE = ("a/b", ".", "..", "grüße 你好", "%2F", "\x00\n", "x" * 500)
+
+
+def at(offset: int, metadata: str = "") -> CommittedOffset:
+    return CommittedOffset(offset=offset, metadata=metadata, time_ms=1, topic_id=ID)
+
+
+class Life:
+    """One process's session and registry."""
+
+    def __init__(self, zookeeper: str, cluster: str) -> None:
+        self.zookeeper = zookeeper
+        self.session = Session.connect(zookeeper, timeout_ms=2000)
+        self.registry = ConsumerRegistry(self.session, cluster)
+
+    def lose_session(self) -> None:
+        """Have the server end the session, as if it had expired, and wait for the next one."""
+        before = self.session.id
+        thief = KazooClient(hosts=self.zookeeper, client_id=self.session.client.client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+        wait_until(
+            "a new session", lambda: self.session.id not in (0, before) and self.session.client.connected
+        )
+
+
+@pytest.fixture
+def lives(zookeeper: str) -> Iterator[tuple[Life, Life]]:
+    """Two processes that work on the groups of one cluster."""
+    cluster = f"groups-{uuid.uuid4().hex[:8]}"
+    found = Life(zookeeper, cluster), Life(zookeeper, cluster)
+    found[0].session.client.ensure_path(f"/{cluster}")
+    yield found
+    for life in found:
+        life.session.close()
+
+
+@pytest.fixture
+def registry(lives: tuple[Life, Life]) -> ConsumerRegistry:
+    return lives[0].registry
+
+
+def test_a_group_may_have_any_name_and_is_of_one_kind(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    assert ours.groups() == {}
+    for name in STRANGE:
+        ours.claim(name, GroupKind.CLASSIC)
+        others.claim(name, GroupKind.CLASSIC)
+        ours.commit(name, {("clicks", 0): at(5, "ö")})
+    assert others.groups() == dict.fromkeys(STRANGE, GroupKind.CLASSIC)
+    assert all(others.offsets(name) == {("clicks", 0): at(5, "ö")} for name in STRANGE)
+    with pytest.raises(InconsistentGroupKind, match="of kind classic"):
+        others.claim("a/b", GroupKind.STREAMS)
+    with pytest.raises(InconsistentGroupKind, match="of kind classic"):
+        others.register("a/b", "c1", MEMBER)
+    with pytest.raises(InvalidGroup):
+        ours.claim("", GroupKind.CLASSIC)
+    for name in STRANGE:
+        ours.delete_group(name)
+    assert others.groups() == {}
+
+
+def test_groups_claimed_at_once_have_one_kind(lives: tuple[Life, Life]) -> None:
+    won: list[GroupKind] = []
+
+    def claim(registry: ConsumerRegistry, kind: GroupKind) -> None:
+        try:
+            registry.claim("raced", kind)
+        except InconsistentGroupKind:
+            return
+        won.append(kind)
+
+    kinds = list(GroupKind) * 4
+    threads = [threading.Thread(target=claim, args=(lives[i % 2].registry, k)) for i, k in enumerate(kinds)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(won) == 4
+    assert set(won) == {lives[0].registry.kind("raced")}
+
+
+def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    ours.commit("g", {("clicks", 0): at(1), ("views", 3): at(2)})
+    others.commit("g", {("clicks", 0): at(10), ("clicks", 1): at(11)})  # one that is there, one that is not
+    ours.commit("g", {("clicks", 1): at(12)})  # created by the other
+    everything = {("clicks", 0): at(10), ("clicks", 1): at(12), ("views", 3): at(2)}
+    assert others.offsets("g") == everything
+    assert ours.offsets("g", [("clicks", 1), ("clicks", 9), ("nothing", 0)]) == {("clicks", 1): at(12)}
+    assert ours.offsets("unknown") == {}
+    others.delete_offsets("g", [("clicks", 1), ("views", 3), ("nothing", 0)])
+    ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
+    assert others.offsets("g") == {("clicks", 0): at(10), ("clicks", 1): at(13)}
+    with pytest.raises(UnknownGroup):
+        ours.commit("unknown", {("clicks", 0): at(1)})
+
+
+def test_many_offsets_are_committed_and_deleted(registry: ConsumerRegistry) -> None:
+    registry.claim("g", GroupKind.CLASSIC)
+    many = {("clicks", number): at(number, "m" * 100) for number in range(1100)}
+    registry.commit("g", many)
+    assert registry.offsets("g") == many
+    fence = registry.coordinate("g", 1)
+    assert isinstance(fence, Fence)
+    registry.delete_group("g", fence=fence)
+    assert registry.groups() == {}
+
+
+def test_a_commit_is_all_or_nothing(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    stale = ours.coordinate("g", 1)
+    assert isinstance(stale, Fence)
+    ours.resign("g", stale)
+    assert isinstance(others.coordinate("g", 2), Fence)
+    with pytest.raises(NotCoordinator):
+        ours.commit("g", {("clicks", number): at(1) for number in range(3)}, fence=stale)
+    assert others.offsets("g") == {}
+
+
+def test_one_broker_coordinates_and_the_other_is_told_which(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    with pytest.raises(UnknownGroup):
+        ours.coordinate("g", 1)
+    ours.claim("g", GroupKind.CLASSIC)
+    assert others.coordinator("g") is None
+    fence = ours.coordinate("g", 1)
+    assert isinstance(fence, Fence)
+    assert ours.coordinate("g", 1) == fence, "asking twice changes nothing"
+    assert others.coordinate("g", 2) == 1
+    assert others.coordinator("g") == 1
+    ours.commit("g", {("clicks", 0): at(1)}, fence=fence)
+    ours.resign("g", fence)
+    ours.resign("g", fence)
+    assert isinstance(others.coordinate("g", 2), Fence)
+    ours.resign("g", fence)  # too late: it must not end the other's turn
+    assert ours.coordinate("g", 1) == 2
+
+
+def test_a_coordinator_that_comes_back_is_fenced(lives: tuple[Life, Life]) -> None:
+    ours, others = lives
+    ours.registry.claim("g", GroupKind.CLASSIC)
+    fence = ours.registry.coordinate("g", 1)
+    assert isinstance(fence, Fence)
+    ours.lose_session()
+    with pytest.raises(NotCoordinator):  # before anybody else is it
+        ours.registry.commit("g", {("clicks", 0): at(1)}, fence=fence)
+    assert isinstance(others.registry.coordinate("g", 2), Fence)
+    with pytest.raises(NotCoordinator):
+        ours.registry.commit("g", {("clicks", 0): at(2)}, fence=fence)
+    with pytest.raises(NotCoordinator):
+        ours.registry.delete_group("g", fence=fence)
+    assert others.registry.offsets("g") == {}
+
+
+def test_a_coordinator_of_a_second_turn_does_not_revive_the_fence_of_the_first(
+    lives: tuple[Life, Life],
+) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.CLASSIC)
+    first = ours.coordinate("g", 1)
+    assert isinstance(first, Fence)
+    ours.resign("g", first)
+    between = others.coordinate("g", 2)
+    assert isinstance(between, Fence)
+    others.resign("g", between)
+    second = ours.coordinate("g", 1)
+    assert isinstance(second, Fence)
+    with pytest.raises(NotCoordinator):
+        ours.commit("g", {("clicks", 0): at(1)}, fence=first)
+    ours.commit("g", {("clicks", 0): at(2)}, fence=second)
+
+
+def test_a_restarted_broker_takes_over_what_its_earlier_life_coordinated(lives: tuple[Life, Life]) -> None:
+    killed, restarted = (life.registry for life in lives)
+    killed.claim("g", GroupKind.CLASSIC)
+    former = killed.coordinate("g", 1)
+    assert isinstance(former, Fence)
+    fence = restarted.coordinate("g", 1)
+    assert isinstance(fence, Fence), "the session of the life before is not waited for"
+    with pytest.raises(NotCoordinator):
+        killed.commit("g", {("clicks", 0): at(1)}, fence=former)
+    restarted.commit("g", {("clicks", 0): at(2)}, fence=fence)
+
+
+def test_brokers_that_race_for_a_group_make_one_coordinator(lives: tuple[Life, Life]) -> None:
+    lives[0].registry.claim("g", GroupKind.CLASSIC)
+    found: dict[int, Fence | int] = {}
+
+    def run(broker: int) -> None:
+        found[broker] = lives[broker - 1].registry.coordinate("g", broker)
+
+    threads = [threading.Thread(target=run, args=(broker,)) for broker in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    winner = lives[0].registry.coordinator("g")
+    assert winner in (1, 2)
+    assert isinstance(found[winner], Fence)
+    assert found[3 - winner] == winner
+
+
+def test_members_come_and_go_and_watchers_are_told(lives: tuple[Life, Life]) -> None:
+    ours, others = lives
+    fence = ours.registry.register("g", "c/1", MEMBER)
+    told = threading.Event()
+    assert others.registry.members("g", lambda event: told.set()) == {"c/1": MEMBER}
+    second = StreamsMember(topics={"views": 1}, host="there")
+    others.registry.register("g", "c2", second)
+    assert told.wait(5)
+    assert ours.registry.members("g") == {"c/1": MEMBER, "c2": second}
+    ours.registry.unregister("g", fence)
+    ours.registry.unregister("g", fence)
+    others.session.close()
+    wait_until("both are gone", lambda: ours.registry.members("g") == {})
+    assert ours.registry.kind("g") == GroupKind.STREAMS
+
+
+def test_partitions_are_owned_all_or_none_and_by_one(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    first, second = ours.register("g", "c1", MEMBER), others.register("g", "c2", MEMBER)
+    assert ours.own("g", {("clicks", 0): "c1-0", ("clicks", 1): "c1-1"}, first)
+    assert not others.own("g", {("clicks", 1): "c2-0", ("clicks", 2): "c2-1"}, second)
+    assert others.owners("g") == {("clicks", 0): "c1-0", ("clicks", 1): "c1-1"}
+    ours.disown("g", [("clicks", 1), ("clicks", 7)], first)
+    assert others.own("g", {("clicks", 1): "c2-0", ("clicks", 2): "c2-1"}, second)
+    assert others.owners("g") == {("clicks", 0): "c1-0", ("clicks", 1): "c2-0", ("clicks", 2): "c2-1"}
+    assert ours.own("g", {}, first)
+
+
+def test_a_consumer_that_lost_its_session_writes_nothing_any_more(lives: tuple[Life, Life]) -> None:
+    ours, others = lives
+    stale = ours.registry.register("g", "c1", MEMBER)
+    assert ours.registry.own("g", {("clicks", 0): "c1-0"}, stale)
+    ours.registry.commit("g", {("clicks", 0): at(5)}, fence=stale)
+    ours.lose_session()
+    fence = others.registry.register("g", "c2", MEMBER)
+    wait_until("it is free", lambda: others.registry.own("g", {("clicks", 0): "c2-0"}, fence))
+    with pytest.raises(NotOwner):
+        ours.registry.commit("g", {("clicks", 0): at(9)}, fence=stale)
+    with pytest.raises(NotOwner):
+        ours.registry.own("g", {("clicks", 1): "c1-0"}, stale)
+    with pytest.raises(NotOwner):
+        ours.registry.disown("g", [("clicks", 0)], stale)
+    again = ours.registry.register("g", "c1-again", MEMBER)
+    with pytest.raises(NotOwner):
+        ours.registry.commit("g", {("clicks", 0): at(9)}, fence=stale)
+    ours.registry.commit("g", {("clicks", 1): at(9)}, fence=again)
+    assert others.registry.offsets("g") == {("clicks", 0): at(5), ("clicks", 1): at(9)}
+    assert others.registry.owners("g") == {("clicks", 0): "c2-0"}
+
+
+def test_only_a_group_that_nobody_uses_is_deleted(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    with pytest.raises(UnknownGroup):
+        ours.delete_group("g")
+    fence = ours.register("g", "c1", MEMBER)
+    with pytest.raises(GroupNotEmpty, match="has consumers"):
+        others.delete_group("g")
+    ours.own("g", {("clicks", 0): "c1-0"}, fence)
+    ours.commit("g", {("clicks", 0): at(5)}, fence=fence)
+    ours.disown("g", [("clicks", 0)], fence)
+    ours.unregister("g", fence)
+    others.delete_group("g")
+    assert ours.groups() == {}
+    ours.claim("g", GroupKind.CLASSIC)
+    assert ours.offsets("g") == {}
+    assert isinstance(ours.coordinate("g", 1), Fence)
+    with pytest.raises(NotCoordinator, match="broker 1"):
+        others.delete_group("g")
+
+
+def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
+    lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 1.0)
+    ours = lives[0]
+    ours.session.client.stop()  # nothing answers from now on
+    began = time.monotonic()
+    with pytest.raises(Exception, match="does not answer"):
+        ours.registry.groups()
+    assert time.monotonic() - began < 5
