@@ -1,134 +1,270 @@
-"""A power cut: the broker is killed and every log file loses what was never synced, at a random place.
+"""A power cut takes the whole broker: what was never synced is lost or garbage, names in folders included.
 
-What was acknowledged with acks=all, and what a consumer was ever shown, must be there after the restart. The
-broker's own fdatasync calls are recorded from outside, so the test knows what a disk may have lost.
+The model is in `faults/disk.py`. What was promised to an acks=all producer, to a mirror or to a consumer must
+be there afterwards, whichever of the broker's files the cut met: segments, checkpoints, the claim of the log
+directory, the folders of new and deleted topics. ZooKeeper keeps its own disk.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import random
-import time
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID, uuid4
 
-import confluent_kafka
 import pytest
 
+from millrace.records import Cursor, Message, build_batch
+from millrace.storage import lookup
+from millrace.storage.position import Origin
+from millrace.wire.client import LATEST
+from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.compat.brokers import RunningBroker, start_broker
-from tests.compat.clients import BEGINNING, CONFLUENT
-from tests.support import ROUNDS, Process
+from tests.compat.clients import CONFLUENT
+from tests.integration.faults.disk import Disk
+from tests.integration.faults.ledger import Ledger, read_all
+from tests.integration.faults.traffic import (
+    HASTY,
+    LZ4,
+    PLAIN,
+    NumberedProducer,
+    Reader,
+    run,
+    run_until_stored,
+)
+from tests.support import ROUNDS, Process, run_millrace
+from tests.unit.storage.logs import append, batch, batches_at, crowded_batch, flush, open_log
 
-# Python imports a module of this name before anything else.
-RECORDER = """
-import os
-path, real = os.environ["SYNC_RECORD"], os.fdatasync
-record = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-def fdatasync(fd):
-    size = os.fstat(fd).st_size
-    real(fd)
-    os.write(record, f"{size} {os.readlink(f'/proc/self/fd/{fd}')}\\n".encode())
-os.fdatasync = fdatasync
-"""
+pytestmark = pytest.mark.soak
 
-
-@pytest.fixture
-def broker(start: Callable[..., Process], zookeeper: str, tmp_path: Path) -> RunningBroker:
-    """A broker whose fdatasync calls are noted in `synced` of the test's folder."""
-    (tmp_path / "sitecustomize.py").write_text(RECORDER)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {"PYTHONPATH": path, "SYNC_RECORD": str(tmp_path / "synced")}
-    recorded = functools.partial(start, env=env)
-    return start_broker(recorded, zookeeper, tmp_path, f"power-{tmp_path.name}")
+PARTITIONS = 2
+CRASH_POINTS = 12 if ROUNDS > 2 else 2
+"""How many of a start's or a repair's syncs are made its last; all there are in `make soak`."""
 
 
-def cut_power(broker: RunningBroker, folder: Path, chance: random.Random) -> int:
-    """Kill the broker and lose, at random, what was written and never synced; return the bytes lost."""
-    broker.process.kill()
-    synced: dict[str, int] = {}
-    for line in (folder / "synced").read_text().splitlines():
-        synced_size, _, name = line.partition(" ")
-        synced[name] = int(synced_size)
-    lost = 0
-    for path in folder.glob("*/*/*.log"):
-        size = path.stat().st_size
-        length = chance.randint(min(size, synced.get(str(path), 0)), size)
-        lost += size - length
-        os.truncate(path, length)
-        with open(path, "ab") as file:
-            file.write(chance.randbytes(chance.choice([0, 7, 500])))
-    return lost
+@dataclass
+class BatchMirror:
+    """Fills a mirrored partition as a batch job does, from an origin that it makes up as it goes."""
+
+    broker: RunningBroker
+    topic: str
+    origin: Origin = field(default_factory=lambda: Origin("dc1", "copied", UUID(int=7), 0))
+    recorded: int = 0
+    """The origin offset up to which the broker said that everything is on the disk."""
+
+    def step(self) -> None:
+        """Append two batches where the last ones ended, and note what the broker says."""
+        with self.broker.client() as client:
+            ask = functools.partial(MirrorAppend, origin=self.origin)
+            position = client.mirror_append(self.topic, ask(mode=MirrorMode.DESCRIBE)).position
+            expected = None if position is None else position.cursor.next_offset
+            start = expected or 0
+            records = b"".join(self._batch(base) for base in (start, start + 3))
+            asked = ask(mode=MirrorMode.APPEND, expected=expected, cursor=Cursor(start + 6), records=records)
+            answer = client.mirror_append(self.topic, asked)
+            assert answer.position is not None
+            self.recorded = answer.position.cursor.next_offset
+
+    @staticmethod
+    def _batch(base: int) -> bytes:
+        made = bytearray(build_batch([Message(1000, None, b"origin %d" % (base + n)) for n in range(3)]))
+        made[:8] = base.to_bytes(8, "big")
+        return bytes(made)
+
+    def check(self, where: str) -> None:
+        """Exactly the origin's messages up to the recorded position, which is no less than what was told."""
+        with self.broker.client() as client:
+            asked = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=self.origin)
+            position = client.mirror_append(self.topic, asked).position
+            assert position is not None, f"{where}: the mirror's position is gone"
+            assert position.cursor.next_offset >= self.recorded, f"{where}: the mirror went back"
+            end = client.list_offsets(self.topic, LATEST, [0])[0]
+            found = list(read_all(client, self.topic, 0, end).values())
+            assert found == [b"origin %d" % n for n in range(position.cursor.next_offset)], where
 
 
-class Traffic:
-    """A producer that numbers its messages and notes which were acknowledged."""
+class ShortLivedTopics:
+    """Topics that are made and deleted while power fails: those that are left hold their one message."""
 
-    def __init__(self, broker: RunningBroker, topic: str, acks: str) -> None:
-        self.sent = 0
-        self.acknowledged: set[int] = set()
-        self._topic = topic
-        self._producer = confluent_kafka.Producer(
-            {
-                "bootstrap.servers": broker.bootstrap, "acks": acks, "enable.idempotence": acks == "all",
-                "linger.ms": 1, "batch.num.messages": 20, "retry.backoff.ms": 50, "log_level": 0,
-                "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 5000,
-            }
-        )  # fmt: skip
+    def __init__(self, broker: RunningBroker, chance: random.Random) -> None:
+        self._broker, self._chance = broker, chance
+        self._number, self._left = 0, ["recreated"]
+        self._begin("recreated")
 
-    def run(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            number, self.sent = self.sent, self.sent + 1
-            self._producer.produce(
-                self._topic, b"%d" % number, partition=0, on_delivery=functools.partial(self._note, number)
-            )
-            self._producer.poll(0)
-            if len(self._producer) > 500:
-                self._producer.poll(0.01)
+    def _begin(self, topic: str) -> None:
+        self._broker.create_topic(topic)
+        CONFLUENT.produce(self._broker.bootstrap, topic, 0, [topic.encode()], "none")
 
-    def _note(self, number: int, error: object, _: object) -> None:
-        if error is None:
-            self.acknowledged.add(number)
+    def step(self) -> None:
+        """Make one, delete some, and make one anew under its old name."""
+        self._number += 1
+        self._begin(f"short-{self._number}")
+        self._left.append(f"short-{self._number}")
+        with self._broker.client() as client:
+            for topic in self._chance.sample(self._left, len(self._left) // 2):
+                client.delete_topic(topic)
+                if topic == "recreated":
+                    self._begin(topic)
+                else:
+                    self._left.remove(topic)
 
-    def finish(self) -> None:
-        assert self._producer.flush(30) == 0
+    def check(self, where: str) -> None:
+        """Every topic that is left has its message, once; no other has come back."""
+        with self._broker.client() as client:
+            assert {name for name in client.topics() if name in self._left or name[:5] == "short"} == set(
+                self._left
+            ), where
+            for topic in self._left:
+                end = client.list_offsets(topic, LATEST, [0])[0]
+                assert list(read_all(client, topic, 0, end).values()) == [topic.encode()], where
 
 
-@pytest.mark.soak
-def test_what_was_acknowledged_by_all_or_ever_shown_survives_a_power_cut(
-    broker: RunningBroker, tmp_path: Path
+def watched_broker(
+    start: Callable[..., Process], zookeeper: str, folder: Path, disk: Disk, cluster: str
+) -> RunningBroker:
+    """A broker on the disk, its checkpoints frequent enough for a cut to meet them."""
+    watched = functools.partial(start, env={**disk.env, "DISK_CHECKPOINTS": "0.2"})
+    return start_broker(watched, zookeeper, folder, cluster)
+
+
+def die_while_it_starts(broker: RunningBroker, start: Callable[..., Process], disk: Disk, sync: int) -> None:
+    """Start the broker, end it instead of its sync number `sync`, and cut the power."""
+    env = {**disk.env, "DISK_DIE_AT": str(sync)}
+    process = start("broker", str(broker.config), "--set", f"listen={broker.bootstrap}", env=env)
+    try:
+        process.ready()
+        process.kill()
+    except AssertionError:
+        assert process.wait() == 9, process.output
+    disk.cut_power()
+
+
+def test_every_promise_survives_power_cuts_of_the_whole_broker(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:
     seed = random.randrange(1 << 30)
-    chance, lost = random.Random(seed), 0
-    # Flushed rarely, so that there is always something to lose that was acknowledged with acks=1 only.
-    synced = broker.create_topic("synced", 1, segment_bytes=30_000)
-    lazy = broker.create_topic("lazy", 1, segment_bytes=30_000, flush_ms=400)
-    certain, hasty = Traffic(broker, synced, "all"), Traffic(broker, lazy, "1")
-    for round_number in range(ROUNDS):
-        for _ in range(3):
-            certain.run(chance.uniform(0.05, 0.15))
-            hasty.run(chance.uniform(0.05, 0.15))
-        shown = {topic: read(broker, topic) for topic in (synced, lazy)}
-        acknowledged = set(certain.acknowledged)
-        with broker.client() as client:
-            marks = {topic: client.list_offsets(topic, -1)[0] for topic in shown}
-        hasty.run(chance.uniform(0, 0.2))
-        lost += cut_power(broker, tmp_path, chance)
-        broker.restart()
-        where = f"round {round_number}, seed {seed}"
-        for topic, before in shown.items():
-            assert read(broker, topic)[: len(before)] == before, where
+    chance = random.Random(seed)
+    name = f"power-{uuid4().hex[:6]}"
+    disk = Disk(tmp_path / "disk", tmp_path / f"{name}-1", chance)
+    broker = watched_broker(start, zookeeper, tmp_path, disk, name)
+    # Flushed rarely, so that there is always something to lose.
+    ledgers = [
+        Ledger(broker.create_topic("synced", PARTITIONS, segment_bytes=30_000)),
+        Ledger(broker.create_topic("lazy", PARTITIONS, segment_bytes=30_000, flush_ms=400)),
+    ]
+    certain = [NumberedProducer(broker.bootstrap, ledgers[0], kind, PARTITIONS) for kind in (PLAIN, LZ4)]
+    hasty = NumberedProducer(broker.bootstrap, ledgers[1], HASTY, PARTITIONS)
+    mirror, topics = BatchMirror(broker, "mirrored"), ShortLivedTopics(broker, chance)
+    readers = [Reader(broker.bootstrap, ledger, PARTITIONS) for ledger in ledgers]
+    with readers[0], readers[1]:
+        for number in range(ROUNDS):
+            where = f"seed {seed}, round {number}"
+            run_until_stored([*certain, hasty], 40)
+            topics.step()
+            for _ in range(chance.randint(1, 8)):
+                mirror.step()
+                run([*certain, hasty], chance.uniform(0, 0.15))
+            broker.process.kill()
+            if chance.random() < 0.3:
+                broker.restart()  # a kill alone loses nothing, and what it leaves is shown at once
+                run([*certain, hasty], chance.uniform(0, 0.2))
+                broker.process.kill()
+            disk.cut_power()
+            if chance.random() < 0.5:
+                die_while_it_starts(broker, start, disk, chance.randint(1, 12))
+            broker.restart()
             with broker.client() as client:
-                assert client.list_offsets(topic, -1)[0] >= marks[topic], where
-        assert acknowledged <= {int(value) for _, value in read(broker, synced)}, where
-    certain.run(0.1)
-    certain.finish()
-    hasty.finish()
-    # Retries after the cut: each message once and in order, although batches were taken away below them.
-    assert [int(value) for _, value in read(broker, synced)] == list(range(certain.sent)), f"seed {seed}"
-    assert lost > 0, "nothing was ever at risk: the test shows nothing"
+                for ledger in ledgers:
+                    ledger.check(client, range(PARTITIONS), where)
+            mirror.check(where)
+            topics.check(where)
+            for reader in readers:
+                assert not reader.problems, f"{where}: {reader.problems[0]}"
+        for producer in [*certain, hasty]:
+            producer.finish()
+        with broker.client() as client:
+            for ledger, reader in zip(ledgers, readers, strict=True):
+                found = ledger.check(client, range(PARTITIONS), f"seed {seed}, at the end")
+                for partition in range(PARTITIONS):
+                    for producer in certain if ledger is ledgers[0] else [hasty]:
+                        producer.check(partition, found[partition])
+                    reader.wait_for(partition, found[partition])
+    assert disk.lost_bytes > 0, "no bytes were ever at risk: the test shows nothing"
 
 
-def read(broker: RunningBroker, topic: str) -> list[tuple[int, bytes]]:
-    return CONFLUENT.read(broker.bootstrap, topic, 0, BEGINNING)
+def test_a_broker_that_loses_power_at_any_sync_of_its_first_start_starts_the_next_time(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    name = f"first-{uuid4().hex[:6]}"
+    root = tmp_path / f"{name}-1"
+    disk = Disk(tmp_path / "disk", root, random.Random(1))
+    broker = watched_broker(start, zookeeper, tmp_path, disk, name)
+    broker.create_topic("there", PARTITIONS)
+    broker.process.stop()
+    points = random.sample(range(1, 13), CRASH_POINTS)
+    for point in points:
+        # The topic is there and this broker leads it, but its disk is new: all is made again.
+        shutil.rmtree(root)
+        root.mkdir()
+        disk.begin_anew()
+        die_while_it_starts(broker, start, disk, point)
+    broker.restart()
+    CONFLUENT.produce(broker.bootstrap, "there", 0, [b"kept"], "none")
+    broker.process.kill()
+    disk.cut_power()
+    broker.restart()
+    with broker.client() as client:
+        end = client.list_offsets("there", LATEST, [0])[0]
+        assert list(read_all(client, "there", 0, end).values()) == [b"kept"]
+
+
+def damaged_log(directory: Path) -> set[int]:
+    """A log of several segments with damage below the checkpoint; the base offsets that are intact."""
+    log = open_log(directory, segment_bytes=4000)
+    for number in range(30):
+        made = crowded_batch(300) if number == 8 else batch(3, b"v" * 40 + b"%d" % number)
+        append(log, made)
+    flush(log)
+    log.close()
+    log = open_log(directory, segment_bytes=4000)
+    headers = [header for offset in range(0, log.high_watermark, 50) for header in batches_at(log, offset, 1)]
+    bases = sorted({header.base_offset for header in headers if not header.is_control})
+    log.close()
+    # Some neighbours, whose replacement is longer than any batch, one alone, and the last.
+    damaged = [*bases[3:7], bases[12], bases[-1]]
+    for base in damaged:
+        path = max(path for path in directory.glob("*.log") if int(path.stem) <= base)
+        with path.open("r+b") as file:
+            file.seek(base - int(path.stem) + 10)
+            file.write(b"\xff\xff\xff")
+    return set(bases) - set(damaged)
+
+
+def test_a_repair_that_loses_power_at_any_sync_is_finished_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup, "SHORT_WALK_BYTES", -(1 << 40))  # search, as in a log of a gigabyte
+    original = tmp_path / "original"
+    intact = damaged_log(original)
+    points = random.sample(range(1, 13), CRASH_POINTS)
+    for point in points:
+        root = tmp_path / f"cut-{point}" / "log_dir"
+        partition = root / f"t-0-{UUID(int=1).hex}"
+        shutil.copytree(original, partition)
+        disk = Disk(root.parent / "disk", root, random.Random(point))
+        ended = run_millrace("log", "repair", str(root), env={**disk.env, "DISK_DIE_AT": str(point)})
+        assert ended.returncode in (0, 9), ended.stderr
+        disk.cut_power()
+        again = run_millrace("log", "repair", str(root))
+        assert again.returncode == 0, again.stderr
+        assert run_millrace("log", "verify", str(root)).returncode == 0
+        log = open_log(partition, segment_bytes=4000)
+        seen: set[int] = set()
+        for offset in range(log.high_watermark):
+            log._reader.boundaries = lookup.Boundaries()
+            seen.update(header.base_offset for header in batches_at(log, offset, 1) if not header.is_control)
+        assert intact <= seen, f"cut at sync {point}"
+        log.close()

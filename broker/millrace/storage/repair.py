@@ -39,8 +39,9 @@ def repair_partition(directory: Path, timestamp: int) -> Iterator[Damage]:
                 f"replaced; restore the file from a copy, or seek consumers to {end}"
             )
         batch = _replacement(damage, timestamp)
-        _overwrite(damage, batch)
+        # Noted first: a repair cut short in between finds the damage again, but never what it has replaced.
         _note_in_checkpoint(directory, damage, batch)
+        _overwrite(damage, batch)
         yield damage
 
 

@@ -49,7 +49,7 @@ class Disk:
         self.begin_anew()
 
     def fail(self, call: str, path: str, number: int) -> None:
-        """From now on `call` ("sync" or "read") on files whose path contains `path` fails with this errno."""
+        """From now on `call` (sync, read or send) on files with `path` in theirs fails with this errno."""
         draft = self._rules.with_suffix(".tmp")
         draft.write_text(json.dumps([{"call": call, "path": path, "errno": number}]))
         draft.rename(self._rules)

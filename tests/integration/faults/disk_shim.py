@@ -110,7 +110,7 @@ def _install() -> None:
     os.fsync = _recording(os.fsync, record)
     os.fdatasync = _recording(os.fdatasync, record)
     os.pread = _failing("read", os.pread, 0)
-    os.sendfile = _failing("read", os.sendfile, 1)
+    os.sendfile = _failing("send", os.sendfile, 1)
     if "DISK_CHECKPOINTS" in os.environ:
         from millrace.storage import partition_log
 
