@@ -21,6 +21,7 @@ from millrace.handlers.mirror_append import mirror_append
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.server import Server
+from millrace.server.admission import allow_open_files
 from millrace.storage.log_directory import LogDirectory
 
 log = logging.getLogger(__name__)
@@ -46,9 +47,10 @@ def broker(config: Path, overrides: Sequence[str]) -> None:
 
 def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
     """Start everything in order, serve until a signal, stop everything in the opposite order."""
+    allow_open_files()
     logs = LogDirectory.open(Path(config.log_dir), config.log, clock)
     mailbox = Mailbox()
-    server = Server(*parse_address(config.listen, "listen"), mailbox, config.max_frame_bytes)
+    server = Server(*parse_address(config.listen, "listen"), mailbox, config)
     cluster = Cluster.connect(config.zookeeper, config.cluster, session_timeout_ms=config.session_timeout_ms)
     try:
         claim(Path(config.log_dir), cluster.cluster_id, config.broker_id)

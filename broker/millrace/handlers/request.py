@@ -7,22 +7,33 @@ acks=all) holds its place while the connection goes on reading. Knows no sockets
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from millrace.storage.file_slice import FileSlice
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
+FILE_SLICE_BYTES = 200
+"""What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
+MIN_SHARED_BYTES = 16 << 10
+"""An answer this large is not copied behind its prefix: others may be sending the same bytes."""
 
 
 class Client(Protocol):
     """The connection a request came from."""
 
     closed: bool
+    address: str
+    """HOST:PORT."""
+    principal: str
+    """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
+    errors: Counter[tuple[int, int]]
+    """How often an API (key) answered with an error (code), all connections together."""
 
     def answered(self, size: int) -> None:
-        """Some request has its answer now; `size` bytes of it are in memory."""
+        """Some request has its answer now, for which `size` bytes of memory are needed."""
 
     def abort(self, reason: str) -> None:
         """Close the connection: the only sign that a request without an answer can get."""
@@ -31,7 +42,10 @@ class Client(Protocol):
 class Request:
     """What was asked and, once `answer` was called, the answer; `body` is valid during the turn only."""
 
-    __slots__ = ("api_key", "api_version", "body", "client", "correlation_id", "parts")
+    __slots__ = ("abandon", "api_key", "api_version", "body", "client", "correlation_id", "parts")
+
+    abandon: Callable[[], None]
+    """Set by who lets the request wait, if its client's going away ends the wait; else it stays unset."""
 
     def __init__(
         self, client: Client, api_key: int, api_version: int, correlation_id: int, body: memoryview
@@ -45,18 +59,19 @@ class Request:
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
         """Answer with the response's body; `header` is what a flexible response header adds."""
-        size, in_memory = 4 + len(header), 0
+        size, in_memory, slices = 4 + len(header), 0, 0
         for part in parts:
             if isinstance(part, bytes):
                 in_memory += len(part)
             else:
                 size += part.length
+                slices += 1
         prefix = _PREFIX.pack(size + in_memory, self.correlation_id) + header
-        if parts and isinstance(parts[0], bytes):
+        if parts and isinstance(parts[0], bytes) and len(parts[0]) < MIN_SHARED_BYTES:
             self.parts = [prefix + parts[0], *parts[1:]]
         else:
             self.parts = [prefix, *parts]
-        self.client.answered(in_memory + len(prefix))
+        self.client.answered(in_memory + len(prefix) + slices * FILE_SLICE_BYTES)
 
     def answer_bytes(self, body: bytes) -> None:
         """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
@@ -68,3 +83,13 @@ class Request:
         """Free the place: the client expects no answer (acks=0)."""
         self.parts = ()
         self.client.answered(0)
+
+    def failed(self, code: int) -> None:
+        """Count an error that the answer carries."""
+        self.client.errors[self.api_key, code] += 1
+
+    def forget(self) -> None:
+        """The client has gone: end the wait for an answer that nobody takes."""
+        abandon = getattr(self, "abandon", None)
+        if abandon is not None:
+            abandon()

@@ -16,6 +16,7 @@ _HEADER = struct.Struct(">hhih")
 _SHORT_HEADER = struct.Struct(">hhi")
 _SIZE = struct.Struct(">i")
 _SIZE_BYTES = 4
+_NOTHING = memoryview(b"")
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
 
@@ -30,18 +31,22 @@ class RequestFramer:
     For each read: `receive_data`, `next_frame` until None, then `release` before the buffer is used again.
     """
 
-    __slots__ = ("_data", "_kept", "_max_frame_bytes", "_position", "_wanted")
+    __slots__ = ("_data", "_kept", "_max_frame_bytes", "_own", "_position", "_wanted", "held")
 
     def __init__(self, max_frame_bytes: int) -> None:
         self._max_frame_bytes = max_frame_bytes
-        self._data = memoryview(b"")
+        self._data = _NOTHING
         self._position = 0
         self._kept = bytearray()
         self._wanted = 0  # bytes of the frame that `_kept` begins, length included; 0 while unknown
+        self._own = False  # `_data` is a copy of our own
+        self.held = 0
+        """Bytes in memory since the last `release`: of a frame cut in two, and of frames not handed out."""
 
     def receive_data(self, data: memoryview) -> None:
         """Take what one read brought; every frame received before must have been handed out."""
         self._data = data
+        self._own = False
         self._position = 0
 
     @property
@@ -74,11 +79,16 @@ class RequestFramer:
 
     def release(self) -> None:
         """Let go of the bytes given to `receive_data`; frames not handed out yet are copied."""
-        if self.waiting:
+        if self._position >= len(self._data):
+            self._data = _NOTHING
+            self._position = 0
+            self.held = len(self._kept)
+            return
+        if not self._own:
             self._data = memoryview(bytearray(self._data[self._position :]))
-        else:
-            self._data = memoryview(b"")
-        self._position = 0
+            self._own = True
+            self._position = 0
+        self.held = len(self._kept) + len(self._data)
 
     def _refuse(self, size: int) -> NoReturn:
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +27,12 @@ from millrace.wire.messages import ApiKey, ApiVersionsResponse
 
 class FakeClient:
     closed = False
+    address = "127.0.0.1:1"
+    principal = "User:ANONYMOUS"
 
     def __init__(self) -> None:
         self.answers = 0
+        self.errors: Counter[tuple[int, int]] = Counter()
 
     def answered(self, size: int) -> None:
         self.answers += 1
@@ -42,6 +46,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     state = PartitionState(1, (1,), (1,), 0)
     cluster: Any = SimpleNamespace(
         brokers={1: BrokerAddress("127.0.0.1", 1)}, cluster_id="c", on_change=lambda callback: None,
+        store=lambda places: None,
         topics={"t": TopicState("t", uuid.uuid4(), {}, {0: state})},
     )  # fmt: skip
     log = LogConfig(flush_ms=3_600_000)

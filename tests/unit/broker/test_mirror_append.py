@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -25,6 +26,11 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 class FakeClient:
     closed = False
+    address = "127.0.0.1:1"
+    principal = "User:ANONYMOUS"
+
+    def __init__(self) -> None:
+        self.errors: Counter[tuple[int, int]] = Counter()
 
     def answered(self, size: int) -> None:
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace import server as server_module
+from millrace.config import ClientLimits
 from millrace.errors import MillraceError
 from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
@@ -19,15 +19,16 @@ from millrace.storage.file_slice import FileSlice, ReadFile
 from tests.support import wait_until
 
 LIMIT = 1 << 20
+LIMITS = ClientLimits(max_frame_bytes=LIMIT)
 Serve = Callable[[Request, bytes], None]
 
 
 class Running:
     """A server whose loop runs in a thread; `serve` gets each request with its text."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: ClientLimits = LIMITS) -> None:
         self.mailbox = Mailbox()
-        self.server = Server("127.0.0.1", 0, self.mailbox, LIMIT)
+        self.server = Server("127.0.0.1", 0, self.mailbox, limits)
         self.serve: Serve = lambda request, text: request.answer([text])
         self.requests: list[Request] = []
         self.turns = 0
@@ -214,16 +215,16 @@ def test_a_client_that_takes_no_answers_is_not_read_any_more(running: Running, c
     assert other.receive()[0] == 1
     served = len(running.requests) - 1
     # What the sockets' buffers hold, the queue's limit, and no more.
-    assert served * len(answer) < server_module.MAX_QUEUED_BYTES + (16 << 20)
+    assert served * len(answer) < LIMITS.max_queued_bytes + (16 << 20)
     assert [client.receive()[0] for _ in range(count)] == list(range(count))
     other.close()
 
 
 def test_a_client_with_too_many_open_requests_is_not_read_any_more(running: Running, client: Client) -> None:
     running.serve = lambda request, text: None
-    count = server_module.MAX_QUEUED_REQUESTS + 500
+    count = LIMITS.max_queued_requests + 500
     client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(count)))
-    limit = server_module.MAX_QUEUED_REQUESTS
+    limit = LIMITS.max_queued_requests
     wait_until("as many as may wait", lambda: len(running.requests) >= limit, timeout_s=10)
     assert len(running.requests) == limit
     running.serve = lambda request, text: request.answer([text])
@@ -260,4 +261,4 @@ def test_a_port_in_use_is_one_line_that_says_so() -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(MillraceError, match="cannot listen on"),
     ):
-        Server("127.0.0.1", taken.getsockname()[1], Mailbox(), LIMIT)
+        Server("127.0.0.1", taken.getsockname()[1], Mailbox(), LIMITS)

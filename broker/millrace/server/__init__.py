@@ -1,11 +1,12 @@
-"""The broker's sockets: one thread, one epoll loop. The only file on the server side that touches them.
+"""The broker's sockets: one thread, one epoll loop. Only this package touches them on the server side.
 
 A turn: read every ready connection into one shared buffer, hand the frames in it to the handlers, let the
 broker write what they staged, send the answers that are due. Knows frames and answers; does not know what
 any of them mean.
 
 No connection can hold up another: reading stops where answers pile up, sending stops after a share of a
-file per turn, and a request that waits keeps only its own place.
+file per turn, a request that waits keeps only its own place, and who has more requests ready than one turn
+serves goes on in the next. Who may connect and what all may hold together is counted in `admission`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import select
 import socket
-from collections import deque
+import time
+from collections import Counter
 from collections.abc import Callable
 
+from millrace.config import ClientLimits
 from millrace.errors import MillraceError
-from millrace.handlers.request import Part, Request
+from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
-from millrace.storage.file_slice import FileSlice
-from millrace.wire.framing import FrameRefused, RequestFramer
+from millrace.server.admission import Admission, Budget
+from millrace.server.connection import ClientConnection
+from millrace.wire.framing import FrameRefused
+
+__all__ = ["ClientConnection", "Server"]
 
 log = logging.getLogger(__name__)
 
@@ -31,30 +36,37 @@ RECEIVE_BYTES = 1 << 20
 """The shared buffer: all that is read in one turn, unless it must be written out in between."""
 MIN_ROOM_BYTES = 128 << 10
 """Read into no less than this; with less room left the buffer's requests are finished first."""
-MAX_QUEUED_BYTES = 1 << 20
-"""Stop reading from a client that leaves more than this of its answers unread (file slices not counted)."""
-MAX_QUEUED_REQUESTS = 4096
-"""Stop reading from a client that has this many requests without an answer."""
-FILE_BYTES_PER_TURN = 512 << 10
-"""Of one connection's file slices, before the others get their turn."""
-SEND_BYTES = 256 << 10
-"""Small answers are joined to about this much for one send."""
+EARLY_SEND_BYTES = 64 << 10
+"""Answers of one read that are more than this are sent at once, not at the end of the turn: a turn may read
+every connection there is."""
+ACCEPTS_PER_TURN = 64
+"""A client that connects all the time must not keep the others waiting."""
+BACKLOG = 4096
+IDLE_CHECKS = 4
+"""So often per idle time is looked for idle connections."""
 
-Handle = Callable[["ClientConnection", memoryview], Request]
+Handle = Callable[[ClientConnection, memoryview], Request]
 
 
 class Server:
     """Accepts Kafka clients and runs the loop; `run` returns after `stop`."""
 
-    def __init__(self, host: str, port: int, mailbox: Mailbox, max_frame_bytes: int) -> None:
+    def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
-        self._max_frame_bytes = max_frame_bytes
+        self.limits = limits
+        self.admission = Admission(limits)
+        self.budget = Budget(limits)
+        self.errors: Counter[tuple[int, int]] = Counter()
+        """How often an API (key) answered with an error (code), for metrics."""
+        self.now = time.monotonic()
+        """When this turn began."""
         self._listener = _listen(host, port)
         self.host, self.port = host, self._listener.getsockname()[1]
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
+        self._unserved: dict[ClientConnection, None] = {}
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
         self._running = False
@@ -67,17 +79,24 @@ class Server:
         """Serve until `stop`: `handle` gets each frame, `end_of_turn` writes what the frames asked for."""
         self._handle, self._end_of_turn = handle, end_of_turn
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
         self._running = True
         while self._running:
-            timeout = self._mailbox.seconds_to_next()
-            for fd, events in self._epoll.poll(-1 if timeout is None else timeout):
+            timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
+            ready = self._epoll.poll(-1 if timeout is None else timeout)
+            self.now = time.monotonic()
+            accepting = False
+            for fd, events in ready:
                 connection = self._connections.get(fd)
                 if connection is not None:
                     self._ready(connection, events)
                 elif fd == self._listener.fileno():
-                    self._accept()
+                    accepting = True
                 elif fd == self._mailbox.wake_fd:
                     self._mailbox.drain()
+            if accepting:  # after the others: a new connection may get the number of one closed just now
+                self._accept()
+            self._serve_the_rest()
             self._mailbox.run()
             self._finish_turn()
 
@@ -106,11 +125,14 @@ class Server:
         fd = connection.socket.fileno()
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
-        self._connections.pop(fd, None)
+        del self._connections[fd]
+        self._unserved.pop(connection, None)
+        self.admission.leave(connection.host)
+        self.budget.note(connection, 0, 0)
         connection.forget()
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(ACCEPTS_PER_TURN):
             try:
                 client, address = self._listener.accept()
             except BlockingIOError:
@@ -124,12 +146,41 @@ class Server:
                     1.0, lambda: self._epoll.register(self._listener.fileno(), select.EPOLLIN)
                 )
                 return
+            refusal = self.admission.refusal(address[0], client.fileno())
+            if refusal is not None:
+                client.close()
+                log.warning("refused the connection of %s: %s", address[0], refusal)
+                continue
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection = ClientConnection(self, client, f"{address[0]}:{address[1]}", self._max_frame_bytes)
+            connection = ClientConnection(self, client, address[0], address[1])
             self._connections[client.fileno()] = connection
             self.watch(connection, select.EPOLLIN, new=True)
+
+    def _close_idle(self) -> None:
+        """Close who has neither asked nor taken anything for long."""
+        since = self.now - self.limits.max_idle_ms / 1000
+        idle = [connection for connection in self._connections.values() if connection.idle_since(since)]
+        for connection in idle:
+            self.drop(connection)
+        if idle:
+            log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
+        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+
+    def note(self, connection: ClientConnection, held: int, waiting: int) -> None:
+        """Count what a connection holds; when all hold too much, the greediest are closed."""
+        self.budget.note(connection, held, waiting)
+        if self.budget.spent:
+            total = self.budget.held
+            victims = self.budget.victims(self._connections.values())
+            log.warning(
+                "closed %d connections, such as %s: unfinished requests and unread answers of all hold "
+                "%d bytes (max_buffered_bytes), %d of them theirs",
+                len(victims), victims[0].address, total, sum(victim.held for victim in victims),
+            )  # fmt: skip
+            for victim in victims:
+                self.drop(victim)
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
         if events & select.EPOLLOUT:
@@ -167,7 +218,23 @@ class Server:
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
-        self.touch(connection)
+        if connection.closed:
+            return
+        if connection.requests:
+            connection.served_at = self.now
+        if connection.queued_bytes > EARLY_SEND_BYTES:
+            self._send(connection)
+        else:
+            connection.weigh()
+            self.touch(connection)
+
+    def _serve_the_rest(self) -> None:
+        """Go on with those that had more requests in their bytes than one turn serves."""
+        if self._unserved:
+            unserved, self._unserved = self._unserved, {}
+            for connection in unserved:
+                if not connection.closed:
+                    self._serve(connection)
 
     def _write_staged(self) -> None:
         """Have the staged records written: after it, nothing needs the shared buffer any more."""
@@ -176,120 +243,19 @@ class Server:
 
     def _finish_turn(self) -> None:
         self._write_staged()
-        while self._touched:
-            touched, self._touched = self._touched, {}
-            for connection in touched:
-                if connection.closed:
-                    continue
-                try:
-                    connection.send()
-                except (OSError, ValueError):  # ValueError: the slice's file was closed under it
-                    self.drop(connection)
-                    continue
-                if connection.framer.waiting and not connection.full:
-                    self._serve(connection)
-            if self._touched:
-                self._write_staged()
+        touched, self._touched = self._touched, {}
+        for connection in touched:
+            if not connection.closed:
+                self._send(connection)
 
-
-class ClientConnection:
-    """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
-
-    __slots__ = (
-        "_events", "_out", "_queued_bytes", "_server", "address", "closed", "framer", "requests", "socket",
-    )  # fmt: skip
-
-    def __init__(self, server: Server, client: socket.socket, address: str, max_frame_bytes: int) -> None:
-        self._server = server
-        self.socket = client
-        self.address = address
-        self.framer = RequestFramer(max_frame_bytes)
-        self.requests: deque[Request] = deque()
-        self.closed = False
-        self._out: deque[Part | memoryview] = deque()
-        self._queued_bytes = 0
-        self._events: int = select.EPOLLIN
-
-    @property
-    def full(self) -> bool:
-        """True while the client must take answers before it may ask for more."""
-        return self._queued_bytes > MAX_QUEUED_BYTES or len(self.requests) >= MAX_QUEUED_REQUESTS
-
-    def answered(self, size: int) -> None:
-        """Some request has its answer now; `size` bytes of it are in memory."""
-        self._queued_bytes += size
-        self._server.touch(self)
-
-    def abort(self, reason: str) -> None:
-        """Close the connection and say why in the log."""
-        log.warning("closed the connection of %s: %s", self.address, reason)
-        self._server.drop(self)
-
-    def forget(self) -> None:
-        """Let go of the socket and of everything queued."""
-        self.socket.close()
-        self.requests.clear()
-        self._out.clear()
-
-    def send(self) -> None:
-        """Send what is due, in order, as far as the socket takes it; OSError when it is broken."""
-        requests = self.requests
-        while requests and (parts := requests[0].parts) is not None:
-            requests.popleft()
-            self._out.extend(parts)
-        with contextlib.suppress(BlockingIOError):
-            self._send_queued()
-        events = 0 if self.full or self.framer.waiting else select.EPOLLIN
-        if self._out:
-            events |= select.EPOLLOUT
-        if events != self._events:
-            self._events = events
-            self._server.watch(self, events)
-
-    def _send_queued(self) -> None:
-        file_bytes = 0
-        while self._out:
-            part = self._out[0]
-            if isinstance(part, FileSlice):
-                if file_bytes >= FILE_BYTES_PER_TURN:
-                    return
-                file_bytes += self._send_file(part, FILE_BYTES_PER_TURN - file_bytes)
-            else:
-                self._send_bytes()
-
-    def _send_bytes(self) -> None:
-        """Join the small parts in front and send them as one."""
-        joined: list[bytes | memoryview] = []
-        size = 0
-        while self._out and size < SEND_BYTES and not isinstance(self._out[0], FileSlice):
-            part = self._out.popleft()
-            assert not isinstance(part, FileSlice)
-            joined.append(part)
-            size += len(part)
-        data = joined[0] if len(joined) == 1 else b"".join(joined)
-        sent = 0
+    def _send(self, connection: ClientConnection) -> None:
         try:
-            # With records to follow, the kernel waits for them rather than send a short packet.
-            sent = self.socket.send(data, socket.MSG_MORE if self._out else 0)
-        finally:
-            self._queued_bytes -= sent
-            if sent < size:
-                self._out.appendleft(memoryview(data)[sent:])
-
-    def _send_file(self, part: FileSlice, limit: int) -> int:
-        count = min(part.length, limit)
-        file = part.file.fileno()
-        # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(file, part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED)
-        sent = os.sendfile(self.socket.fileno(), file, part.position, count)
-        if sent == 0:
-            raise OSError(errno.EIO, "a log file is shorter than it was")
-        if sent == part.length:
-            self._out.popleft()
-        else:
-            self._out[0] = FileSlice(part.file, part.position + sent, part.length - sent)
-        return sent
+            connection.send()
+        except (OSError, ValueError):  # ValueError: the slice's file was closed under it
+            self.drop(connection)
+            return
+        if connection.framer.waiting and not connection.full and not connection.closed:
+            self._unserved[connection] = None
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -298,7 +264,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(1024)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise MillraceError(

@@ -1,0 +1,165 @@
+"""One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
+
+Sends in the order of the requests, as far as the socket takes it. Knows what it holds, not who else holds
+what: the server is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from millrace.handlers.request import FILE_SLICE_BYTES, Part, Request
+from millrace.storage.file_slice import FileSlice
+from millrace.wire.framing import RequestFramer
+
+if TYPE_CHECKING:
+    from millrace.server import Server
+
+log = logging.getLogger(__name__)
+
+FILE_BYTES_PER_TURN = 512 << 10
+"""Of one connection's file slices, before the others get their turn."""
+SEND_BYTES = 256 << 10
+"""Small answers are joined to about this much for one send."""
+MIN_UNJOINED_BYTES = 64 << 10
+"""Parts this large are sent as they are: the same bytes may be in the answers to many."""
+ANONYMOUS = "User:ANONYMOUS"
+
+
+class ClientConnection:
+    """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
+
+    __slots__ = (
+        "_events", "_out", "_server", "address", "closed", "errors", "framer", "held", "host", "principal",
+        "queued_bytes", "requests", "served_at", "socket", "took_at", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, server: Server, client: socket.socket, host: str, port: int) -> None:
+        self._server = server
+        self.socket = client
+        self.host = host
+        self.address = f"{host}:{port}"
+        self.principal = ANONYMOUS
+        self.errors = server.errors
+        self.framer = RequestFramer(server.limits.max_frame_bytes)
+        self.requests: deque[Request] = deque()
+        self.closed = False
+        self.queued_bytes = 0
+        self.held = self.waiting = 0
+        self.served_at = self.took_at = server.now
+        self._out: deque[Part | memoryview] = deque()
+        self._events: int = select.EPOLLIN
+
+    @property
+    def full(self) -> bool:
+        """True while the client must take answers before it may ask for more."""
+        server = self._server
+        return (
+            self.queued_bytes > server.limits.max_queued_bytes
+            or len(self.requests) >= server.budget.request_limit
+        )
+
+    def idle_since(self, since: float) -> bool:
+        """True when the client has done nothing since then, and nothing here is still to be done for it."""
+        if self.served_at > since or self.took_at > since:
+            return False
+        return bool(self._out) or not self.requests or self.requests[0].parts is not None
+
+    def weigh(self) -> None:
+        """Note what this connection holds, if that has changed."""
+        held, waiting = self.framer.held + self.queued_bytes, len(self.requests)
+        if held != self.held or waiting != self.waiting:
+            self._server.note(self, held, waiting)
+
+    def answered(self, size: int) -> None:
+        """Some request has its answer now, for which `size` bytes of memory are needed."""
+        self.queued_bytes += size
+        self._server.touch(self)
+
+    def abort(self, reason: str) -> None:
+        """Close the connection and say why in the log."""
+        log.warning("closed the connection of %s: %s", self.address, reason)
+        self._server.drop(self)
+
+    def forget(self) -> None:
+        """Let go of the socket and of everything queued."""
+        self.socket.close()
+        for request in self.requests:
+            request.forget()
+        self.requests.clear()
+        self._out.clear()
+
+    def send(self) -> None:
+        """Send what is due, in order, as far as the socket takes it; OSError when it is broken."""
+        requests = self.requests
+        while requests and (parts := requests[0].parts) is not None:
+            requests.popleft()
+            self._out.extend(parts)
+        if self._out:
+            with contextlib.suppress(BlockingIOError):
+                self._send_queued()
+        self.weigh()
+        if self.closed:
+            return
+        events = 0 if self.full or self.framer.waiting else select.EPOLLIN
+        if self._out:
+            events |= select.EPOLLOUT
+        if events != self._events:
+            self._events = events
+            self._server.watch(self, events)
+
+    def _send_queued(self) -> None:
+        file_bytes = 0
+        while self._out:
+            part = self._out[0]
+            if isinstance(part, FileSlice):
+                if file_bytes >= FILE_BYTES_PER_TURN:
+                    return
+                file_bytes += self._send_file(part, FILE_BYTES_PER_TURN - file_bytes)
+            else:
+                self._send_bytes()
+
+    def _send_bytes(self) -> None:
+        """Join the small parts in front and send them as one."""
+        joined: list[bytes | memoryview] = []
+        size = 0
+        while self._out and size < SEND_BYTES and not isinstance(part := self._out[0], FileSlice):
+            if joined and len(part) >= MIN_UNJOINED_BYTES:
+                break
+            self._out.popleft()
+            joined.append(part)
+            size += len(part)
+        data = joined[0] if len(joined) == 1 else b"".join(joined)
+        sent = 0
+        try:
+            # With records to follow, the kernel waits for them rather than send a short packet.
+            sent = self.socket.send(data, socket.MSG_MORE if self._out else 0)
+        finally:
+            self.queued_bytes -= sent
+            self.took_at = self._server.now
+            if sent < size:
+                self._out.appendleft(memoryview(data)[sent:])
+
+    def _send_file(self, part: FileSlice, limit: int) -> int:
+        count = min(part.length, limit)
+        file = part.file.fileno()
+        # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(file, part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED)
+        sent = os.sendfile(self.socket.fileno(), file, part.position, count)
+        if sent == 0:
+            raise OSError(errno.EIO, "a log file is shorter than it was")
+        self.took_at = self._server.now
+        if sent == part.length:
+            self._out.popleft()
+            self.queued_bytes -= FILE_SLICE_BYTES
+        else:
+            self._out[0] = FileSlice(part.file, part.position + sent, part.length - sent)
+        return sent
