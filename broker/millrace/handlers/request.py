@@ -42,8 +42,12 @@ class Client(Protocol):
 class Request:
     """What was asked and, once `answer` was called, the answer; `body` is valid during the turn only."""
 
-    __slots__ = ("abandon", "api_key", "api_version", "body", "client", "correlation_id", "parts")
+    __slots__ = (
+        "abandon", "api_key", "api_version", "body", "client", "client_id", "correlation_id", "parts",
+    )  # fmt: skip
 
+    client_id: str
+    """How the client calls itself; unset for Produce and Fetch."""
     abandon: Callable[[], None]
     """Set by who lets the request wait, if its client's going away ends the wait; else it stays unset."""
 

@@ -15,7 +15,7 @@ from millrace.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.request import Client, Request
 from millrace.wire.codec import encode_error, is_flexible
-from millrace.wire.framing import parse_header, skip_tagged_fields
+from millrace.wire.framing import client_id, parse_header, skip_tagged_fields
 
 log = logging.getLogger(__name__)
 _NOTHING = memoryview(b"")
@@ -48,10 +48,12 @@ class Handlers:
         handle = self._handle.get((api_key, version))
         if handle is None:
             return self._refuse_version(Request(client, api_key, version, correlation_id, frame[body:]))
-        # Produce (0) and Fetch (1) are served in versions without tagged fields only.
-        if api_key >= 2 and is_flexible(api_key, version):
-            body = skip_tagged_fields(frame, body)
         request = Request(client, api_key, version, correlation_id, frame[body:])
+        # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
+        if api_key >= 2:
+            request.client_id = client_id(frame)
+            if is_flexible(api_key, version):
+                request.body = frame[skip_tagged_fields(frame, body) :]
         try:
             handle(self._broker, request)
         except Exception as error:

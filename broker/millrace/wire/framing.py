@@ -31,10 +31,10 @@ class RequestFramer:
     For each read: `receive_data`, `next_frame` until None, then `release` before the buffer is used again.
     """
 
-    __slots__ = ("_data", "_kept", "_max_frame_bytes", "_own", "_position", "_wanted", "held")
+    __slots__ = ("_data", "_kept", "_own", "_position", "_wanted", "held", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int) -> None:
-        self._max_frame_bytes = max_frame_bytes
+        self.max_frame_bytes = max_frame_bytes
         self._data = _NOTHING
         self._position = 0
         self._kept = bytearray()
@@ -54,6 +54,15 @@ class RequestFramer:
         """True while received bytes have not been looked at yet."""
         return self._position < len(self._data)
 
+    @property
+    def rest(self) -> tuple[memoryview, int]:
+        """Received bytes and the position in them where the next frame begins; nothing if that is elsewhere."""
+        return (_NOTHING, 0) if self._kept else (self._data, self._position)
+
+    def skip_to(self, position: int) -> None:
+        """Count the frames of `rest` before this position as handed out."""
+        self._position = position
+
     def next_frame(self) -> memoryview | None:
         """The next whole request without its length, or None when more bytes are needed.
 
@@ -66,7 +75,7 @@ class RequestFramer:
             self._keep_rest()
             return None
         (size,) = _SIZE.unpack_from(data, start)
-        if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
+        if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
             self._refuse(size)
         start += _SIZE_BYTES
         end = start + size
@@ -93,7 +102,7 @@ class RequestFramer:
     def _refuse(self, size: int) -> NoReturn:
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
         raise FrameRefused(
-            f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self._max_frame_bytes}"
+            f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
         )
 
     def _keep_rest(self) -> None:
@@ -106,7 +115,7 @@ class RequestFramer:
             if len(self._kept) < _SIZE_BYTES:
                 return None
             (size,) = _SIZE.unpack_from(self._kept)
-            if not MIN_FRAME_BYTES <= size <= self._max_frame_bytes:
+            if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
                 self._refuse(size)
             self._wanted = _SIZE_BYTES + size
         self._fill_kept(self._wanted)
@@ -133,6 +142,14 @@ def parse_header(frame: memoryview) -> tuple[int, int, int, int]:
         return api_key, version, correlation_id, len(frame)
     api_key, version, correlation_id, size = _HEADER.unpack_from(frame)
     return api_key, version, correlation_id, _HEADER.size + size if size > 0 else _HEADER.size
+
+
+def client_id(frame: memoryview) -> str:
+    """How the client calls itself, in the header of a frame; empty when it does not say."""
+    if len(frame) < _HEADER.size:
+        return ""
+    size = _HEADER.unpack_from(frame)[3]
+    return bytes(frame[_HEADER.size : _HEADER.size + max(size, 0)]).decode(errors="replace")
 
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:

@@ -1,0 +1,56 @@
+"""A time that moves: what sessions and rebalances wait for.
+
+A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the one
+that is set looks, when it is due, whether there is time left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millrace.mailbox import Timer
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What time it is, in seconds, and how to be called later: `Mailbox.after`."""
+
+    now: Callable[[], float]
+    after: Callable[[float, Callable[[], None]], Timer]
+
+
+class Deadline:
+    """Calls `passed` once its time is over; not set at first."""
+
+    __slots__ = ("_at", "_clock", "_passed", "_timer", "_timer_at")
+
+    def __init__(self, clock: Clock, passed: Callable[[], None]) -> None:
+        self._clock, self._passed = clock, passed
+        self._at = self._timer_at = 0.0
+        self._timer: Timer | None = None
+
+    def set(self, seconds: float) -> None:
+        """Move it to so many seconds from now."""
+        self._at = self._clock.now() + seconds
+        if self._timer is None or self._timer_at > self._at:
+            self.cancel()
+            self._arm(seconds)
+
+    def cancel(self) -> None:
+        """Unset it."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, seconds: float) -> None:
+        self._timer_at = self._at
+        self._timer = self._clock.after(seconds, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        left = self._at - self._clock.now()
+        if left > 0:
+            self._arm(left)
+        else:
+            self._passed()

@@ -1,0 +1,104 @@
+"""What blocks on ZooKeeper, in a few threads of its own; what came of it, on the loop.
+
+Bounded: a queue that is full takes nothing more, and a question is answered in time or not at all. Whoever
+asked hears exactly one of two functions, `done` or `failed`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Generic, TypeAlias, TypeVar
+
+from millrace.errors import BrokerError, ErrorCode
+from millrace.mailbox import Mailbox
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+Failed: TypeAlias = Callable[[ErrorCode], None]
+WAIT_S = 5.0
+"""How long a client waits for ZooKeeper before it is told to ask again. A third of what the cluster's own
+calls are given: clients give up on a request after 30 s and more, but consume nothing while they wait."""
+THREADS = 4
+MAX_QUEUED = 2_000
+"""Pieces of work; a client that asks again every 100 ms while ZooKeeper is away must not pile them up."""
+
+
+class Waiting(Generic[T]):
+    """Somebody who waits for an outcome, but no longer than WAIT_S."""
+
+    def __init__(self, mailbox: Mailbox, done: Callable[[T], None], failed: Failed) -> None:
+        self.open = True
+        self._done, self._failed = done, failed
+        self._timer = mailbox.after(WAIT_S, lambda: self.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+
+    def succeed(self, result: T) -> None:
+        """Tell the result, unless time is up."""
+        if self._close():
+            self._done(result)
+
+    def fail(self, code: ErrorCode) -> None:
+        """Tell the error, unless time is up."""
+        if self._close():
+            self._failed(code)
+
+    def _close(self) -> bool:
+        was_open, self.open = self.open, False
+        self._timer.cancel()
+        return was_open
+
+
+class Work:
+    """The threads. `run` and `ask` are for the loop."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="groups")
+        self._under_way: set[Future[object]] = set()
+
+    def run(self, work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+        """Run `work` in a thread, however long it takes, then `done` or `failed` on the loop."""
+        if len(self._under_way) >= MAX_QUEUED:
+            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+            return
+
+        def finished(future: Future[T]) -> None:
+            self._under_way.discard(future)
+            error = future.exception()
+            if error is None:
+                done(future.result())
+            else:
+                failed(_code(error))
+
+        future = self._pool.submit(work)
+        self._under_way.add(future)  # type: ignore[arg-type]
+        future.add_done_callback(lambda ready: self._mailbox.post(lambda: finished(ready)))
+
+    def ask(self, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+        """As `run`, but `failed` hears of it after WAIT_S; a question nobody waits for is not asked."""
+        waiting = Waiting(self._mailbox, done, failed)
+
+        def work() -> T:
+            if not waiting.open:
+                raise BrokerError("nobody waits for the answer any more")
+            return question()
+
+        self.run(work, waiting.succeed, waiting.fail)
+
+    def close(self, within_s: float) -> None:
+        """Let the threads do what was asked for, for so long; the loop has ended."""
+        wait(list(self._under_way), within_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _code(error: BaseException) -> ErrorCode:
+    """What a client is told: that it may ask again, unless the error says more."""
+    if not isinstance(error, BrokerError):
+        log.error("work on consumer groups failed", exc_info=error)
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+    if error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+        log.warning("consumer groups: %s", error)
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return error.code
