@@ -13,8 +13,9 @@ from typing import Protocol
 from uuid import UUID
 
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
-from millrace.mirror.runs import AbortedTransactions, OffsetRules
+from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
+from millrace.wire.transactions import AbortedTransactions
 from millrace_spark.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20

@@ -49,14 +49,15 @@ def class_path(*poms: Path) -> str:
 def _fetch(pom: Path, folder: Path) -> None:
     if not available():
         raise NoMaven(f"{pom.name} needs Maven: install it (Debian: apt-get install maven)")
-    unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=CACHE))
-    command = ["mvn", "-q", "-B", "-ntp", "-f", str(pom), _COPY_DEPENDENCIES]
-    done = subprocess.run(
-        [*command, f"-DoutputDirectory={unfinished}", "-DincludeScope=runtime"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert done.returncode == 0, f"Maven cannot fetch {pom}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    unfinished.rename(folder)
+    with tempfile.TemporaryDirectory(prefix=f"{folder.name}-", dir=CACHE) as unfinished:
+        target = Path(unfinished) / "jars"
+        command = ["mvn", "-q", "-B", "-ntp", "-f", str(pom), _COPY_DEPENDENCIES]
+        done = subprocess.run(
+            [*command, f"-DoutputDirectory={target}", "-DincludeScope=runtime"],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"Maven cannot fetch {pom}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        target.rename(folder)

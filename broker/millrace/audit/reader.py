@@ -35,6 +35,7 @@ from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyE
 from millrace.records import Cursor, iter_records, split_batches
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.wire.transactions import AbortedTransactions
 
 log = logging.getLogger("millrace.audit.reader")
 
@@ -246,10 +247,12 @@ class AuditReader:
                 self._skip_expired(state, part.log_start_offset)
                 continue
             _check(part.error, f"{topic}-{p} at offset {offsets[p]}")
+            aborted = AbortedTransactions(part.aborted_transactions)
             for header, batch in split_batches(part.records):
+                dropped = aborted.drops(header)  # must see every batch
                 if header.next_offset <= state.cursor.next_offset:
                     continue  # counted before: a fetch inside a batch returns the whole batch
-                if not header.is_control:
+                if not (dropped or header.is_control):
                     state.foreign += self._counter.count(header, batch, state.counts)
                 state.cursor = state.cursor.after(header)
 

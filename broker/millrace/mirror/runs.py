@@ -14,13 +14,13 @@ served; nobody can tell that from lost messages, so the copying stops, loudly an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader, Cursor, split_batches
 from millrace.storage.position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
+from millrace.wire.transactions import AbortedTransactions
 
 
 class OriginChanged(MillraceError):
@@ -148,20 +148,3 @@ def _ends_before(cursor: Cursor, high_watermark: int) -> OriginChanged:
         "lost what it showed before",
         Cursor(high_watermark),
     )
-
-
-class AbortedTransactions:
-    """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
-
-    def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
-        self._ahead = sorted(transactions, key=lambda each: each[1], reverse=True)
-        self._open: set[int] = set()
-
-    def drops(self, header: BatchHeader) -> bool:
-        """True for a data batch of an aborted transaction; to be asked of every batch, in order."""
-        while self._ahead and self._ahead[-1][1] <= header.last_offset:
-            self._open.add(self._ahead.pop()[0])
-        if header.is_control:
-            self._open.discard(header.producer_id)  # the marker that ends the transaction
-            return False
-        return header.is_transactional and header.producer_id in self._open

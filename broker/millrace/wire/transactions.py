@@ -1,0 +1,28 @@
+"""Transactions of Apache Kafka, as a reader of committed records sees them in a fetch answer.
+
+The broker sends every batch up to the first open transaction, and beside them which producers' transactions
+were aborted and where those begin. Millrace's own brokers take no transactional batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millrace.records import BatchHeader
+
+
+class AbortedTransactions:
+    """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
+
+    def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
+        self._ahead = sorted(transactions, key=lambda each: each[1], reverse=True)
+        self._open: set[int] = set()
+
+    def drops(self, header: BatchHeader) -> bool:
+        """True for a data batch of an aborted transaction; to be asked of every batch, in order."""
+        while self._ahead and self._ahead[-1][1] <= header.last_offset:
+            self._open.add(self._ahead.pop()[0])
+        if header.is_control:
+            self._open.discard(header.producer_id)  # the marker that ends the transaction
+            return False
+        return header.is_transactional and header.producer_id in self._open

@@ -1,0 +1,104 @@
+"""The auditing reader on Apache Kafka: every committed message is counted once, no other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from millrace.audit.counts import SequenceCounts
+from millrace.audit.messages import AuditCodec, Count
+from millrace.producer import AuditedProducer
+from millrace.registry.client import SchemaRegistryClient
+from tests.brokers import read_topic
+from tests.peers.kafka import KafkaBroker
+from tests.support import REPOSITORY, Process, wait_until
+from tests.warehouses import EMPTY_EVENT
+
+START_MS = 1_431_856_800_000
+
+
+@dataclass
+class World:
+    """Kafka with a registry beside it."""
+
+    kafka: KafkaBroker
+    registry: str
+    start: Callable[..., Process]
+
+    def publish(self, topic: str, count: int) -> list[bytes]:
+        """Create the topic, publish events; their bytes."""
+        with self.kafka.client() as client:
+            for name in {topic, "audit"} - client.topics().keys():
+                client.create_topic(name, 1)
+            with AuditedProducer(
+                self.kafka.address, self.registry, cluster="dc1", server="web", service="shop"
+            ) as producer:
+                for number in range(count):
+                    producer.send(topic, "PageView", EMPTY_EVENT, time_ms=START_MS + number)
+            return [value for value in read_topic(client, topic)[0].values if value is not None]
+
+    def transact(self, topic: str, values: list[bytes], *, commit: bool) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.address, "transactional.id": uuid4().hex})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(topic, value, partition=0)
+        assert producer.flush(30) == 0
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+    def count(self, topic: str, audit_topic: str) -> list[Count]:
+        """What the reader says of a topic up to its end, once it has said it."""
+        self.start(
+            "audit-reader", "--cluster", "dc1", "--tier", "dc1", "--bootstrap", self.kafka.address,
+            "--registry", self.registry, "--audit-topic", audit_topic, "--topics", topic,
+            "--interval-ms", "50",
+        )  # fmt: skip
+
+        with self.kafka.client() as client, SchemaRegistryClient(self.registry) as registry:
+            codec, end = AuditCodec(registry), client.list_offsets(topic, -1)[0]
+
+            def counts() -> list[Count]:
+                if audit_topic not in client.topics():
+                    return []
+                records = [codec.decode(value) for value in read_topic(client, audit_topic)[0].values]
+                found = [record for record in records if isinstance(record, Count)]
+                return found if found and found[-1].source.end >= end else []  # type: ignore[union-attr]
+
+            return wait_until(f"{topic} is counted to {end}", counts)
+
+
+@pytest.fixture(scope="module")
+def world(
+    kafka: KafkaBroker, start_for_module: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory
+) -> World:
+    folder: Path = tmp_path_factory.mktemp("kafka-audit")
+    registry = start_for_module(
+        "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/registry.db"
+    )
+    url = f"http://{registry.ready()}"
+    with SchemaRegistryClient(url) as client:
+        client.register("PageView", json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text()))
+    return World(kafka, url, start_for_module)
+
+
+def test_messages_of_aborted_transactions_are_not_there(world: World) -> None:
+    events = world.publish("audited", 20)
+    world.transact("audited", events[:5], commit=False)
+    world.transact("audited", [b"not ours"] * 3, commit=True)
+    world.transact("audited", [b"not ours"] * 2, commit=False)
+    counts = world.count("audited", "audit-of-transactions")
+    total = SequenceCounts()
+    for count in counts:
+        total.merge(count.counts)
+    assert [entry["ranges"] for entry in total.to_json()] == [[[0, 19]]]
+    assert [entry["duplicates"] for entry in total.to_json()] == [[]]
+    assert sum(count.foreign for count in counts) == 3
