@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace.mailbox import Mailbox
+from millrace.mailbox import MIN_CROWD, Mailbox
 
 
 class Clock:
@@ -90,3 +90,16 @@ def test_work_posted_by_work_waits_for_the_next_run(mailbox: Mailbox) -> None:
     assert mailbox.seconds_to_next() == 0
     mailbox.run()
     assert done == ["later"]
+
+
+def test_cancelled_timers_do_not_pile_up_until_their_time() -> None:
+    mailbox = Mailbox()
+    ran: list[int] = []
+    for number in range(100_000):
+        mailbox.after(300, lambda: ran.append(-1)).cancel()
+        if number % 1000 == 0:
+            mailbox.after(0, lambda number=number: ran.append(number))  # type: ignore[misc]
+    assert len(mailbox._timers) <= 2 * MIN_CROWD
+    mailbox.run()
+    assert ran == list(range(0, 100_000, 1000))
+    mailbox.close()

@@ -59,6 +59,8 @@ class Broker:
         self._failed: dict[Place, tuple[UUID, str]] = {}
         self._staged: dict[Partition, None] = {}
         self._looking: list[Callable[[], None]] = []
+        self.parked_partitions = 0
+        """On which fetches wait, counted once for each fetch."""
         self._flushes: FlushThread[Flushed] = FlushThread(mailbox)
         # Two pools, because a topic's creation waits in the one for its logs to open in the other.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
@@ -261,9 +263,11 @@ class Broker:
 
         return self.call(append)
 
-    def fetch(self, request: FetchRequest, answer: Callable[[Found], None]) -> None:
+    def fetch(self, request: FetchRequest, answer: Callable[[Found], None]) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""
-        Fetch(self, request, answer).start()
+        fetch = Fetch(self, request, answer)
+        fetch.start()
+        return fetch
 
     def look_again(self, look: Callable[[], None]) -> None:
         """Run `look` at the end of this turn."""

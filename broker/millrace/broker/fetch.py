@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 5 * 60_000
 """A client that wants to wait longer asks again."""
+MAX_PARKED_PARTITIONS = 100_000
+"""Of all waiting fetches together: each takes 200 bytes. Beyond it ..."""
+SMALL_FETCH = 16
+"""... only a fetch of so few partitions may still wait, any other is answered with what there is."""
 
 
 @dataclass(slots=True)
@@ -43,13 +47,14 @@ Found = Sequence[tuple[str, list[PartitionRead]]]
 class Fetch:
     """A fetch under way; `answer` is called once, on the loop."""
 
-    __slots__ = ("_answer", "_broker", "_partitions", "_request", "_timer", "_woken")
+    __slots__ = ("_answer", "_broker", "_parked", "_partitions", "_request", "_timer", "_woken")
 
     def __init__(self, broker: Broker, request: FetchRequest, answer: Callable[[Found], None]) -> None:
         self._broker = broker
         self._request = request
         self._answer: Callable[[Found], None] | None = answer
         self._partitions: list[Partition] = []
+        self._parked = 0
         self._timer: Timer | None = None
         self._woken = False
 
@@ -59,6 +64,13 @@ class Fetch:
         if self._answer is not None:
             wait = min(self._request.max_wait, MAX_WAIT_MS)
             self._timer = self._broker.mailbox.after(wait / 1000, self._time_is_up)
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+        self._answer = None
+        self._leave()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def wake(self) -> None:
         """Look again at the end of this turn, however many partitions have something new."""
@@ -75,16 +87,28 @@ class Fetch:
         self._woken = False
         self._leave()
         found, size, failed = self._read()
-        if not (final or failed or size >= self._request.min_bytes or self._request.max_wait <= 0):
-            for partition in self._partitions:
-                partition.parked.add(self)
+        enough = size >= self._request.min_bytes or self._request.max_wait <= 0
+        if not (final or failed or enough) and self._park():
             return
         if self._timer is not None:
             self._timer.cancel()
         answer, self._answer = self._answer, None
         answer(found)
 
+    def _park(self) -> bool:
+        """Wait on every partition, unless too many are waited on already."""
+        count = len(self._partitions)
+        if count > SMALL_FETCH and self._broker.parked_partitions + count > MAX_PARKED_PARTITIONS:
+            return False
+        self._broker.parked_partitions += count
+        self._parked = count
+        for partition in self._partitions:
+            partition.parked.add(self)
+        return True
+
     def _leave(self) -> None:
+        self._broker.parked_partitions -= self._parked
+        self._parked = 0
         for partition in self._partitions:
             partition.parked.discard(self)
         self._partitions = []

@@ -26,7 +26,9 @@ def handle(broker: Broker, request: Request) -> None:
             topics = [(topic, [_encode(version, read) for read in reads]) for topic, reads in found]
             request.answer(encode_response(version, topics))
 
-    broker.fetch(asked, answer)
+    fetch = broker.fetch(asked, answer)
+    if request.parts is None:
+        request.abandon = fetch.abandon
 
 
 def _encode(version: int, read: PartitionRead) -> tuple[bytes, FileSlice | None]:

@@ -31,6 +31,8 @@ from millrace.wire.messages import (
 
 log = logging.getLogger(__name__)
 _CACHED_ANSWERS = 64
+_CACHED_REQUEST_BYTES = 1024
+"""A longer list of topics is a client's own; its answer is not kept."""
 
 
 class Metadata:
@@ -53,7 +55,8 @@ class Metadata:
             response = _describe(broker, asked, request.api_version)
             answer = encode(response, ApiKey.METADATA, request.api_version)
             created = _create_missing(broker, asked, response)
-            if not created and len(self._answers) < _CACHED_ANSWERS:
+            keep = len(self._answers) < _CACHED_ANSWERS and len(request.body) <= _CACHED_REQUEST_BYTES
+            if keep and not created:
                 self._answers[key] = answer
         request.answer([answer], header=response_header(request))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections.abc import Iterable
 
@@ -11,7 +12,14 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader
 
 from millrace.errors import ErrorCode, InvalidRequest
-from millrace.wire.codec import decode, encode, encode_error, is_flexible
+from millrace.wire.codec import (
+    MAX_DECODED_BYTES,
+    MAX_DECODED_ITEMS,
+    decode,
+    encode,
+    encode_error,
+    is_flexible,
+)
 from millrace.wire.messages import (
     ApiKey,
     ApiVersion,
@@ -169,3 +177,18 @@ def test_an_error_of_an_unknown_api_is_the_code_alone() -> None:
     assert not is_flexible(999, 0)
     assert is_flexible(ApiKey.METADATA, 12)
     assert not is_flexible(ApiKey.METADATA, 8)
+
+
+def test_a_request_cannot_take_far_more_memory_than_its_bytes() -> None:
+    names = (b"\0\0") * (MAX_DECODED_ITEMS + 1)
+    with pytest.raises(InvalidRequest, match="a list of 10001 items"):
+        decode(MetadataRequest, ApiKey.METADATA, 4, struct.pack(">i", len(names) // 2) + names + b"\1")
+    with pytest.raises(InvalidRequest, match=r"metadata with \d+ bytes; 1048576 are allowed"):
+        decode(MetadataRequest, ApiKey.METADATA, 4, bytes(MAX_DECODED_BYTES + 1))
+
+
+def test_a_response_may_be_as_long_as_the_cluster_is_large() -> None:
+    topics = tuple(MetadataTopic(error_code=0, name=f"t{n}", topic_id=None) for n in range(10_001))
+    response = MetadataResponse(brokers=(), cluster_id="c", controller_id=1, topics=topics)
+    decoded = decode(MetadataResponse, ApiKey.METADATA, 8, encode(response, ApiKey.METADATA, 8))
+    assert len(decoded.topics) == 10_001
