@@ -64,10 +64,20 @@ class Cluster:
         self._watcher = threading.Thread(target=self._watch, name=f"cluster {cluster}", daemon=True)
 
     @classmethod
-    def connect(cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000) -> Cluster:
-        """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there."""
+    def connect(
+        cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000, create: bool = True
+    ) -> Cluster:
+        """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there.
+
+        A cluster that is not there is created, or MillraceError without `create`.
+        """
         self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
         try:
+            if not create and not self.session.read_all([self._id]):
+                raise MillraceError(
+                    f"ZooKeeper at {zookeeper} holds no cluster {cluster!r}: start a broker of it, or name "
+                    f"one of {', '.join(set(self.session.children('/')) - {'zookeeper'}) or 'none'}"
+                )
             self._open()
         except BaseException:
             self.close()

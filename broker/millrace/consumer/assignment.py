@@ -1,0 +1,28 @@
+"""Algorithm 1 of the 2011 paper: which stream of a group reads which partitions of a topic.
+
+Pure. Every consumer computes it for itself from the same registries, so all of them come to the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def assign(partitions: Iterable[int], streams: Iterable[str]) -> dict[str, list[int]]:
+    """Stream -> its partitions: each partition to one stream, shares that differ by one at most.
+
+    The paper gives Ci the partitions j*N to (j+1)*N-1 with N = |P|/|C|. Where that leaves a rest, the first
+    |P| mod |C| streams take one more each, as LinkedIn's code did.
+    """
+    p_t = sorted(partitions)  # all partitions of the topic
+    c_t = sorted(streams)  # all streams of the group that read the topic
+    if not c_t:
+        return {}
+    n, rest = divmod(len(p_t), len(c_t))
+    assigned = {}
+    first = 0
+    for j, c_i in enumerate(c_t):
+        last = first + n + (1 if j < rest else 0)
+        assigned[c_i] = p_t[first:last]
+        first = last
+    return assigned

@@ -1,0 +1,282 @@
+"""The streams that an application iterates, and the partitions that feed them.
+
+Owns the bounded queue between pulling and iterating, and what of a partition counts as consumed. Knows no
+sockets and no ZooKeeper: batches are handed in by the pullers, partitions by the rebalancing.
+
+A message is taken when the iterator returns it, and done when the thread that took it asks for the next one,
+commits or closes. Only what is done is ever committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from uuid import UUID
+
+from millrace.consumer_registry import Place
+from millrace.errors import CorruptMessage
+from millrace.records import BatchHeader, Record, iter_records
+
+UNPROVEN_WAIT_SECONDS = 0.1
+"""How soon it is noticed that ownership is proved again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `timestamp` in ms; the next one of its partition has a larger offset, not the next."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A whole record batch that was pulled; its CRC is right."""
+
+    header: BatchHeader
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """Reading goes on at `offset`, which is not where the last batch ended."""
+
+    offset: int
+
+
+Pulled = Batch | Jump | CorruptMessage
+
+
+class OwnedPartition:
+    """One partition that a stream reads. What changes is guarded by the stream's lock."""
+
+    def __init__(
+        self, place: Place, topic_id: UUID, stream: MessageStream, committed: int | None,
+        proved: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.place, self.topic_id, self.stream, self.proved = place, topic_id, stream, proved
+        self.committed = committed
+        self.done = committed
+        """Behind the last message that is done: where whoever takes over goes on; None: not known yet."""
+        self.taken = -1 if committed is None else committed
+        """Messages below this were handed out, or are not wanted."""
+        self.pull_offset = committed
+        """What to pull next; None: where the start policy says."""
+        self.life = 0
+        """Counts seeks and the end: what was pulled in an earlier life is dropped."""
+        self.stopped = False
+        """Nothing more is handed out, and nothing pulled."""
+        self.broken = False
+        """The next batch is damaged: nothing more is pulled until a seek."""
+
+    def __str__(self) -> str:
+        return f"{self.place[0]}-{self.place[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _InHand:
+    """The message handed out last."""
+
+    partition: OwnedPartition
+    life: int
+    next_offset: int
+    thread: int
+
+
+class MessageStream(Iterator[Message]):
+    """Messages of the partitions that this stream owns at the moment; it blocks while there are none.
+
+    Ends only when the consumer is closed. In order within a partition. CorruptMessage when a batch is
+    damaged: its partition stands still until `Consumer.seek` puts it behind the batch, others go on. Meant
+    for one thread at a time.
+    """
+
+    def __init__(self, name: str, queued_bytes: int, on_room: Callable[[], None]) -> None:
+        self.name = name
+        self._limit, self._on_room = queued_bytes, on_room
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[OwnedPartition, int, Pulled]] = deque()
+        self._queued = 0
+        self._reading: tuple[OwnedPartition, int, Iterator[Record]] | None = None
+        self._in_hand: _InHand | None = None
+        self._closed = False
+
+    # The application's side
+
+    def __next__(self) -> Message:
+        """The next message, as soon as there is one; StopIteration once the consumer is closed."""
+        with self._changed:
+            self.put_down(None)
+            while not self._closed:
+                message = self._advance()
+                if message is not None:
+                    return message
+                unproven = self._reading is not None or self._queue
+                self._changed.wait(UNPROVEN_WAIT_SECONDS if unproven else None)
+            raise StopIteration
+
+    def _advance(self) -> Message | None:
+        """The next message that may be handed out; None when there is nothing, or no proof of ownership."""
+        while self._reading is not None or self._queue:
+            if self._reading is None:
+                partition, life, pulled = self._queue[0]
+                if partition.life == life and not partition.proved():
+                    return None
+                self._take_off()
+                if partition.life == life:
+                    self._begin(partition, pulled)
+                continue
+            partition, life, records = self._reading
+            if partition.life == life and not partition.proved():
+                return None
+            record = next(records, None) if partition.life == life else None
+            if record is None:
+                self._reading = None
+            elif record.offset >= partition.taken:  # a fetch inside a batch returns the whole batch
+                partition.taken = record.offset + 1
+                self._in_hand = _InHand(partition, life, record.offset + 1, threading.get_ident())
+                return _message(partition, record)
+        return None
+
+    def _take_off(self) -> None:
+        _, _, pulled = self._queue.popleft()
+        if isinstance(pulled, Batch):
+            was_full = self._queued >= self._limit
+            self._queued -= len(pulled.data)
+            if was_full and self._queued < self._limit:
+                self._on_room()
+
+    def _begin(self, partition: OwnedPartition, pulled: Pulled) -> None:
+        if isinstance(pulled, CorruptMessage):
+            raise pulled
+        if isinstance(pulled, Jump):
+            partition.taken = partition.done = pulled.offset
+        elif pulled.header.is_control:
+            partition.taken = partition.done = max(partition.taken, pulled.header.next_offset)
+        else:
+            self._reading = (partition, partition.life, self._intact(partition, pulled))
+
+    def _intact(self, partition: OwnedPartition, batch: Batch) -> Iterator[Record]:
+        """The records; a batch with a right CRC that cannot be decoded all the same stops its partition."""
+        try:
+            yield from iter_records(batch.header, batch.data)
+        except CorruptMessage as error:
+            partition.life += 1
+            partition.broken = True
+            raise CorruptMessage(damaged(partition, partition.taken, error)) from error
+
+    # The pullers' side
+
+    def next_pull(self, partition: OwnedPartition) -> tuple[int, int | None] | None:
+        """(life, offset) of what to pull next; None when nothing is wanted now, the queue may be full."""
+        with self._changed:
+            if partition.stopped or partition.broken or self._closed or self._queued >= self._limit:
+                return None
+            return partition.life, partition.pull_offset
+
+    @property
+    def room(self) -> int:
+        """How many bytes the queue still takes."""
+        return self._limit - self._queued
+
+    def put(self, partition: OwnedPartition, life: int, pulled: Pulled) -> None:
+        """Queue what was pulled; dropped when it was asked for in an earlier life of the partition."""
+        with self._changed:
+            if partition.life != life or partition.stopped:
+                return
+            self._queue.append((partition, life, pulled))
+            if isinstance(pulled, Batch):
+                self._queued += len(pulled.data)
+                partition.pull_offset = pulled.header.next_offset
+            elif isinstance(pulled, Jump):
+                partition.pull_offset = pulled.offset
+            else:
+                partition.broken = True
+            self._changed.notify_all()
+
+    # The consumer's side
+
+    def stop(self, partitions: Collection[OwnedPartition]) -> None:
+        """Hand out nothing more of these partitions and drop what was pulled of them."""
+        with self._changed:
+            for partition in partitions:
+                partition.stopped = True
+            self._drop(partitions)
+
+    def end(self, partitions: Collection[OwnedPartition]) -> None:
+        """These partitions are not ours any more: what is in hand of them does not count."""
+        with self._changed:
+            for partition in partitions:
+                partition.stopped = True
+                partition.life += 1
+            self._drop(partitions)
+            self._changed.notify_all()
+
+    def seek(self, partition: OwnedPartition, offset: int) -> None:
+        """Go on at `offset`: the next message handed out is the first at or behind it."""
+        with self._changed:
+            partition.life += 1
+            partition.broken = False
+            partition.pull_offset = partition.taken = partition.done = offset
+            self._drop([partition])
+            self._changed.notify_all()
+
+    def _drop(self, partitions: Collection[OwnedPartition]) -> None:
+        if self._reading is not None and self._reading[0] in partitions:
+            self._reading = None
+        self._queue = deque(entry for entry in self._queue if entry[0] not in partitions)
+        self._queued = sum(len(each.data) for _, _, each in self._queue if isinstance(each, Batch))
+        self._on_room()
+
+    def put_down(self, thread: int | None, *, done: bool = True) -> None:
+        """The message in hand is done, or was given up, if `thread` holds it; None: whoever does."""
+        with self._changed:
+            held = self._in_hand
+            if held is None or thread not in (None, held.thread):
+                return
+            self._in_hand = None
+            if done and held.partition.life == held.life:
+                held.partition.done = held.next_offset
+            self._changed.notify_all()
+
+    def wait_for_hands(self, partitions: Collection[OwnedPartition], seconds: float) -> bool:
+        """Wait until no message of these partitions is being worked on; False when that takes too long."""
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while self._in_hand is not None and self._in_hand.partition in partitions:
+                if self._in_hand.life != self._in_hand.partition.life:
+                    return True
+                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    return False
+        return True
+
+    def close(self) -> None:
+        """Let the iterator end."""
+        with self._changed:
+            self._closed = True
+            self._queue.clear()
+            self._reading, self._queued = None, 0
+            self._changed.notify_all()
+
+
+def _message(partition: OwnedPartition, record: Record) -> Message:
+    topic, number = partition.place
+    return Message(
+        topic, number, record.offset, record.timestamp, record.key, record.value, record.headers
+    )  # fmt: skip
+
+
+def damaged(partition: OwnedPartition, offset: int, error: CorruptMessage) -> str:
+    """What the application is told of a damaged batch."""
+    return (
+        f"{partition} is damaged at offset {offset}: {error}; have it repaired (millrace log repair) "
+        "or seek behind it"
+    )
