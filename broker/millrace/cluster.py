@@ -7,7 +7,8 @@ Brokers delete the logs of topics that a snapshot has lost, so only a topic whos
 missing: a ZooKeeper that was wiped or holds another cluster is refused, an unreadable entry changes nothing.
 
     /<cluster>/id                persistent  "millrace-" and 32 hex digits, drawn once
-    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration}
+    /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration,
+                                              "partitions", "topics": see stored_partitions}
     /<cluster>/topics/<topic>    persistent  see cluster_state.py
 """
 
@@ -21,7 +22,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kazoo.client import KazooState
@@ -34,6 +35,7 @@ from millrace.cluster_state import (
     decode_topic,
     encode_topic,
     new_topic,
+    stored_partitions,
     with_mirror,
 )
 from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
@@ -57,6 +59,7 @@ class Cluster:
         self._client, self._call = session.client, session.call
         self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
         self._registration: tuple[int, bytes] | None = None
+        self._stored = stored_partitions(())
         self._records: Mapping[int, Mapping[str, Any]] = {}
         self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
         self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
@@ -123,7 +126,7 @@ class Cluster:
         ran on this machine, else when its session has expired.
         """
         record = {"host": host, "port": port, "machine": socket.gethostname(), "boot": uuid.uuid4().hex}
-        registration = (broker_id, json.dumps(record).encode())
+        registration = (broker_id, json.dumps(record | self._stored).encode())
         deadline = time.monotonic() + 2 + 2 * self.session.timeout_ms / 1000
         while (holder := self._register(registration)) is not None:
             other = (holder["host"], holder["port"])
@@ -137,6 +140,15 @@ class Cluster:
         self._dirty.put(self._ids)
         self._refresh()
         self._wake.set()
+
+    def store(self, places: Iterable[tuple[str, int]]) -> None:
+        """Say in this broker's record which (topic, partition) it stores; now, or once it is registered."""
+        self._stored = stored_partitions(places)
+        if self._registration is not None:
+            broker_id, data = self._registration
+            self._registration = (broker_id, json.dumps(json.loads(data) | self._stored).encode())
+            self._dirty.put(self._ids)
+            self._wake.set()  # the watcher sees that what is recorded is not what should be
 
     def _register(self, registration: tuple[int, bytes]) -> Mapping[str, Any] | None:
         """Create the ephemeral node; None, or what the broker that holds the id has written."""
@@ -153,6 +165,8 @@ class Cluster:
             return self._register(registration)
         holder: Mapping[str, Any] = json.loads(found)
         if holder["boot"] == ours["boot"] and stat.ephemeralOwner == self.session.id:
+            if found != data:
+                self._call(self._client.set_async, path, data)
             return None
         if not is_dead(holder, ours):
             return holder
@@ -196,7 +210,7 @@ class Cluster:
         self._reread(name)
 
     def change_topic(self, name: str, change: Callable[[TopicState], TopicState]) -> TopicState:
-        """Put what `change` makes of a topic in its place, compare-and-set: it may be called several times.
+        """Put what `change`, called once or several times, makes of a topic in its place: compare-and-set.
 
         Raises UnknownTopicOrPartition, or what `change` raises.
         """
@@ -204,12 +218,23 @@ class Cluster:
         changed = None
         while True:
             state, version = self._read_topic(name)
-            if state == changed:
-                self._reread(name)  # a write that is repeated after a lost connection met its own first try
+            if state == changed:  # a write repeated after a lost connection met its own first try
+                self._reread(name)
                 return state
             changed = change(state)
             if changed == state or self._write_topic(changed, version):
                 return changed
+
+    def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
+        """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
+        self._check_identity()
+        try:
+            return self._read_topic(name)[0].topic_id != topic_id
+        except UnknownTopicOrPartition:
+            return True
+        except MillraceError as error:
+            log.error("cluster %s: %s", self.name, error)
+            return False
 
     def allocate_mirror(self, topic: str, origin: Origin, *, recreated: bool = False) -> int:
         """The target partition of an origin partition: the one it has, or a new one; never reused.

@@ -48,6 +48,31 @@ class BrokerAddress:
     port: int
 
 
+def stored_partitions(places: Iterable[tuple[str, int]]) -> dict[str, object]:
+    """What a broker's record says of the partitions it stores: their number, and ranges by topic.
+
+    `{"partitions": 5, "topics": {"PageView": "0-3", "audit": "2"}}`; `topics` is None when that would not fit
+    into a ZooKeeper node.
+    """
+    numbers: dict[str, list[int]] = {}
+    for topic, number in places:
+        numbers.setdefault(topic, []).append(number)
+    topics = {topic: _ranges(sorted(found)) for topic, found in sorted(numbers.items())}
+    fits = len(json.dumps(topics)) <= MAX_ENTRY_BYTES
+    return {"partitions": sum(map(len, numbers.values())), "topics": topics if fits else None}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers as text: 0-3,7."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """Who leads and stores one partition; `origin` is set when it is the mirror of another."""

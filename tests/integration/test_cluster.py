@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -193,6 +194,69 @@ def test_a_lost_session_is_replaced_and_the_broker_listed_again(
     wait_until("it is listed again", lambda: 1 in second.cluster.brokers)
     first.cluster.create_topic("after", 1, {})
     wait_until("watches work again", lambda: "after" in second.cluster.topics)
+
+
+def test_a_broker_says_what_it_stores_also_after_a_lost_session(
+    members: list[Member], operator: KazooClient
+) -> None:
+    first = members[0].cluster
+    path = f"/{first.name}/brokers/ids/1"
+    before, stat = operator.get(path)
+    assert json.loads(before)["topics"] == {}
+
+    def recorded() -> object:
+        return json.loads(operator.get(path)[0])["topics"] if operator.exists(path) else None
+
+    first.store([("clicks", 0), ("clicks", 1)])
+    wait_until("it is recorded", lambda: recorded() == {"clicks": "0-1"})
+    assert json.loads(operator.get(path)[0]) == json.loads(before) | {
+        "topics": {"clicks": "0-1"}, "partitions": 2,
+    }  # fmt: skip
+    thief = KazooClient(hosts=first.session.zookeeper, client_id=first.session.client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+    wait_until(
+        "it is listed anew", lambda: operator.exists(path) and operator.exists(path).czxid != stat.czxid
+    )
+    assert recorded() == {"clicks": "0-1"}
+
+
+def test_a_topic_is_changed_by_compare_and_set(members: list[Member]) -> None:
+    first, second = members[0].cluster, members[1].cluster
+    topic = first.create_topic("clicks", 1, {})
+
+    def count_up(cluster: Cluster, name: str) -> None:
+        for number in range(20):
+            cluster.change_topic(
+                "clicks", lambda state, n=number: replace(state, settings={**state.settings, name: str(n)})
+            )
+
+    threads = [
+        threading.Thread(target=count_up, args=each)
+        for each in ((first, "retention.ms"), (second, "retention.bytes"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    expected = replace(topic, settings={"retention.ms": "19", "retention.bytes": "19"})
+    wait_until("both see all changes", lambda: first.topics["clicks"] == second.topics["clicks"] == expected)
+    with pytest.raises(UnknownTopicOrPartition):
+        first.change_topic("nope", lambda state: state)
+
+
+def test_a_topic_is_gone_only_when_zookeeper_says_so(members: list[Member], operator: KazooClient) -> None:
+    first, name = members[0].cluster, members[0].cluster.name
+    topic = first.create_topic("clicks", 1, {})
+    assert not first.is_gone("clicks", topic.topic_id)
+    assert first.is_gone("clicks", TOPIC_ID), "it was created anew"
+    assert first.is_gone("views", TOPIC_ID)
+    operator.set(f"/{name}/topics/clicks", b"unreadable")
+    assert not first.is_gone("clicks", TOPIC_ID)
+    operator.set(f"/{name}/id", b"millrace-of-another-life")
+    with pytest.raises(MillraceError, match="another cluster"):
+        first.is_gone("views", TOPIC_ID)
 
 
 def test_leaving_does_not_wait_for_a_zookeeper_that_is_gone(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETENTION_INTERVAL_S = 5.0
+RECORD_DELAY_S = 1.0
+"""Partitions come and go in crowds: the broker's record in ZooKeeper is written once for all of them."""
 Place = tuple[str, int]
 
 
@@ -58,6 +60,7 @@ class Broker:
         self._deleting: set[Place] = set()
         self._failed: dict[Place, tuple[UUID, str]] = {}
         self._staged: dict[Partition, None] = {}
+        self._recording = False
         self._looking: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """On which fetches wait, counted once for each fetch."""
@@ -74,12 +77,23 @@ class Broker:
         A log that cannot be opened is reported and refused; it does not keep the others from being served.
         """
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
+        self._set_aside_deleted()
         for place, topic, state in self._led():
             try:
                 self._add(place, topic, state, self._open_log(place, topic))
             except (MillraceError, OSError) as error:
                 self._fail(place, topic, error)
+        self.cluster.store(self._partitions)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+
+    def _set_aside_deleted(self) -> None:
+        """Put away the logs of topics that were deleted while this broker was not running."""
+        found = [log for log in self._logs.found if self._current(log[:2], log[2]) is None]
+        topics = {(name, topic_id) for name, _, topic_id in found}
+        gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
+        for name, number, topic_id in found:
+            if (name, topic_id) in gone:
+                self._logs.set_aside(name, number, topic_id)
 
     def partition(self, topic: str, number: int) -> Partition:
         """The led partition; BrokerError says why it is not here."""
@@ -155,10 +169,22 @@ class Broker:
         partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)
         self._configure(partition, topic, state)
         self._partitions[place] = partition
+        self._record_soon()
         partition.see_to_flush()  # a log that is led here again may still hold what was not flushed
         log.info(
             "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
         )
+
+    def _record_soon(self) -> None:
+        """Have the broker's record in ZooKeeper say which partitions are stored here."""
+
+        def record() -> None:
+            self._recording = False
+            self.cluster.store(self._partitions)
+
+        if not self._recording:
+            self._recording = True
+            self.mailbox.after(RECORD_DELAY_S, record)
 
     def _configure(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
         partition.mirrored = state.origin is not None
@@ -175,6 +201,7 @@ class Broker:
     def _remove(self, place: Place, partition: Partition) -> None:
         """Serve a partition no longer; its log goes only if the partition itself has gone."""
         del self._partitions[place]
+        self._record_soon()
         self._staged.pop(partition, None)
         if self._current(place, partition.topic_id) is not None:
             log.warning("another broker leads %s now; its log is kept", partition.name)
@@ -208,6 +235,7 @@ class Broker:
                         log.info("retention deleted segment %s of %s", base, name)
                 except (OSError, MillraceError) as error:
                     log.error("retention of %s: %s", name, error)
+            self._logs.delete_expired()
 
         def again(_: Future[None]) -> None:
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)

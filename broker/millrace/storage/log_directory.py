@@ -2,11 +2,12 @@
 
     <log_dir>/lock                                    held by the broker that uses the directory
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
-    <log_dir>/....foreign-<time>                      the log of a topic that no longer exists; never served
+    <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists; never served
     <log_dir>/....deleted                             being removed
 
 A partition is opened, and so recovered, when it is first asked for: only the cluster knows which directories
-are still in use, and one that cannot be recovered must not keep the others from being served.
+are still in use, and one that cannot be recovered must not keep the others from being served. What is set
+aside is kept as long as the broker's own retention would have kept its messages, then deleted.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from millrace.storage.segment import sync_directory
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+_FOREIGN_NAME = re.compile(r".+\.foreign-(?P<time>\d+)")
 _PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<topic_id>[0-9a-f]{32})")
 
 
@@ -80,6 +82,10 @@ class LogDirectory:
         self._clock = clock
         self._lock_fd = lock_fd
         self._logs: dict[tuple[str, int], tuple[UUID, PartitionLog]] = {}
+        self._ids: dict[tuple[str, int], set[UUID]] = {}
+        """The topic ids there is a directory for: usually one."""
+        self._aside: dict[Path, int] = {}
+        """When what is set aside was, in ms."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -92,12 +98,26 @@ class LogDirectory:
         directory = cls(path, config, clock, lock_directory(path))
         for doomed in path.glob("*.deleted"):
             shutil.rmtree(doomed)
+        directory._look()
         return directory
+
+    def _look(self) -> None:
+        """Note what is there, once: with thousands of partitions it takes too long to do for each."""
+        for path in self.path.iterdir():
+            if (parsed := parse_partition_name(path.name)) is not None:
+                self._ids.setdefault(parsed[:2], set()).add(parsed[2])
+            elif (foreign := _FOREIGN_NAME.fullmatch(path.name)) is not None:
+                self._aside[path] = int(foreign["time"])
 
     @property
     def logs(self) -> Mapping[tuple[str, int], PartitionLog]:
         """The open logs by (topic, partition)."""
         return {key: opened for key, (_, opened) in list(self._logs.items())}
+
+    @property
+    def found(self) -> list[tuple[str, int, UUID]]:
+        """(topic, partition, topic id) of every partition there is a directory for."""
+        return [(*place, topic_id) for place, ids in self._ids.items() for topic_id in ids]
 
     def partition(
         self, topic: str, partition: int, topic_id: UUID, config: LogConfig | None = None
@@ -114,24 +134,43 @@ class LogDirectory:
             if opened is not None:
                 opened.close()
                 del self._logs[topic, partition]
-            self._set_aside_foreign(topic, partition, topic_id)
+            for foreign in self._ids.get((topic, partition), set()) - {topic_id}:
+                self._set_aside(topic, partition, foreign)
             directory = self.path / partition_name(topic, partition, topic_id)
+            self._ids[topic, partition] = {topic_id}
             opened = PartitionLog.open(directory, config or self.config, self._clock)
             self._logs[topic, partition] = (topic_id, opened)
             return opened
 
-    def _set_aside_foreign(self, topic: str, partition: int, topic_id: UUID) -> None:
-        for path in self.path.iterdir():
-            parsed = parse_partition_name(path.name)
-            if parsed is not None and parsed[:2] == (topic, partition) and parsed[2] != topic_id:
-                aside = path.with_name(f"{path.name}.foreign-{int(self._clock() * 1000)}")
-                log.warning("%s belongs to another topic of that name; set aside as %s", path, aside.name)
-                path.rename(aside)
+    def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
+        """Put away the log of a topic that no longer exists, before anything is opened in its place."""
+        with self._lock:
+            self._set_aside(topic, partition, topic_id)
+
+    def _set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
+        path, now = self.path / partition_name(topic, partition, topic_id), int(self._clock() * 1000)
+        aside = path.with_name(f"{path.name}.foreign-{now}")
+        log.warning("%s belongs to a topic that no longer exists; set aside as %s", path, aside.name)
+        path.rename(aside)
+        self._ids[topic, partition].discard(topic_id)
+        self._aside[aside] = now
+
+    def delete_expired(self) -> None:
+        """Delete what was set aside longer ago than the broker's retention; for a thread."""
+        if self.config.retention_ms is None:
+            return
+        kept_since = self._clock() * 1000 - self.config.retention_ms
+        for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
+            log.info("deleting %s: set aside longer ago than retention", path)
+            shutil.rmtree(path, ignore_errors=True)
+            self._aside.pop(path, None)
 
     def delete(self, topic: str, partition: int) -> None:
         """Delete an open partition and its files; nothing happens when it is not open. For a thread."""
         with self._lock:
             _, opened = self._logs.pop((topic, partition), (None, None))
+            if opened is not None:
+                del self._ids[topic, partition]
         if opened is not None:
             opened.delete()
 

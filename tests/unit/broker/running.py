@@ -6,7 +6,7 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,12 +41,20 @@ class FakeCluster:
     def __init__(self, *topics: TopicState) -> None:
         self.brokers = {1: BrokerAddress("127.0.0.1", 1), 2: BrokerAddress("127.0.0.1", 2)}
         self.topics = {topic.name: topic for topic in topics}
+        self.stored: list[tuple[str, int]] = []
+        self.unreadable: set[str] = set()
 
     def changed(self) -> None:
         """Replaced by what the broker wants called."""
 
     def on_change(self, callback: Callable[[], None]) -> None:
         self.changed = callback  # type: ignore[method-assign]
+
+    def store(self, places: Iterable[tuple[str, int]]) -> None:
+        self.stored = sorted(places)
+
+    def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
+        return name not in self.unreadable
 
     def set(self, *topics: TopicState) -> None:
         self.topics = {topic.name: topic for topic in topics}

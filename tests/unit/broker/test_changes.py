@@ -14,8 +14,9 @@ import pytest
 
 from millrace.broker import Broker, topic_changes
 from millrace.cluster_state import PartitionState, TopicState
+from millrace.config import LogConfig
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
-from tests.unit.broker.running import Disk, Start, topic
+from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
 
 
 def test_records_of_the_turn_that_deletes_their_topic_are_refused_not_forgotten(start: Start) -> None:
@@ -129,3 +130,41 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()
+
+
+def test_the_log_of_a_topic_deleted_while_the_broker_was_away_is_set_aside(
+    start: Start, tmp_path: Path
+) -> None:
+    kept, gone, unreadable = topic("kept", 1), topic("gone", 1, 1), topic("unreadable", 1)
+    running = start(kept, gone, unreadable)
+    running.produce(topic="gone", partition=1)
+    running.stop()
+    cluster = FakeCluster(kept)
+    cluster.unreadable.add("unreadable")  # in no snapshot, but nobody has deleted it
+    again = Running(tmp_path / "logs", cluster, LogConfig())
+    try:
+        names = sorted(
+            path.name.rpartition("-")[0] for path in (tmp_path / "logs").iterdir() if path.is_dir()
+        )
+        aside = [f"gone-{n}-{gone.topic_id.hex}.foreign" for n in (0, 1)]
+        assert names == [*aside, "kept-0", "unreadable-0"]
+        with pytest.raises(UnknownTopicOrPartition):
+            again.broker.partition("gone", 1)
+    finally:
+        again.stop()
+
+
+def test_the_brokers_record_says_which_partitions_are_stored_here(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.broker.RECORD_DELAY_S", 0.05)
+    first = topic("t", 1, 2)
+    running = start(first)
+    assert running.cluster.stored == [("t", 0)], "known before the broker is registered"
+    told: list[list[tuple[str, int]]] = []
+    running.cluster.store = lambda places: told.append(sorted(places))  # type: ignore[method-assign]
+    running.cluster.set(first, topic("u", 1, 1, 1))
+    running.until("the new ones are told", lambda: told)
+    running.cluster.set(first)
+    running.until("that they have gone is told", lambda: len(told) > 1)
+    assert told == [[("t", 0), ("u", 0), ("u", 1), ("u", 2)], [("t", 0)]], "once for all of them"

@@ -12,7 +12,9 @@ from millrace.cluster_state import (
     decode_topic,
     encode_topic,
     new_topic,
+    stored_partitions,
     with_mirror,
+    with_partitions,
 )
 from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
 from millrace.storage.position import Origin
@@ -82,3 +84,38 @@ def test_an_origin_that_was_created_anew_gets_a_new_partition_only_when_that_is_
 def test_a_topic_with_partitions_of_its_own_is_not_mirrored_into() -> None:
     with pytest.raises(PolicyViolation, match="partitions of its own"):
         with_mirror(new_topic("PageView", 1, {}, [1], {}), ORIGIN, [1], {})
+
+
+def test_new_partitions_go_to_the_brokers_that_lead_the_fewest_and_the_others_stay() -> None:
+    topic = new_topic("t", 4, {}, [1, 2], {})
+    grown = with_partitions(topic, 10, [1, 2, 3], {"t": topic})  # broker 3 joined later
+    assert leaders(grown)[:4] == leaders(topic)
+    assert Counter(leaders(grown)) == {1: 4, 2: 3, 3: 3}
+    assert list(grown.partitions) == list(range(10))
+    assert (grown.topic_id, grown.settings) == (topic.topic_id, topic.settings)
+
+
+def test_partitions_are_only_ever_added_and_only_to_topics_of_this_cluster() -> None:
+    topic = new_topic("t", 4, {}, [1], {})
+    for count in (-1, 0, 3, 4):
+        with pytest.raises(InvalidPartitions, match="has 4 partitions"):
+            with_partitions(topic, count, [1], {})
+    with pytest.raises(NoLiveBroker):
+        with_partitions(topic, 5, [], {})
+    for mirrored in (EMPTY, with_mirror(EMPTY, ORIGIN, [1], {})):
+        with pytest.raises(PolicyViolation, match="mirrored"):
+            with_partitions(mirrored, 5, [1], {})
+
+
+def test_a_topic_that_zookeeper_would_not_take_is_refused() -> None:
+    assert len(encode_topic(new_topic("t", 10_000, {}, [1], {}))) < 1_000_000
+    with pytest.raises(InvalidPartitions, match="12000 partitions does not fit"):
+        encode_topic(new_topic("t", 12_000, {}, [1], {}))
+
+
+def test_a_broker_says_in_ranges_which_partitions_it_stores() -> None:
+    places = [("b", 7), ("a", 2), ("a", 0), ("a", 1), ("b", 9), ("b", 8), ("b", 3)]
+    assert stored_partitions(places) == {"partitions": 7, "topics": {"a": "0-2", "b": "3,7-9"}}
+    assert stored_partitions([]) == {"partitions": 0, "topics": {}}
+    many = [(f"{name:0200d}", 0) for name in range(6_000)]
+    assert stored_partitions(many) == {"partitions": 6_000, "topics": None}, "too many for one ZooKeeper node"

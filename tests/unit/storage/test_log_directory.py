@@ -147,3 +147,36 @@ def test_one_partition_that_cannot_be_recovered_does_not_keep_the_others(tmp_pat
         logs.partition("t", 0, TOPIC_ID)
     assert len(list(consume(logs.partition("t", 1, TOPIC_ID), 0))) == 1
     logs.close()
+
+
+def test_what_was_set_aside_is_kept_as_long_as_its_messages_would_have_been(tmp_path: Path) -> None:
+    clock = Clock()
+    logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=60_000), clock)
+    appended(logs.partition("t", 0, TOPIC_ID), batch(3))
+    logs.close()
+    logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=60_000), clock)
+    assert logs.found == [("t", 0, TOPIC_ID)]
+    logs.set_aside("t", 0, TOPIC_ID)
+    (aside,) = tmp_path.glob("*.foreign-*")
+    assert (logs.found, len(log_files(aside))) == ([], 1)
+    clock.now += 59
+    logs.delete_expired()
+    logs.close()
+    logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=60_000), clock)
+    logs.delete_expired()
+    assert aside.exists()
+    clock.now += 2
+    logs.delete_expired()
+    assert not aside.exists()
+    logs.close()
+
+
+def test_where_nothing_expires_what_was_set_aside_stays(tmp_path: Path) -> None:
+    clock = Clock()
+    logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=None), clock)
+    logs.partition("t", 0, TOPIC_ID)
+    logs.partition("t", 0, uuid4())
+    clock.now += 1e9
+    logs.delete_expired()
+    assert len(list(tmp_path.glob("*.foreign-*"))) == 1
+    logs.close()
