@@ -23,6 +23,7 @@ class ErrorCode(IntEnum):
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     OFFSET_METADATA_TOO_LARGE = 12
+    COORDINATOR_LOAD_IN_PROGRESS = 14
     COORDINATOR_NOT_AVAILABLE = 15
     NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
@@ -158,6 +159,12 @@ class InvalidProducerEpoch(BrokerError):
     """An idempotent producer's batch carries an older epoch than its last one."""
 
     code = ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+class RequestTimedOut(BrokerError):
+    """What the request needs, such as ZooKeeper, did not answer in time: try again."""
+
+    code = ErrorCode.REQUEST_TIMED_OUT
 
 
 class StorageError(BrokerError):

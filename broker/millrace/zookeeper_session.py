@@ -25,7 +25,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 
 from millrace.config import parse_addresses
-from millrace.errors import BrokerError, MillraceError
+from millrace.errors import MillraceError, RequestTimedOut
 
 CONNECT_SECONDS = 10.0
 OPERATION_SECONDS = 15.0
@@ -67,7 +67,7 @@ class Session:
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """The result of kazoo's asynchronous operation, tried anew over lost connections for a while.
 
-        A write that is tried anew may meet its own first try. BrokerError when no answer comes in time.
+        A write that is tried anew may meet its own first try. RequestTimedOut when no answer comes in time.
         """
         deadline = time.monotonic() + OPERATION_SECONDS
         while True:
@@ -79,7 +79,7 @@ class Session:
                     continue
             except KazooTimeoutError:
                 pass
-            raise BrokerError(f"ZooKeeper at {self.zookeeper} does not answer") from None
+            raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer") from None
 
     def read_all(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""

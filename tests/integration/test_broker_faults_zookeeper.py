@@ -1,0 +1,107 @@
+"""ZooKeeper away for a while: stopped, or killed and started again on its data.
+
+Meanwhile producing and consuming go on, no broker ends, nothing is deleted, and what needs ZooKeeper is
+answered with an error in bounded time. Afterwards everything is registered again without anybody's help.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import ErrorCode
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import ApiKey, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from tests.brokers import TestCluster
+from tests.integration.faults.ledger import Ledger
+from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, Reader, run, run_until_stored
+from tests.integration.faults.wire import Wire
+from tests.support import Process, wait_until
+
+Start = Callable[..., Process]
+AWAY_S = 30.0 if "MILLRACE_ROUNDS" in os.environ else 5.0
+"""Longer than the brokers' sessions of 2 s in any case: they expire, and every registration with them."""
+ANSWER_S = 25.0
+"""The longest that an operation on topics may take to fail: less than what clients wait for it."""
+PARTITIONS = 4
+
+
+def java_of(process: Process) -> int:
+    """The Java below `millrace zookeeper`: the one that serves."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0])
+
+
+def create_topic(bootstrap: str, topic: str) -> int:
+    """The error of creating a topic, which must be told within ANSWER_S."""
+    wanted = CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
+    asked = CreateTopicsRequest(topics=(wanted,), timeout=60_000)
+    with Wire(bootstrap, timeout_s=ANSWER_S) as wire:
+        raw = wire.ask(ApiKey.CREATE_TOPICS, 4, encode(asked, ApiKey.CREATE_TOPICS, 4))
+    (answer,) = decode(CreateTopicsResponse, ApiKey.CREATE_TOPICS, 4, raw).topics
+    return answer.error_code
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", ["stopped", "killed"])
+def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
+    start: Start, tmp_path: Path, way: str
+) -> None:
+    data = str(tmp_path / "zookeeper")
+    zookeeper = start("zookeeper", "--port", "0", "--data-dir", data)
+    address = zookeeper.ready()
+    cluster = TestCluster(start, "away", tmp_path, address).start_brokers(1, 2)
+    with cluster.client() as client:
+        client.create_topic("traffic", PARTITIONS, {"segment.bytes": "100000"})
+        client.create_topic("before", 2)
+        topic_ids = {name: topic.topic_id for name, topic in client.topics().items()}
+    ledger = Ledger("traffic")
+    producers = [NumberedProducer(cluster.bootstrap, ledger, kind, PARTITIONS) for kind in (PLAIN, LZ4)]
+    with Reader(cluster.bootstrap, ledger, PARTITIONS) as reader, ThreadPoolExecutor(1) as pool:
+        run_until_stored(producers, 50)
+        java = java_of(zookeeper)
+        if way == "stopped":
+            os.kill(java, signal.SIGSTOP)
+        else:
+            zookeeper.kill()
+        away_until = time.monotonic() + AWAY_S
+        asked = pool.submit(create_topic, cluster.brokers[1].address, "meanwhile")
+        while time.monotonic() < away_until:
+            run_until_stored(producers, 20, timeout_s=10)
+            run(producers, 0.2)
+        if way == "stopped":
+            os.kill(java, signal.SIGCONT)
+        else:
+            port = address.rsplit(":", 1)[1]
+            start("zookeeper", "--port", port, "--data-dir", data).ready()
+
+        def whole() -> bool:
+            with cluster.client() as client:
+                return set(client.topic("traffic").partitions.values()) == {1, 2}
+
+        wait_until("both brokers are registered again", whole, timeout_s=30)
+        # It waits for a ZooKeeper that is away for a moment only.
+        expected = ErrorCode.NONE if AWAY_S < 10 else ErrorCode.REQUEST_TIMED_OUT
+        assert asked.result() == expected
+        run_until_stored(producers, 50)
+        for producer in producers:
+            producer.finish()
+        with cluster.client() as client:
+            now = {name: topic.topic_id for name, topic in client.topics().items()}
+            assert {name: now[name] for name in topic_ids} == topic_ids, "nothing was deleted"
+            found = ledger.check(client, range(PARTITIONS), "afterwards")
+            for partition in range(PARTITIONS):
+                for producer in producers:
+                    producer.check(partition, found[partition])
+                reader.wait_for(partition, found[partition])
+            client.create_topic("afterwards", 2)
+    for broker in cluster.brokers.values():
+        assert broker.process.running
+        assert "Traceback" not in broker.process.output
+        assert broker.process.output.count("\n") < 200, "one line per event"
