@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
 from millrace.compression import Buffer, Codec, compress, decompress
 from millrace.errors import CorruptMessage, InvalidRecord
@@ -52,8 +53,11 @@ TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
 
 
-@dataclass(slots=True)  # not frozen: that quadruples the time to make one, and every produced batch needs one
-class BatchHeader:
+HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""A header as `HEADER` unpacks it: where many batches pass, making a BatchHeader of each costs too much."""
+
+
+class BatchHeader(NamedTuple):
     """The 61 bytes before a batch's records, as values."""
 
     base_offset: int
@@ -198,6 +202,27 @@ def check_produced(batch: Buffer) -> BatchHeader:
     return header
 
 
+def plain_batch(view: memoryview, start: int, size: int) -> tuple[memoryview, HeaderFields] | None:
+    """The batch in `size` bytes of a view and its header, if `check_produced` takes it; None: ask that why.
+
+    For the many: it says yes to the usual batches only, in a third of the time.
+    """
+    if size < HEADER_BYTES or start + size > len(view):
+        return None
+    fields = HEADER.unpack_from(view, start)
+    _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, records_count = fields
+    batch = view[start : start + size]
+    if (
+        length + LENGTH_OVERHEAD == size
+        and magic == MAGIC
+        and 0 < records_count == last_offset_delta + 1
+        and 0 <= attributes <= Codec.ZSTD
+        and crc32c(batch[CRC_START:]) == crc
+    ):
+        return batch, fields
+    return None
+
+
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """A zigzag varint and the position behind it."""
     result = shift = 0
@@ -321,7 +346,7 @@ def build_batch(
 
 def _seal(header: BatchHeader, packed: Buffer) -> bytes:
     """Header and records as one batch, its CRC computed."""
-    batch = bytearray(HEADER.pack(*astuple(header)) + packed)
+    batch = bytearray(HEADER.pack(*header) + packed)
     struct.pack_into(">I", batch, 17, batch_crc(batch))
     return bytes(batch)
 

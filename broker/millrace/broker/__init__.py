@@ -32,7 +32,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mailbox import Mailbox
-from millrace.records import check_produced
+from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import Flushed, PartitionLog
 from millrace.storage.position import MirrorPosition
@@ -256,7 +256,18 @@ class Broker:
         limit = partition.log.config.max_message_bytes
         if header.size > limit:
             raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
-        partition.stage(batch, header, producing, index)
+        self.stage(partition, [batch], [header], producing, index)
+
+    def stage(
+        self,
+        partition: Partition,
+        batches: Sequence[memoryview],
+        headers: Sequence[HeaderFields],
+        producing: Producing,
+        index: int = 0,
+    ) -> None:
+        """Have checked batches appended at the end of this turn."""
+        partition.stage(batches, headers, producing, index)
         self._staged[partition] = None
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:

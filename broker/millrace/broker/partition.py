@@ -9,27 +9,30 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 from uuid import UUID
 
 from millrace.broker.flush import FlushThread
 from millrace.errors import BrokerError, MillraceError, StorageError
 from millrace.mailbox import Mailbox, Timer
-from millrace.records import BatchHeader
+from millrace.records import HeaderFields
 from millrace.storage.partition_log import Flushed, PartitionLog
-from millrace.storage.staging import Appended
 
 logger = logging.getLogger(__name__)
 
 
+Outcomes: TypeAlias = Sequence[int | BrokerError]
+"""Of each batch its base offset, or why it was refused."""
+
+
 class Producing(Protocol):
-    """One produce request that waits for its partitions."""
+    """One or more produce requests that wait for their partitions."""
 
     acks_all: bool
 
-    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
-        """What became of the request's batch number `index`; for acks=all only once it is on the disk."""
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
+        """What became of the batches that were staged as number `index`; for acks=all once on the disk."""
 
 
 class Parked(Protocol):
@@ -58,8 +61,12 @@ class Partition:
         self.gone: BrokerError | None = None
         """Why it is not served any more."""
         self._mailbox, self._flushes = mailbox, flushes
-        self._staged: list[tuple[memoryview, BatchHeader, Producing, int]] = []
-        self._unsynced: deque[tuple[int, Producing, int, Appended]] = deque()
+        self._batches: list[memoryview] = []
+        self._headers: list[HeaderFields] = []
+        self._staged: list[tuple[int, Producing, int]] = []
+        """(number of batches, whose, its index), of the two lists above in their order."""
+        self._unsynced: deque[tuple[int, Producing, int, Outcomes]] = deque()
+        """(log position to be flushed, who waits for it, its index, what to tell it)."""
         self._flushing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
@@ -69,21 +76,34 @@ class Partition:
         """topic-number, as people write it."""
         return f"{self.topic}-{self.number}"
 
-    def stage(self, batch: memoryview, header: BatchHeader, producing: Producing, index: int) -> None:
-        """Take a checked batch; `write` appends it with all others of this turn."""
-        self._staged.append((batch, header, producing, index))
+    def stage(
+        self,
+        batches: Sequence[memoryview],
+        headers: Sequence[HeaderFields],
+        producing: Producing,
+        index: int = 0,
+    ) -> None:
+        """Take checked batches; `write` appends them with all others of this turn."""
+        self._batches += batches
+        self._headers += headers
+        self._staged.append((len(batches), producing, index))
 
     def write(self) -> None:
         """Append what is staged; answer acks=1, note acks=all, see to the flush."""
         staged, self._staged = self._staged, []
-        outcomes = self.log.append([item[0] for item in staged], [item[1] for item in staged])
-        visible, start = self.log.visible_end, self.log.log_start_offset
-        for (_, _, producing, index), outcome in zip(staged, outcomes, strict=True):
-            if producing.acks_all and isinstance(outcome, Appended) and outcome.end > visible:
+        outcomes = self.log.append(self._batches, self._headers)
+        self._batches, self._headers = [], []
+        end, start = self.log.end, self.log.log_start_offset
+        unflushed = end > self.log.visible_end
+        first = 0
+        for count, producing, index in staged:
+            mine = outcomes[first : first + count]
+            first += count
+            if unflushed and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
                 # A duplicate waits, too: the first one may still be on its way to the disk.
-                self._unsynced.append((outcome.end, producing, index, outcome))
+                self._unsynced.append((end, producing, index, mine))
             else:
-                producing.appended(index, outcome, start)
+                producing.appended(index, mine, start)
         self.see_to_flush()
 
     def see_to_flush(self) -> None:
@@ -97,20 +117,20 @@ class Partition:
         elif self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
 
-    def answer_when_flushed(self, outcome: Appended, producing: Producing, index: int) -> None:
-        """Hand on what was appended without `write`, as acks=all: a flush starts at once."""
-        if outcome.end > self.log.visible_end:
-            self._unsynced.append((outcome.end, producing, index, outcome))
+    def answer_when_flushed(self, end: int, producing: Producing) -> None:
+        """Call `producing` back, as acks=all, when the log is on the disk up to `end`; flush it at once."""
+        if end > self.log.visible_end:
+            self._unsynced.append((end, producing, 0, ()))
             self.see_to_flush()
         else:
-            producing.appended(index, outcome, self.log.log_start_offset)
+            producing.appended(0, (), self.log.log_start_offset)
 
     def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
-        staged, self._staged = self._staged, []
-        for _, _, producing, index in staged:
-            producing.appended(index, why)
+        staged, self._staged, self._batches, self._headers = self._staged, [], [], []
+        for count, producing, index in staged:
+            producing.appended(index, [why] * count)
         self._refuse_waiting(why)
         self.wake_parked()
         if self._flushing:
@@ -154,8 +174,8 @@ class Partition:
             self.log.publish(flushed)
             visible, start = self.log.visible_end, self.log.log_start_offset
             while self._unsynced and self._unsynced[0][0] <= visible:
-                _, producing, index, outcome = self._unsynced.popleft()
-                producing.appended(index, outcome, start)
+                _, producing, index, outcomes = self._unsynced.popleft()
+                producing.appended(index, outcomes, start)
             self.wake_parked()
             self.see_to_flush()
         if self._when_idle is not None:
@@ -163,5 +183,5 @@ class Partition:
 
     def _refuse_waiting(self, why: BrokerError) -> None:
         waiting, self._unsynced = self._unsynced, deque()
-        for _, producing, index, _ in waiting:
-            producing.appended(index, why)
+        for _, producing, index, outcomes in waiting:
+            producing.appended(index, [why] * max(1, len(outcomes)))

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from millrace.broker import Broker, Partition
+from millrace.broker.partition import Outcomes
 from millrace.compression import Buffer
 from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest
 from millrace.handlers.request import Request
@@ -21,7 +22,6 @@ from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
 from millrace.records import BatchHeader, split_batches
 from millrace.storage.position import PositionMismatch
-from millrace.storage.staging import Appended
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MIRROR_APPEND_VERSION,
@@ -95,9 +95,9 @@ class _Call:
         try:
             self._partition = self._broker.partition(self._topic, target)
             end = self._append(asked, self._partition)
-            self._partition.answer_when_flushed(Appended(-1, False, end), self, 0)
+            self._partition.answer_when_flushed(end, self)
         except PositionMismatch as error:
-            self.appended(0, error)
+            self.appended(0, [error])
         except Exception as error:
             self._fail(error)
 
@@ -125,14 +125,14 @@ class _Call:
             log.warning("%s is reset: it goes on at %s of its origin", partition.name, asked.cursor)
         return end
 
-    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer with what is recorded now, and with what was wrong."""
         log = self._partition.log
         self._known = dataclasses.replace(
             self._known, position=log.mirror_position, high_watermark=log.high_watermark
         )
-        if isinstance(outcome, BrokerError):
-            self._fail(outcome)
+        if outcomes and isinstance(outcomes[0], BrokerError):
+            self._fail(outcomes[0])
         else:
             self._request.answer([encode_response(self._known)])
 

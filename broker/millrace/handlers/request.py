@@ -12,13 +12,22 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from millrace.storage.file_slice import FileSlice
+from millrace.wire.framing import RequestFramer
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
+NOTHING = memoryview(b"")
 FILE_SLICE_BYTES = 200
 """What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
 MIN_SHARED_BYTES = 16 << 10
 """An answer this large is not copied behind its prefix: others may be sending the same bytes."""
+
+
+class Repeated(Protocol):
+    """What a client asked for lately, to serve the same again with less work."""
+
+    def serve(self, framer: RequestFramer) -> Request | None:
+        """Serve the next frames as one request, so far as they repeat the last; None when they do not."""
 
 
 class Client(Protocol):
@@ -29,6 +38,7 @@ class Client(Protocol):
     """HOST:PORT."""
     principal: str
     """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
+    repeated: Repeated | None
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 
@@ -40,10 +50,14 @@ class Client(Protocol):
 
 
 class Request:
-    """What was asked and, once `answer` was called, the answer; `body` is valid during the turn only."""
+    """What was asked and, once `answer` was called, the answer.
+
+    `frame` and `body`, the part of it behind the header, are valid during the turn only.
+    """
 
     __slots__ = (
-        "abandon", "api_key", "api_version", "body", "client", "client_id", "correlation_id", "parts",
+        "abandon", "api_key", "api_version", "body", "client", "client_id", "correlation_id", "count",
+        "frame", "parts",
     )  # fmt: skip
 
     client_id: str
@@ -58,7 +72,9 @@ class Request:
         self.api_key = api_key
         self.api_version = api_version
         self.correlation_id = correlation_id
-        self.body = body
+        self.body = self.frame = body
+        self.count = 1
+        """How many requests this one stands for."""
         self.parts: Sequence[Part] | None = None
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
@@ -79,9 +95,12 @@ class Request:
 
     def answer_bytes(self, body: bytes) -> None:
         """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
-        size = len(body)
-        self.parts = (_PREFIX.pack(4 + size, self.correlation_id) + body,)
-        self.client.answered(8 + size)
+        self.answer_frames(response_frame(self.correlation_id, body))
+
+    def answer_frames(self, frames: bytes) -> None:
+        """Answer with whole responses, `response_frame`s, for each of the requests this one stands for."""
+        self.parts = (frames,)
+        self.client.answered(len(frames))
 
     def answer_nothing(self) -> None:
         """Free the place: the client expects no answer (acks=0)."""
@@ -97,3 +116,8 @@ class Request:
         abandon = getattr(self, "abandon", None)
         if abandon is not None:
             abandon()
+
+
+def response_frame(correlation_id: int, body: bytes) -> bytes:
+    """One whole response without a flexible header."""
+    return _PREFIX.pack(4 + len(body), correlation_id) + body

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 
 from millrace.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.request import Client, Request
+from millrace.handlers.request import NOTHING, Client, Request
 from millrace.wire.codec import encode_error, is_flexible
 from millrace.wire.framing import client_id, parse_header, skip_tagged_fields
 
 log = logging.getLogger(__name__)
-_NOTHING = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,7 @@ class Handlers:
         if handle is None:
             return self._refuse_version(Request(client, api_key, version, correlation_id, frame[body:]))
         request = Request(client, api_key, version, correlation_id, frame[body:])
+        request.frame = frame
         # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
         if api_key >= 2:
             request.client_id = client_id(frame)
@@ -58,7 +58,8 @@ class Handlers:
             handle(self._broker, request)
         except Exception as error:
             _answer_failure(request, error)
-        request.body = _NOTHING  # while it waits for its answer it must not keep the received bytes
+        # While it waits for its answer it must not keep the received bytes.
+        request.frame = request.body = NOTHING
         return request
 
     def _refuse_version(self, request: Request) -> Request:

@@ -156,7 +156,7 @@ class Server:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             connection = ClientConnection(self, client, address[0], address[1])
             self._connections[client.fileno()] = connection
-            self.watch(connection, select.EPOLLIN, new=True)
+            self.watch(connection, select.EPOLLIN | select.EPOLLRDHUP, new=True)
 
     def _close_idle(self) -> None:
         """Close who has neither asked nor taken anything for long."""
@@ -189,6 +189,11 @@ class Server:
             self._read(connection)
         elif events & (select.EPOLLHUP | select.EPOLLERR):
             self.drop(connection)
+        elif events & select.EPOLLRDHUP:
+            if connection.full:  # it has hung up, and may not be read to its end while answers pile up
+                self.drop(connection)
+            else:
+                self.touch(connection)
 
     def _read(self, connection: ClientConnection) -> None:
         if RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
@@ -211,10 +216,11 @@ class Server:
         """Hand over the frames that are there, until answers pile up."""
         try:
             while not connection.closed and not connection.full:
-                frame = connection.framer.next_frame()
-                if frame is None:
+                request = self._next_request(connection)
+                if request is None:
                     break
-                connection.requests.append(self._handle(connection, frame))
+                connection.requests.append(request)
+                connection.unanswered += request.count
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
@@ -227,6 +233,13 @@ class Server:
         else:
             connection.weigh()
             self.touch(connection)
+
+    def _next_request(self, connection: ClientConnection) -> Request | None:
+        framer, repeated = connection.framer, connection.repeated
+        if repeated is not None and (request := repeated.serve(framer)) is not None:
+            return request
+        frame = framer.next_frame()
+        return None if frame is None else self._handle(connection, frame)
 
     def _serve_the_rest(self) -> None:
         """Go on with those that had more requests in their bytes than one turn serves."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, MillraceError, PolicyViolation, StorageError
-from millrace.records import BatchHeader
+from millrace.records import HeaderFields
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
@@ -37,7 +37,7 @@ from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, sync_directory
-from millrace.storage.staging import Appended, Staging, position_size, size_in_log
+from millrace.storage.staging import Staging, position_size, size_in_log
 from millrace.storage.state import Flushed, LogState
 
 __all__ = ["Flushed", "PartitionLog"]
@@ -140,10 +140,8 @@ class PartitionLog:
         """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
         return self._flush_failed
 
-    def append(
-        self, batches: Sequence[Buffer], headers: Sequence[BatchHeader]
-    ) -> list[Appended | BrokerError]:
-        """Append validated batches in order, one result each; one write per segment they go to.
+    def append(self, batches: Sequence[Buffer], headers: Sequence[HeaderFields]) -> list[int | BrokerError]:
+        """Append validated batches in order and return their base offsets; one write per segment they go to.
 
         Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
         producer is answered with its first base offset. Raises nothing: an error stands in the place of its
@@ -152,7 +150,7 @@ class PartitionLog:
         with self._lock:
             if (refused := self._refused_append()) is not None:
                 return [refused] * len(batches)
-            results: list[Appended | BrokerError] = []
+            results: list[int | BrokerError] = []
             staging, written = self._stage(), 0
             try:
                 for batch, header in zip(batches, headers, strict=True):

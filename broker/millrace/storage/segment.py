@@ -129,21 +129,18 @@ class Segment:
 
     @staticmethod
     def _write_all(fd: int, buffers: Sequence[Buffer], total: int) -> None:
-        pending: list[Buffer] = list(buffers)
-        while pending:
-            written = os.writev(fd, pending[:IOV_MAX])
-            total -= written
-            if total == 0:
-                return
-            if written == 0:
-                raise OSError(errno.EIO, "the file system took no bytes")
-            done = 0
-            while done < len(pending) and written >= len(pending[done]):
-                written -= len(pending[done])
-                done += 1
-            del pending[:done]
-            if written:
-                pending[0] = memoryview(pending[0])[written:]
+        for start in range(0, len(buffers), IOV_MAX):
+            pending = list(buffers[start : start + IOV_MAX])
+            missing = total if len(buffers) <= IOV_MAX else sum(map(len, pending))
+            while (written := os.writev(fd, pending)) < missing:
+                if written == 0:
+                    raise OSError(errno.EIO, "the file system took no bytes")
+                missing -= written
+                done = 0
+                while written >= len(pending[done]):
+                    written -= len(pending[done])
+                    done += 1
+                pending[: done + 1] = [memoryview(pending[done])[written:]]
 
     def sync(self, sync: Sync) -> None:
         """Bring every byte written so far to the disk."""

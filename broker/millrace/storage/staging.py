@@ -7,11 +7,17 @@ the outcome count only when every byte is in the file.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
 
 from millrace.compression import Buffer
 from millrace.errors import BrokerError, InvalidRecord
-from millrace.records import LENGTH_OVERHEAD, BatchHeader, control_batch, filler_after, filler_size
+from millrace.records import (
+    LENGTH_OVERHEAD,
+    BatchHeader,
+    HeaderFields,
+    control_batch,
+    filler_after,
+    filler_size,
+)
 from millrace.storage.position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import SegmentFacts
@@ -22,18 +28,14 @@ NO_LEADER_EPOCH = -1
 """Stamped over whatever a producer sent: an epoch would make clients ask for its end offset."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Where a batch is in the log; an acks=all answer waits until the log is visible up to `end`."""
-
-    base_offset: int
-    duplicate: bool
-    """True when this was a retry: nothing was written, `base_offset` is the first attempt's."""
-    end: int
-
-
 class Staging:
     """Places batches behind `state`, as many as fit; gives back the state behind them."""
+
+    __slots__ = (
+        "_any_size", "_data_end", "_high_watermark", "_known_producers", "_largest_unit", "_max_filler_bytes",
+        "_max_timestamp", "_messages", "_messages_before", "_mirror", "_room", "buffers", "end", "producers",
+        "size",
+    )  # fmt: skip
 
     def __init__(
         self, state: LogState, producers: ProducerStates, *, room: int, any_size: bool, max_filler_bytes: int
@@ -51,55 +53,60 @@ class Staging:
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
         self._data_end = state.data_end
-        self._messages = state.messages
+        self._messages = self._messages_before = state.messages
         self._max_timestamp = -1
         self._largest_unit = 0
-        self._holds_data = False
 
-    def add(self, batch: Buffer, header: BatchHeader) -> Appended | BrokerError | None:
-        """Place a produced batch, or say why it is not; None when the segment has no room for it.
+    def add(self, batch: Buffer, fields: HeaderFields) -> int | BrokerError | None:
+        """Place a produced batch and return its base offset, or why it is not placed; None: no room for it.
 
-        What is not placed: a retry, a batch out of its producer's order, one that states absurd counts.
+        A retry is answered with the first attempt's offset and not placed again.
         """
+        _, length, _, _, _, _, last_offset_delta, _, _, producer_id, _, _, _ = fields
+        if producer_id < 0 and last_offset_delta < length and self._has_room(length + LENGTH_OVERHEAD):
+            return self.place(batch, fields)
+        header, sent = BatchHeader(*fields), None
         try:
-            idempotent = header.producer_id >= 0
-            if idempotent:
+            if producer_id >= 0:
                 sent = self._known_producers.find_duplicate(header, self.producers)
                 if sent is not None:
-                    return Appended(sent.base_offset, True, sent.end)
-            size = size_in_log(header, self._max_filler_bytes)
-            if self.size + size > self._room and (self.size > 0 or not self._any_size):
+                    return sent.base_offset
+            if not self._has_room(size_in_log(header, self._max_filler_bytes)):
                 return None
         except BrokerError as error:
             return error
-        base = self.end
-        self.place(batch, header)
-        if idempotent:
+        base = self.place(batch, header)
+        if producer_id >= 0:
             self._known_producers.stage(header, base, self._data_end, self.producers)
-        return Appended(base, False, self._data_end)
+        return base
 
-    def place(self, batch: Buffer, header: BatchHeader) -> None:
-        """Stamp a batch with its position and put it, with the filler it needs, behind the others."""
+    def _has_room(self, size: int) -> bool:
+        return self.size + size <= self._room or (self.size == 0 and self._any_size)
+
+    def place(self, batch: Buffer, fields: HeaderFields) -> int:
+        """Stamp a batch with its position, its base offset from now on, and put it behind the others."""
+        _, length, _, _, _, _, last_offset_delta, _, max_timestamp, _, _, _, records_count = fields
         base = self.end
         try:
-            _STAMP.pack_into(batch, 0, base, header.batch_length, NO_LEADER_EPOCH)
+            _STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
         except (TypeError, BufferError):  # read-only
             batch = bytearray(batch)
-            _STAMP.pack_into(batch, 0, base, header.batch_length, NO_LEADER_EPOCH)
-        unit = header.batch_length + LENGTH_OVERHEAD
+            _STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
         self.buffers.append(batch)
+        unit = length + LENGTH_OVERHEAD
         self._data_end = base + unit
-        self._high_watermark = base + header.last_offset_delta + 1
-        self._messages += header.records_count
-        self._holds_data = True
-        if header.max_timestamp > self._max_timestamp:
-            self._max_timestamp = header.max_timestamp
-        if self._high_watermark > self._data_end:
-            filler = filler_after(replace(header, base_offset=base), timestamp=header.max_timestamp)
+        self._high_watermark = base + last_offset_delta + 1
+        self._messages += records_count
+        if max_timestamp > self._max_timestamp:
+            self._max_timestamp = max_timestamp
+        if last_offset_delta >= unit:
+            header = BatchHeader(*fields)._replace(base_offset=base)
+            filler = filler_after(header, timestamp=max_timestamp)
             assert filler is not None
             self.buffers.append(filler)
             unit += len(filler)
         self._grow(unit)
+        return base
 
     def _grow(self, unit: int) -> None:
         self.size += unit
@@ -121,7 +128,7 @@ class Staging:
     def note_facts(self, facts: SegmentFacts) -> None:
         """Add what was placed to the facts of the segment it was written to."""
         facts.largest_unit = max(facts.largest_unit, self._largest_unit)
-        if self._holds_data:
+        if self._messages > self._messages_before:
             facts.max_timestamp = max(facts.max_timestamp, self._max_timestamp)
             facts.next_offset = self._high_watermark
 

@@ -56,7 +56,7 @@ class RequestFramer:
 
     @property
     def rest(self) -> tuple[memoryview, int]:
-        """Received bytes and the position in them where the next frame begins; nothing if that is elsewhere."""
+        """Received bytes and where the next frame begins in them; nothing while one cut in two is awaited."""
         return (_NOTHING, 0) if self._kept else (self._data, self._position)
 
     def skip_to(self, position: int) -> None:

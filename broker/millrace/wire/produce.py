@@ -13,11 +13,13 @@ them where they are and writes them from there; kio would copy them twice (a 945
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
+from millrace.records import HeaderFields, plain_batch
 
 _ACKS = struct.Struct(">hii")
 _INT16 = struct.Struct(">h")
@@ -73,10 +75,10 @@ def _decode_one_batch(body: memoryview) -> ProduceRequest | None:
     if transaction != -1 or topic_count != 1 or name_size < 0 or start > len(body):
         return None
     count, number, size = _ONE_BATCH_HEAD.unpack_from(body, name_end)
-    if count != 1 or not 0 < size <= len(body) - start:
+    if count != 1 or not 0 < size == len(body) - start:
         return None
     name = str(body[_ONE_TOPIC_HEAD.size : name_end], "utf-8")
-    return ProduceRequest(None, acks, [(name, 1)], [(name, number, body[start : start + size])])
+    return ProduceRequest(None, acks, [(name, 1)], [(name, number, body[start:])])
 
 
 def _decode_request(version: int, body: memoryview) -> ProduceRequest:
@@ -111,6 +113,69 @@ def _string(body: memoryview, position: int) -> tuple[str, int]:
     if size < 0 or end > len(body):
         raise InvalidRequest("a produce request's text reaches past its end")
     return str(body[start:end], "utf-8"), end
+
+
+class RepeatedRequest:
+    """What a client's requests with one batch for one partition have in common, to read many at one go.
+
+        size int32, [api_key, version], correlation_id int32, [client id ... partition], records bytes
+
+    Reading a request in this way, with its header and topic, costs 0.2 us; in the general way 2.5 us.
+    """
+
+    def __init__(self, frame: memoryview, records: memoryview) -> None:
+        self._versions = bytes(frame[:4])
+        self._constant = bytes(frame[8 : len(frame) - len(records) - 4])
+        self._layout = struct.Struct(f">i4si{len(self._constant)}si")
+        self.overhead = len(frame) - len(records)
+        """Bytes of such a request, its length not counted, that are not its batch."""
+
+    @classmethod
+    def of(cls, frame: memoryview, body: memoryview) -> RepeatedRequest | None:
+        """What there is to repeat of a request; None when it is not for one batch. `body` ends `frame`."""
+        request = _decode_one_batch(body)
+        return None if request is None else cls(frame, request.batches[0][2])
+
+    def read(self, data: memoryview, position: int, max_batch_bytes: int) -> RepeatedBatches:
+        """The requests from `position` on, while they are whole, repeat the first and hold good batches."""
+        found = RepeatedBatches([], [], [], position)
+        unpack, header_size = self._layout.unpack_from, self._layout.size
+        versions, constant = self._versions, self._constant
+        while len(data) - position >= header_size:
+            frame_size, its_versions, correlation_id, its_constant, size = unpack(data, position)
+            if its_constant != constant or its_versions != versions or size > max_batch_bytes:
+                break
+            position += header_size
+            if frame_size + 4 != header_size + size or (plain := plain_batch(data, position, size)) is None:
+                break
+            position += size
+            found.correlation_ids.append(correlation_id)
+            found.batches.append(plain[0])
+            found.headers.append(plain[1])
+            found.end = position
+        return found
+
+
+@dataclass(slots=True)
+class RepeatedBatches:
+    """The correlation ids, batches and headers of some requests, and the position behind the last of them."""
+
+    correlation_ids: list[int]
+    batches: list[memoryview]
+    headers: list[HeaderFields]
+    end: int
+
+
+def encode_repeated_response(
+    version: int, topic: str, partition: int, log_start_offset: int, answers: Iterable[tuple[int, int]]
+) -> bytes:
+    """The frames of successful answers for one partition: [(correlation id, base offset)], one each."""
+    body = encode_response(version, [(topic, 1)], [ProducedPartition(partition, 0, 0, log_start_offset)])
+    split = len(_ONE_TOPIC) + len(_topic(topic, 1)) + 6
+    before, after = body[:split], body[split + 8 :]
+    pack = struct.Struct(f">ii{len(before)}sq{len(after)}s").pack
+    size = 4 + len(body)
+    return b"".join([pack(size, number, before, base, after) for number, base in answers])
 
 
 def encode_response(

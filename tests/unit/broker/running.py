@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.broker import Broker, Found
+from millrace.broker.partition import Outcomes
 from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import BrokerError
@@ -19,7 +20,6 @@ from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.position import Origin
-from millrace.storage.staging import Appended
 from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
 
 NEVER_MS = 3_600_000
@@ -66,17 +66,17 @@ class Outcome:
     """What a produce request hears."""
 
     acks_all: bool = False
-    heard: list[Appended | BrokerError] = field(default_factory=list)
+    heard: list[int | BrokerError] = field(default_factory=list)
 
-    def appended(self, index: int, outcome: Appended | BrokerError, log_start_offset: int = -1) -> None:
+    def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         assert index == 0
-        self.heard.append(outcome)
+        self.heard += outcomes
 
     @property
     def base_offset(self) -> int:
         (outcome,) = self.heard
-        assert isinstance(outcome, Appended)
-        return outcome.base_offset
+        assert isinstance(outcome, int)
+        return outcome
 
 
 class Disk:

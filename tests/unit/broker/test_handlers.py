@@ -17,7 +17,7 @@ from millrace.broker import Broker
 from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
 from millrace.handlers import Handlers, kafka_apis
-from millrace.handlers.request import Request
+from millrace.handlers.request import Repeated, Request
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
@@ -32,6 +32,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.answers = 0
+        self.repeated: Repeated | None = None
         self.errors: Counter[tuple[int, int]] = Counter()
 
     def answered(self, size: int) -> None:

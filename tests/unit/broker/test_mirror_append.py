@@ -10,7 +10,7 @@ import pytest
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers
 from millrace.handlers.mirror_append import mirror_append
-from millrace.handlers.request import Request
+from millrace.handlers.request import Repeated, Request
 from millrace.mirror.states import MirrorStates
 from millrace.records import Cursor, Message, build_batch
 from millrace.wire.messages import ApiKey
@@ -28,6 +28,7 @@ class FakeClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
+    repeated: Repeated | None = None
 
     def __init__(self) -> None:
         self.errors: Counter[tuple[int, int]] = Counter()

@@ -63,8 +63,8 @@ def header(data: bytes) -> BatchHeader:
 
 def changed(data: bytes, **fields: int) -> bytes:
     """The batch with other header fields, and a CRC that fits."""
-    new = dataclasses.replace(header(data), **fields)
-    body = bytearray(struct.pack(">qiibIhiqqqhii", *dataclasses.astuple(new)) + data[HEADER_BYTES:])
+    new = header(data)._replace(**fields)
+    body = bytearray(struct.pack(">qiibIhiqqqhii", *new) + data[HEADER_BYTES:])
     struct.pack_into(">I", body, 17, batch_crc(body))
     return bytes(body)
 

@@ -13,6 +13,7 @@ from millrace.compression import Codec
 from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records import (
     CONTROL_BIT,
+    HEADER_BYTES,
     MIN_CONTROL_BYTES,
     TIMESTAMP_TYPE_BIT,
     TRANSACTIONAL_BIT,
@@ -26,6 +27,7 @@ from millrace.records import (
     control_batch_of_size,
     filler_after,
     iter_records,
+    plain_batch,
     split_batches,
 )
 
@@ -134,6 +136,27 @@ def test_two_batches_sent_as_one_are_refused() -> None:
     batch = build_batch([Message(1, b"k", b"v")])
     with pytest.raises(CorruptMessage, match="one batch per partition"):
         check_produced(batch + batch)
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("position", range(HEADER_BYTES + 1))
+def test_a_batch_taken_for_plain_is_one_that_passes_the_check(position: int, seal: bool) -> None:
+    batch = build_batch([Message(1000 + index, b"key", b"value") for index in range(3)])
+    assert plain_batch(memoryview(b"-" + batch), 1, len(batch)) == (memoryview(batch), header_of(batch))
+    for bits in range(1, 256):
+        changed = bytearray(batch)
+        changed[position] ^= bits
+        if seal:
+            changed[17:21] = batch_crc(changed).to_bytes(4, "big")
+        if (plain := plain_batch(memoryview(changed), 0, len(changed))) is not None:
+            assert plain == (memoryview(changed), check_produced(changed))
+
+
+def test_a_plain_batch_is_whole() -> None:
+    batch = memoryview(build_batch([Message(1000, None, b"value")]))
+    for size in range(-1, len(batch)):
+        assert plain_batch(batch, 0, size) is None
+        assert plain_batch(batch[: max(0, size)], 0, len(batch)) is None
 
 
 def test_append_time_replaces_every_records_own_time() -> None:

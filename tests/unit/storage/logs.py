@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -14,7 +14,6 @@ from millrace.records import HEADER, BatchHeader, Cursor, Message, batch_crc, bu
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.position import MirrorPosition, Origin
-from millrace.storage.staging import Appended
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
 
@@ -53,8 +52,8 @@ def crowded_batch(records: int, *, timestamp: int = 1000) -> bytearray:
     plain = bytes(batch(1, b"zstd would be here", timestamp=timestamp))
     header = BatchHeader.parse(plain)
     assert header is not None
-    header = replace(header, last_offset_delta=records - 1, records_count=records)
-    crowded = bytearray(HEADER.pack(*astuple(header)) + plain[HEADER.size :])
+    header = header._replace(last_offset_delta=records - 1, records_count=records)
+    crowded = bytearray(HEADER.pack(*header) + plain[HEADER.size :])
     crowded[17:21] = batch_crc(crowded).to_bytes(4, "big")
     return crowded
 
@@ -63,9 +62,26 @@ def open_log(directory: Path, clock: Clock | None = None, **settings: int | None
     return PartitionLog.open(directory, LogConfig(**settings), clock or Clock())  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Appended:
+    """Where a batch is in the log; a duplicate stands where its first attempt does."""
+
+    base_offset: int
+    duplicate: bool
+    end: int
+
+
 def append(log: PartitionLog, *batches: bytearray) -> list[Appended | BrokerError]:
     headers = [BatchHeader.parse(each) for each in batches]
-    return log.append(batches, [header for header in headers if header is not None])
+    end = log.end
+    found: list[Appended | BrokerError] = []
+    for each, base in zip(batches, log.append(batches, [h for h in headers if h is not None]), strict=True):
+        if isinstance(base, int):
+            found.append(Appended(base, base < end, base + len(each)))
+            end = max(end, base + len(each))
+        else:
+            found.append(base)
+    return found
 
 
 def appended(log: PartitionLog, *batches: bytearray) -> list[Appended]:

@@ -13,8 +13,8 @@ from millrace.errors import InvalidRecord, OffsetOutOfRange
 from millrace.records import BatchHeader, Message, batch_crc, build_batch
 from millrace.storage import segment as segment_module
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.staging import Appended
 from tests.unit.storage.logs import (
+    Appended,
     Clock,
     append,
     appended,

@@ -167,7 +167,6 @@ def test_a_log_is_walked_once_around_forged_batches_not_at_every_read(
 @pytest.mark.usefixtures("searching")
 def test_a_forged_batch_that_spans_the_next_real_one_is_not_believed(tmp_path: Path) -> None:
     """Two batches of one producer: the first hides a header that claims the second as its own payload."""
-    from dataclasses import astuple, replace
 
     from millrace.records import HEADER, batch_crc
 
@@ -179,8 +178,7 @@ def test_a_forged_batch_that_spans_the_next_real_one_is_not_believed(tmp_path: P
     tail = len(plain) - at - 61
     header = BatchHeader.parse(batch(1))
     assert header is not None
-    lie = replace(
-        header,
+    lie = header._replace(
         base_offset=at,
         batch_length=61 + tail + len(second) - 12,
         last_offset_delta=500,
@@ -188,7 +186,7 @@ def test_a_forged_batch_that_spans_the_next_real_one_is_not_believed(tmp_path: P
     )
     stamped_second = bytearray(second)
     stamped_second[:16] = len(plain).to_bytes(8, "big") + second[8:12] + b"\xff" * 4
-    whole = bytearray(HEADER.pack(*astuple(lie)) + plain[-tail:] + stamped_second)
+    whole = bytearray(HEADER.pack(*lie) + plain[-tail:] + stamped_second)
     whole[17:21] = batch_crc(whole).to_bytes(4, "big")
     first = batch(1, bytes(whole[:61]))
     assert len(first) == len(plain)

@@ -30,9 +30,9 @@ from millrace.storage import lookup
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.segment import sync_directory
-from millrace.storage.staging import Appended
 from tests.unit.storage.logs import (
     ORIGIN,
+    Appended,
     Clock,
     append,
     batch,

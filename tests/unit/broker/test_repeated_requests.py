@@ -1,0 +1,175 @@
+"""Requests that repeat one another are served at one go, and nobody can tell: not the client, not the log."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.config import LogConfig
+from millrace.handlers import Handlers, kafka_apis
+from millrace.handlers.request import Part, Repeated, Request
+from millrace.records import Message, batch_crc, build_batch
+from millrace.wire.framing import FrameRefused, RequestFramer
+from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
+
+MAX_FRAME_BYTES = 600
+MAX_BATCH_BYTES = 400
+
+
+class Client:
+    """Sends bytes as a connection brings them; `repeated` is forgotten at once if it should not be used."""
+
+    address, principal = "127.0.0.1:1", "User:ANONYMOUS"
+
+    def __init__(self, running: Running, *, may_repeat: bool) -> None:
+        self._running, self._may_repeat = running, may_repeat
+        self._handlers = Handlers(running.broker, kafka_apis([]))
+        self._framer = RequestFramer(MAX_FRAME_BYTES)
+        self.closed = False
+        self.repeated: Repeated | None = None
+        self.errors: Counter[tuple[int, int]] = Counter()
+        self.requests: list[Request] = []
+
+    def answered(self, size: int) -> None:
+        pass
+
+    def abort(self, reason: str) -> None:
+        self.closed = True
+
+    def send(self, data: bytes) -> None:
+        """One turn."""
+        buffer = bytearray(data)
+        self._framer.receive_data(memoryview(buffer))
+        try:
+            while not self.closed and (request := self._next()) is not None:
+                self.requests.append(request)
+        except FrameRefused:
+            self.closed = True
+        self._framer.release()
+        self._running.turn()
+        buffer[:] = bytes(len(buffer))  # what was received is gone at the end of the turn
+
+    def _next(self) -> Request | None:
+        if self._may_repeat and self.repeated is not None:
+            request = self.repeated.serve(self._framer)
+            if request is not None:
+                return request
+        frame = self._framer.next_frame()
+        return None if frame is None else self._handlers.handle(self, frame)
+
+    def answers(self) -> bytes:
+        """Every byte sent back, once all requests are answered."""
+        self._running.until(
+            "all answers", lambda: all(request.parts is not None for request in self.requests)
+        )
+        parts: list[Part] = [part for request in self.requests for part in request.parts or ()]
+        assert all(isinstance(part, bytes) for part in parts)
+        return b"".join(part for part in parts if isinstance(part, bytes))
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One produce request; `damage` changes one byte of its batch, before the CRC is made or after it."""
+
+    name: str = "t"
+    partition: int = 0
+    acks: int = 1
+    version: int = 7
+    client_id: str = "c"
+    records: int = 1
+    sequence: int = -1
+    damage: tuple[int, int, bool] | None = None
+    trailing: bytes = b""
+    batches: int = 1
+
+    def frame(self, correlation_id: int) -> bytes:
+        idempotent = self.sequence >= 0
+        batch = bytearray(
+            build_batch(
+                [Message(1000 + i, None, b"some value %d" % correlation_id) for i in range(self.records)],
+                producer_id=7 if idempotent else -1,
+                producer_epoch=0 if idempotent else -1,
+                base_sequence=self.sequence,
+            )
+        )
+        if self.damage is not None:
+            place, bits, sealed = self.damage
+            batch[place % len(batch)] ^= bits
+            if sealed:
+                batch[17:21] = batch_crc(batch).to_bytes(4, "big")
+        header = struct.pack(">hhi", 0, self.version, correlation_id) + string(self.client_id)
+        body = struct.pack(">hhii", -1, self.acks, 1000, 1) + string(self.name)
+        body += struct.pack(">i", self.batches)
+        body += (struct.pack(">ii", self.partition, len(batch)) + batch) * self.batches + self.trailing
+        return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+def string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def rarely(usual: object, *others: object) -> st.SearchStrategy[object]:
+    """Mostly the same, so that requests repeat each other."""
+    return st.sampled_from([usual] * 6 + list(others))
+
+
+REQUESTS = st.builds(
+    Sent,
+    name=rarely("t", "u", "missing"),
+    partition=rarely(0, 1, 9),
+    acks=rarely(1, 0, -1, 5),
+    version=rarely(7, 3, 8, 2),
+    client_id=rarely("c", "", "client"),
+    records=rarely(1, 3, 30),
+    sequence=st.sampled_from([-1, -1, -1, 0, 1, 2, 3]),
+    damage=st.none() | st.none() | st.tuples(st.integers(0, 80), st.integers(1, 255), st.booleans()),
+    trailing=rarely(b"", b"more"),
+    batches=rarely(1, 2, 0),
+)
+STREAMS = st.lists(st.tuples(REQUESTS, st.integers(1, 5)), min_size=1, max_size=12)
+
+
+def outcome(folder: Path, turns: list[bytes], *, may_repeat: bool) -> tuple[object, ...]:
+    """All that a client and an operator can see of it, and how many places the requests took."""
+    log = LogConfig(flush_ms=NEVER_MS, max_message_bytes=MAX_BATCH_BYTES)
+    running = Running(folder, FakeCluster(topic("t", 1, 1), topic("u", 1)), log)
+    try:
+        client = Client(running, may_repeat=may_repeat)
+        for data in turns:
+            if not client.closed:
+                client.send(data)
+        answers = b"" if client.closed else client.answers()
+        served = sum(request.count for request in client.requests)
+    finally:
+        running.stop()
+    files = {path.parent.name[:3]: path.read_bytes() for path in sorted(folder.glob("*/*.log"))}
+    return answers, client.closed, served, client.errors, files, len(client.requests)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STREAMS, st.lists(st.integers(0, 10_000), max_size=3))
+def test_what_is_served_at_one_go_is_what_is_served_one_by_one(
+    stream: list[tuple[Sent, int]], cuts: list[int]
+) -> None:
+    requests = [sent for sent, times in stream for _ in range(times)]
+    data = b"".join(sent.frame(number) for number, sent in enumerate(requests))
+    edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    turns = [data[start:end] for start, end in itertools.pairwise(edges)]
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        together = outcome(Path(one), turns, may_repeat=True)
+        alone = outcome(Path(other), turns, may_repeat=False)
+    assert together[:-1] == alone[:-1]
+
+
+def test_a_hundred_requests_that_repeat_each_other_take_two_places(tmp_path: Path) -> None:
+    data = b"".join(Sent().frame(number) for number in range(100))
+    found = outcome(tmp_path, [data], may_repeat=True)
+    assert found[-1] == 2, "the first, and all that repeat it"
+    assert found[2] == 100
