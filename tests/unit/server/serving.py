@@ -1,0 +1,83 @@
+"""A server whose loop runs in a thread, with handlers that do as each test says, and clients for it."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from millrace.config import ClientLimits
+from millrace.handlers.request import Request
+from millrace.mailbox import Mailbox
+from millrace.server import ClientConnection, Server
+from tests.support import wait_until
+
+LIMIT = 1 << 20
+LIMITS = ClientLimits(max_frame_bytes=LIMIT)
+Serve = Callable[[Request, bytes], None]
+
+
+class Running:
+    """A server whose loop runs in a thread; `serve` gets each request with its text."""
+
+    def __init__(self, limits: ClientLimits = LIMITS) -> None:
+        self.mailbox = Mailbox()
+        self.server = Server("127.0.0.1", 0, self.mailbox, limits)
+        self.serve: Serve = lambda request, text: request.answer([text])
+        self.requests: list[Request] = []
+        self.turns = 0
+        self.thread = threading.Thread(target=self.server.run, args=(self._handle, self._end_of_turn))
+        self.thread.start()
+
+    def _handle(self, client: ClientConnection, frame: memoryview) -> Request:
+        request = Request(client, 0, 0, int.from_bytes(frame[:4], "big"), frame)
+        self.requests.append(request)
+        self.serve(request, bytes(frame[4:]))
+        return request
+
+    def _end_of_turn(self) -> None:
+        self.turns += 1
+
+    def client(self, source: str = "127.0.0.1") -> Client:
+        return Client(self.server.port, source)
+
+    def on_loop(self, function: Callable[[], None]) -> None:
+        self.mailbox.call(function).result(timeout=10)
+
+    def stop(self) -> None:
+        self.mailbox.post(self.server.stop)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        self.server.close()
+        self.mailbox.close()
+
+
+class Client:
+    """A blocking client of the frames above."""
+
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        address = ("127.0.0.1", port)
+        self.socket = socket.create_connection(address, timeout=10, source_address=(source, 0))
+        self.file = self.socket.makefile("rb")
+
+    def send(self, number: int, text: bytes = b"-text-") -> None:
+        self.socket.sendall(struct.pack(">ii", 4 + len(text), number) + text)
+
+    def receive(self) -> tuple[int, bytes]:
+        size, number = struct.unpack(">ii", self.file.read(8))
+        return number, self.file.read(size - 4)
+
+    def at_end(self) -> bool:
+        try:
+            return self.file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+
+def waiting_requests(running: Running, count: int) -> None:
+    wait_until(f"{count} requests", lambda: len(running.requests) == count, timeout_s=10)

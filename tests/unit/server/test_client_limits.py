@@ -1,0 +1,301 @@
+"""Bad and greedy clients: who is refused, who is closed, what the others notice of it (nothing)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from millrace.config import ClientLimits
+from millrace.errors import ConfigError
+from millrace.server.admission import Admission, Budget
+from tests.support import wait_until
+from tests.unit.server.serving import Client, Running, waiting_requests
+
+KIB = 1024
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    started: list[Running] = []
+
+    def run(**limits: int) -> Running:
+        started.append(Running(ClientLimits(**{"max_frame_bytes": 256 * KIB, **limits})))
+        return started[-1]
+
+    yield run
+    for running in started:
+        running.stop()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[..., Client]]:
+    clients: list[Client] = []
+
+    def run(running: Running, source: str = "127.0.0.1") -> Client:
+        clients.append(running.client(source))
+        return clients[-1]
+
+    yield run
+    for client in clients:
+        client.close()
+
+
+Connect = Callable[..., Client]
+
+
+def is_served(client: Client) -> bool:
+    client.send(1)
+    return client.receive() == (1, b"-text-")
+
+
+def open_connections(running: Running, count: int) -> None:
+    wait_until(f"{count} connections", lambda: running.server.admission.open == count, timeout_s=10)
+
+
+# Connections
+
+
+def test_a_connection_too_many_is_closed_at_once_until_another_leaves(start: Start, connect: Connect) -> None:
+    running = start(max_connections=2)
+    first, second = connect(running), connect(running)
+    assert is_served(first)
+    assert is_served(second)
+    assert connect(running).at_end()
+    assert running.server.admission.refused == 1
+    first.close()
+    open_connections(running, 1)
+    assert is_served(connect(running))
+
+
+def test_one_address_does_not_lock_out_the_others(start: Start, connect: Connect) -> None:
+    running = start(max_connections_per_address=3)
+    assert all(is_served(connect(running)) for _ in range(3))
+    assert connect(running).at_end()
+    assert is_served(connect(running, "127.0.0.2"))
+
+
+def test_connections_leave_file_descriptors_to_the_logs(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    monkeypatch.setattr(running.server.admission, "_last_file", connect(running).socket.fileno())
+    assert connect(running).at_end()
+
+
+def test_an_address_that_has_left_is_not_remembered() -> None:
+    admission = Admission(ClientLimits())
+    for number in range(1000):
+        assert admission.refusal(f"10.0.0.{number}", 5) is None
+        admission.leave(f"10.0.0.{number}")
+    assert (admission.open, admission.accepted, len(admission._addresses)) == (0, 1000, 0)
+
+
+def test_clients_that_open_and_close_all_the_time_do_not_hold_up_the_others(
+    start: Start, connect: Connect
+) -> None:
+    running = start()
+    honest = connect(running)
+    stop = threading.Event()
+
+    def storm() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(OSError):
+                running.client().close()
+
+    threads = [threading.Thread(target=storm) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        slowest = 0.0
+        for _ in range(100):
+            before = time.monotonic()
+            assert is_served(honest)
+            slowest = max(slowest, time.monotonic() - before)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert slowest < 1
+    open_connections(running, 1)
+
+
+# Idle connections
+
+
+def test_who_does_nothing_or_never_finishes_a_request_is_closed(start: Start, connect: Connect) -> None:
+    running = start(max_idle_ms=200)
+    silent, half = connect(running), connect(running)
+    half.socket.sendall(struct.pack(">ii", 100, 1))
+    assert silent.at_end()
+    assert half.at_end()
+
+
+def test_a_request_that_comes_byte_by_byte_is_no_sign_of_life(start: Start, connect: Connect) -> None:
+    running = start(max_idle_ms=200)
+    client = connect(running)
+
+    def trickle() -> None:
+        for byte in struct.pack(">i", 10_000) + bytes(10_000):
+            client.socket.sendall(bytes([byte]))
+            time.sleep(0.005)
+
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        trickle()
+
+
+def test_who_waits_for_an_answer_is_not_idle(start: Start, connect: Connect) -> None:
+    running = start(max_idle_ms=100)
+    running.serve = lambda request, text: None
+    client, silent = connect(running), connect(running)
+    client.send(1)
+    waiting_requests(running, 1)
+    assert silent.at_end()  # two idle times at least have passed for both
+    silent = connect(running)
+    assert silent.at_end()
+    running.on_loop(lambda: running.requests[0].answer([b"late"]))
+    assert client.receive() == (1, b"late")
+    assert client.at_end()  # from here on it is
+
+
+def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
+    start: Start, connect: Connect
+) -> None:
+    running = start(max_idle_ms=400)
+    running.serve = lambda request, text: request.answer([bytes(16 << 20)])
+    slow, stuck = connect(running), connect(running)
+    slow.send(1)
+    stuck.send(1)
+    open_connections(running, 2)
+
+    def goes_on() -> bool:
+        assert len(slow.socket.recv(256 * KIB)) > 0
+        return running.server.admission.open == 1
+
+    wait_until("only the slow reader is left", goes_on, timeout_s=10)
+
+
+# Memory
+
+
+def test_unfinished_requests_of_all_connections_share_a_budget(
+    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start(max_buffered_bytes=1024 * KIB)
+    held: list[int] = []
+    greedy = [connect(running) for _ in range(100)]
+    with caplog.at_level(logging.WARNING):
+        for client in greedy:
+            with contextlib.suppress(OSError):
+                client.socket.sendall(struct.pack(">i", 200 * KIB) + bytes(150 * KIB))
+            running.on_loop(lambda: held.append(running.server.budget.held))
+        honest = connect(running)
+        honest.send(7, bytes(200 * KIB))
+        assert honest.receive() == (7, bytes(200 * KIB))
+    assert max(held) <= 1024 * KIB
+    running.on_loop(lambda: held.append(sum(c.held for c in running.server._connections.values())))
+    assert held[-1] == running.server.budget.held
+    assert "(max_buffered_bytes)" in caplog.records[0].message
+    assert len(caplog.records) < 100  # one line closes several
+
+
+def test_the_budget_takes_first_from_who_has_made_no_progress_for_longest() -> None:
+    class Held:
+        def __init__(self, served_at: float) -> None:
+            self.served_at, self.held, self.waiting = served_at, 0, 0
+
+    budget = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=800))
+    small, stuck, busy, fresh = (Held(at) for at in (0.0, 1.0, 50.0, 60.0))
+    for holder, held in ((small, 10), (stuck, 300), (busy, 300), (fresh, 300)):
+        budget.note(holder, held, 0)
+    assert budget.spent
+    assert budget.victims([small, stuck, busy, fresh]) == [stuck]
+    budget.note(stuck, 0, 0)
+    assert (budget.held, budget.spent) == (610, False)
+
+
+def test_unread_answers_of_all_connections_share_the_budget(start: Start, connect: Connect) -> None:
+    running = start(max_buffered_bytes=2048 * KIB, max_queued_bytes=512 * KIB)
+    answer = bytes(100 * KIB)
+    running.serve = lambda request, text: request.answer([text if text == b"-text-" else answer])
+    held: list[int] = []
+    readers = [connect(running) for _ in range(30)]
+    for reader in readers:
+        reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with contextlib.suppress(OSError):
+            for number in range(100):  # 10 MB that nobody reads
+                reader.send(number, b"much")
+        running.on_loop(lambda: held.append(running.server.budget.held))
+    assert is_served(connect(running))
+    assert max(held) <= 2048 * KIB
+    assert running.server.admission.open < 30
+
+
+def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, connect: Connect) -> None:
+    running = start(max_queued_requests=20)
+    running.serve = lambda request, text: None
+    hoarders = [connect(running) for _ in range(30)]
+    for client in hoarders:
+        client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(50)))
+    wait_until("no more is served", lambda: running.server.budget.request_limit == 16, timeout_s=10)
+    running.serve = lambda request, text: request.answer([text])
+    assert is_served(connect(running))
+    assert len(running.requests) <= 16 * 20 + 20 + 14 * 16 + 1
+    for client in hoarders:
+        client.close()
+    open_connections(running, 1)
+    assert (running.server.budget.waiting, running.server.budget.request_limit) == (0, 20)
+
+
+def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:
+    running = start()
+    ended = threading.Event()
+    running.serve = lambda request, text: setattr(request, "abandon", ended.set)
+    client = connect(running)
+    client.send(1)
+    waiting_requests(running, 1)
+    client.close()
+    assert ended.wait(10)
+
+
+def test_a_client_with_many_requests_at_once_shares_the_loop(start: Start, connect: Connect) -> None:
+    running = start(max_queued_requests=10)
+    busy, other = connect(running), connect(running)
+    assert is_served(other)
+    order: list[bytes] = []
+
+    def serve(request: object, text: bytes) -> None:
+        order.append(text)
+        if len(order) == 1:
+            other.send(2, b"other!")  # comes while 1,000 requests of the first are here already
+        request.answer([text])  # type: ignore[attr-defined]
+
+    running.serve = serve
+    busy.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"busy" for n in range(1000)))
+    assert other.receive() == (2, b"other!")
+    for number in range(1000):
+        assert busy.receive() == (number, b"busy")
+    assert order.index(b"other!") <= 20
+
+
+def test_large_answers_are_sent_without_being_copied(start: Start, connect: Connect) -> None:
+    running = start()
+    answer = bytes(range(256)) * 1024
+    running.serve = lambda request, text: request.answer([answer])
+    client = connect(running)
+    for number in range(10):
+        client.send(number)
+    assert [client.receive() for _ in range(10)] == [(number, answer) for number in range(10)]
+    assert all(answer is request.parts[1] for request in running.requests if request.parts)
+
+
+def test_the_budget_must_hold_two_of_the_largest_requests() -> None:
+    with pytest.raises(ConfigError, match="at least twice max_frame_bytes"):
+        ClientLimits(max_frame_bytes=2, max_buffered_bytes=3)
