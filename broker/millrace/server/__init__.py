@@ -216,10 +216,11 @@ class Server:
         """Hand over the frames that are there, until answers pile up."""
         try:
             while not connection.closed and not connection.full:
-                frame = connection.framer.next_frame()
-                if frame is None:
+                request = self._next_request(connection)
+                if request is None:
                     break
-                connection.requests.append(self._handle(connection, frame))
+                connection.requests.append(request)
+                connection.unanswered += request.count
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
@@ -232,6 +233,13 @@ class Server:
         else:
             connection.weigh()
             self.touch(connection)
+
+    def _next_request(self, connection: ClientConnection) -> Request | None:
+        framer, repeated = connection.framer, connection.repeated
+        if repeated is not None and (request := repeated.serve(framer)) is not None:
+            return request
+        frame = framer.next_frame()
+        return None if frame is None else self._handle(connection, frame)
 
     def _serve_the_rest(self) -> None:
         """Go on with those that had more requests in their bytes than one turn serves."""

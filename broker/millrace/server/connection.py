@@ -15,7 +15,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-from millrace.handlers.request import FILE_SLICE_BYTES, Part, Request
+from millrace.handlers.request import FILE_SLICE_BYTES, Part, Repeated, Request
 from millrace.storage.file_slice import FileSlice
 from millrace.wire.framing import RequestFramer
 
@@ -38,7 +38,7 @@ class ClientConnection:
 
     __slots__ = (
         "_events", "_out", "_server", "address", "closed", "errors", "framer", "held", "host", "principal",
-        "queued_bytes", "requests", "served_at", "socket", "took_at", "waiting",
+        "queued_bytes", "repeated", "requests", "served_at", "socket", "took_at", "unanswered", "waiting",
     )  # fmt: skip
 
     def __init__(self, server: Server, client: socket.socket, host: str, port: int) -> None:
@@ -50,6 +50,9 @@ class ClientConnection:
         self.errors = server.errors
         self.framer = RequestFramer(server.limits.max_frame_bytes)
         self.requests: deque[Request] = deque()
+        self.unanswered = 0
+        """How many requests those stand for."""
+        self.repeated: Repeated | None = None
         self.closed = False
         self.queued_bytes = 0
         self.held = self.waiting = 0
@@ -63,7 +66,7 @@ class ClientConnection:
         server = self._server
         return (
             self.queued_bytes > server.limits.max_queued_bytes
-            or len(self.requests) >= server.budget.request_limit
+            or self.unanswered >= server.budget.request_limit
         )
 
     def idle_since(self, since: float) -> bool:
@@ -74,7 +77,7 @@ class ClientConnection:
 
     def weigh(self) -> None:
         """Note what this connection holds, if that has changed."""
-        held, waiting = self.framer.held + self.queued_bytes, len(self.requests)
+        held, waiting = self.framer.held + self.queued_bytes, self.unanswered
         if held != self.held or waiting != self.waiting:
             self._server.note(self, held, waiting)
 
@@ -100,7 +103,7 @@ class ClientConnection:
         """Send what is due, in order, as far as the socket takes it; OSError when it is broken."""
         requests = self.requests
         while requests and (parts := requests[0].parts) is not None:
-            requests.popleft()
+            self.unanswered -= requests.popleft().count
             self._out.extend(parts)
         if self._out:
             with contextlib.suppress(BlockingIOError):
