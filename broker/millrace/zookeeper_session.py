@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kazoo.client import KazooClient
+from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
@@ -99,6 +99,15 @@ class Session:
             return sorted(self.call(self.client.get_children_async, path, watch))
         except NoNodeError:
             return []
+
+    def on_reconnect(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, in kazoo's thread, whenever ZooKeeper is back, be it in a new session."""
+
+        def heard(state: str) -> None:
+            if state == KazooState.CONNECTED:
+                callback()
+
+        self.client.add_listener(heard)
 
     def close(self) -> None:
         """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""

@@ -16,7 +16,9 @@ from millrace.broker import Broker
 from millrace.broker.owner import claim
 from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load, parse_address
-from millrace.handlers import Handlers, kafka_apis
+from millrace.consumer_registry import ConsumerRegistry
+from millrace.groups import Groups
+from millrace.handlers import Handlers, group_apis, kafka_apis
 from millrace.handlers.mirror_append import mirror_append
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
@@ -57,7 +59,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
-        handlers = Handlers(broker, kafka_apis([mirror_append(mirror.states)]))
+        groups = Groups(config, cluster, ConsumerRegistry(cluster.session, config.cluster), mailbox)
+        cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
+        handlers = Handlers(broker, kafka_apis([*group_apis(groups), mirror_append(mirror.states)]))
         _stop_on_signals(mirror, mailbox, server)
         cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
         name = f"broker {config.broker_id} of {config.cluster}"
@@ -65,6 +69,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         mirror.start()
         server.run(handlers.handle, broker.end_of_turn)
         log.info("stopping: bringing everything to the disk")
+        groups.close()
         broker.settle()
         server.close()
     finally:

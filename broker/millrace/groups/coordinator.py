@@ -1,0 +1,232 @@
+"""What clients may ask a broker about consumer groups: those it coordinates, and what it can say of others.
+
+Runs on the loop; every answer comes through a callback, at once or, where ZooKeeper must be asked, within a
+few seconds. Knows no sockets and no wire format of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeAlias
+
+from millrace.config import BrokerConfig
+from millrace.consumer_registry import CommittedOffset, ConsumerRegistry, GroupKind, Place, current_offsets
+from millrace.errors import ErrorCode
+from millrace.groups.choice import coordinator_of
+from millrace.groups.group import Group
+from millrace.groups.holding import Held, Holding, Snapshots
+from millrace.groups.member import ClientName
+from millrace.groups.snapshot import GroupSnapshot, MemberSnapshot, State
+from millrace.groups.timing import Clock
+from millrace.groups.work import Failed
+from millrace.mailbox import Mailbox
+from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
+
+MAX_NAME = 1_000
+"""Characters of a group's name: it is part of a node's name in ZooKeeper."""
+MAX_OFFSET_METADATA = 4096
+"""Characters a client may add to an offset; Kafka's limit."""
+CONSUMER = "consumer"
+"""The protocol type of groups of consumers. Kafka's tools show no others."""
+Codes: TypeAlias = Mapping[Place, ErrorCode]
+
+
+class Groups:
+    """A broker's part in the cluster's consumer groups."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Snapshots,
+        registry: ConsumerRegistry,
+        mailbox: Mailbox,
+        now: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._registry, self._wall_clock = cluster, registry, wall_clock
+        self._broker_id = config.broker_id
+        self._holding = Holding(config, cluster, registry, mailbox, Clock(now, mailbox.after))
+        self._work = self._holding.work
+
+    def describe(self) -> list[GroupSnapshot]:
+        """Every group coordinated here, as it is now; from any thread."""
+        held = [self._holding.get(name) for name in self._holding.names()]
+        return [each.group.snapshot() for each in held if each is not None]
+
+    def check(self) -> None:
+        """ZooKeeper is back: see which groups are still coordinated here."""
+        self._holding.check()
+
+    def close(self) -> None:
+        """Give up every group; the loop has ended."""
+        self._holding.close()
+
+    # Members
+
+    def find(self, name: str, done: Callable[[int], None], failed: Failed) -> None:
+        """The live broker that coordinates the group, or that is to do so."""
+
+        def found(holder: int | None) -> None:
+            broker = coordinator_of(name, self._cluster.brokers) if holder is None else holder
+            if broker is not None and broker in self._cluster.brokers:
+                done(broker)
+            else:
+                failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the holder is dead, its session not over yet
+
+        if not _is_name(name):
+            failed(ErrorCode.INVALID_GROUP_ID)
+        elif self._holding.get(name) is not None:
+            done(self._broker_id)
+        else:
+            self._work.ask(lambda: self._registry.coordinator(name), found, failed)
+
+    def use(self, name: str, use: Callable[[Group], None], failed: Failed) -> None:
+        """`use` the group, which this broker takes over if nobody coordinates it and the choice is on it."""
+        if _is_name(name):
+            self._holding.use(name, lambda held: use(held.group), failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
+
+    def held(self, name: str) -> Group | None:
+        """The group, if it is coordinated here."""
+        held = self._holding.get(name)
+        return held.group if held is not None else None
+
+    # Offsets
+
+    def commit(self, request: OffsetCommitRequest, answer: Callable[[Codes], None]) -> None:
+        """Write the offsets, each for itself allowed or not; one code for each partition that is named."""
+        asked = {(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
+
+        def failed(code: ErrorCode) -> None:
+            answer(dict.fromkeys(asked, code))
+
+        def use(held: Held) -> None:
+            code = held.group.check_commit(
+                request.member_id, request.group_instance_id, request.generation_id_or_member_epoch
+            )
+            if code:
+                failed(code)
+            else:
+                self._commit(held, asked, answer)
+
+        if _is_name(request.group_id):
+            self._holding.use(request.group_id, use, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
+
+    def _commit(
+        self,
+        held: Held,
+        asked: Mapping[Place, OffsetCommitRequestPartition],
+        answer: Callable[[Codes], None],
+    ) -> None:
+        codes = {place: self._refuse(place, partition) for place, partition in asked.items()}
+        time_ms = int(self._wall_clock() * 1000)
+        offsets = {
+            place: CommittedOffset(
+                offset=asked[place].committed_offset,
+                metadata=asked[place].committed_metadata or "",
+                time_ms=time_ms,
+                topic_id=self._cluster.topics[place[0]].topic_id,
+                leader_epoch=asked[place].committed_leader_epoch,
+            )
+            for place, code in codes.items()
+            if not code
+        }
+        if offsets:
+            held.commits.add(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
+        else:
+            answer(codes)
+
+    def _refuse(self, place: Place, partition: OffsetCommitRequestPartition) -> ErrorCode:
+        topic = self._cluster.topics.get(place[0])
+        if topic is None or place[1] not in topic.partitions:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        if len(partition.committed_metadata or "") > MAX_OFFSET_METADATA:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        return ErrorCode.NONE if partition.committed_offset >= 0 else ErrorCode.OFFSET_OUT_OF_RANGE
+
+    def offsets(
+        self,
+        name: str,
+        places: Collection[Place] | None,
+        done: Callable[[Mapping[Place, CommittedOffset]], None],
+        failed: Failed,
+    ) -> None:
+        """What is committed, of these partitions or of all; any broker can say it."""
+
+        def found(committed: Mapping[Place, CommittedOffset]) -> None:
+            ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
+            done(current_offsets(committed, ids))
+
+        if _is_name(name):
+            self._work.ask(lambda: self._registry.offsets(name, places), found, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
+
+    # Administration
+
+    def describe_group(self, name: str, done: Callable[[GroupSnapshot], None], failed: Failed) -> None:
+        """How the group is; NOT_COORDINATOR when only another broker can say."""
+        held = self._holding.get(name)
+        if held is not None:
+            done(held.group.snapshot())
+        elif not _is_name(name):
+            failed(ErrorCode.INVALID_GROUP_ID)
+        else:
+            self._work.ask(
+                lambda: self._look_at(name),
+                lambda found: done(found) if found is not None else failed(ErrorCode.NOT_COORDINATOR),
+                failed,
+            )
+
+    def _look_at(self, name: str) -> GroupSnapshot | None:
+        """In a thread: a group without a coordinator; None when it has one."""
+        kind = self._registry.kind(name)
+        if kind is GroupKind.STREAMS:
+            consumers = self._registry.members(name)
+            members = tuple(
+                MemberSnapshot(member_id=consumer, client=ClientName(consumer, member.host))
+                for consumer, member in consumers.items()
+            )
+            state = State.STABLE if members else State.EMPTY
+            return GroupSnapshot(name=name, state=state, protocol_type=CONSUMER, members=members)
+        if kind is None:
+            return GroupSnapshot(name=name, state=State.DEAD)
+        if self._registry.coordinator(name) is not None:
+            return None
+        return GroupSnapshot(name=name, state=State.EMPTY, protocol_type=CONSUMER)
+
+    def list_groups(self, done: Callable[[Mapping[str, str]], None], failed: Failed) -> None:
+        """Name -> protocol type of the groups coordinated here, and of this broker's share of the others."""
+        held = {group.name: group.protocol_type for group in self.describe()}
+
+        def rest() -> dict[str, str]:
+            return {
+                name: CONSUMER
+                for name, kind in self._registry.groups().items()
+                if name not in held and self._holding.is_ours(name)
+                if kind is GroupKind.STREAMS or self._registry.coordinator(name) is None
+            }
+
+        self._work.ask(rest, lambda found: done(found | held), failed)
+
+    def delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
+        """Forget a group without members, and its offsets."""
+        held = self._holding.get(name)
+        if not _is_name(name):
+            answer(ErrorCode.INVALID_GROUP_ID)
+        elif held is None:
+            self._work.ask(
+                lambda: self._registry.delete_group(name), lambda _: answer(ErrorCode.NONE), answer
+            )
+        elif held.group.idle and not held.commits.busy:
+            self._holding.give_up(name, lambda fence: self._registry.delete_group(name, fence=fence), answer)
+        else:
+            answer(ErrorCode.NON_EMPTY_GROUP)
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME

@@ -1,0 +1,193 @@
+"""The groups this broker coordinates: how it takes them over, keeps them and gives them up.
+
+Who coordinates a group is written in ZooKeeper, by a node that goes with the broker's session. A broker that
+is asked for a group nobody coordinates takes it over if the choice falls on it, and starts it without
+members: they find out and join anew. One whose node has become another's drops the group; until it notices,
+ZooKeeper refuses its offsets. Runs on the loop; ZooKeeper is asked in threads.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from millrace.cluster_state import BrokerAddress, TopicState
+from millrace.config import BrokerConfig
+from millrace.consumer_registry import ConsumerRegistry, Fence, GroupKind
+from millrace.errors import ErrorCode
+from millrace.groups.choice import coordinator_of
+from millrace.groups.commits import Commits
+from millrace.groups.group import Group
+from millrace.groups.limits import Memory
+from millrace.groups.timing import Clock
+from millrace.groups.work import Failed, Waiting, Work
+from millrace.mailbox import Mailbox
+
+log = logging.getLogger(__name__)
+
+SWEEP_S = 2.0
+IDLE_S = 10.0
+"""A group without members is coordinated this much longer: one that only commits offsets would otherwise be
+taken over and given up again with every commit."""
+CLOSE_S = 3.0
+"""How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
+
+
+class Snapshots(Protocol):
+    """Of the cluster: `millrace.cluster.Cluster`."""
+
+    brokers: Mapping[int, BrokerAddress]
+    topics: Mapping[str, TopicState]
+
+
+@dataclass(slots=True)
+class Held:
+    """A group that is coordinated here."""
+
+    group: Group
+    commits: Commits
+    used_at: float
+
+
+class Holding:
+    """Held groups by name. On the loop only."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Snapshots,
+        registry: ConsumerRegistry,
+        mailbox: Mailbox,
+        clock: Clock,
+    ) -> None:
+        self.work = Work(mailbox)
+        self._config, self._cluster, self._registry = config, cluster, registry
+        self._mailbox, self._clock, self._memory = mailbox, clock, Memory()
+        self._held: dict[str, Held] = {}
+        self._taking: dict[str, list[Waiting[Held]]] = {}
+        self._leaving: set[str] = set()
+        clock.after(SWEEP_S, self._sweep)
+
+    def get(self, name: str) -> Held | None:
+        """The group, if it is coordinated here."""
+        return self._held.get(name)
+
+    def names(self) -> list[str]:
+        """Of all groups coordinated here."""
+        return list(self._held)
+
+    def is_ours(self, name: str) -> bool:
+        """True if the choice for a group that nobody coordinates falls on this broker."""
+        return coordinator_of(name, self._cluster.brokers) == self._config.broker_id
+
+    def use(self, name: str, use: Callable[[Held], None], failed: Failed) -> None:
+        """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
+        held = self._held.get(name)
+        if held is not None:
+            held.used_at = self._clock.now()
+            use(held)
+        elif not self.is_ours(name):
+            failed(ErrorCode.NOT_COORDINATOR)
+        elif name in self._leaving or not self._memory.has_room(0):
+            failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        else:
+            self._wait_for(name, Waiting(self._mailbox, use, failed))
+
+    def _wait_for(self, name: str, waiting: Waiting[Held]) -> None:
+        if name in self._taking:
+            self._taking[name].append(waiting)
+            return
+        self._taking[name] = [waiting]
+
+        def done(found: Fence | int) -> None:
+            if isinstance(found, int):
+                failed(ErrorCode.NOT_COORDINATOR)
+                return
+            log.info("coordinating group %r", name)
+            held = self._held[name] = self._hold(name, found)
+            for each in self._taking.pop(name):
+                each.succeed(held)
+
+        def failed(code: ErrorCode) -> None:
+            for each in self._taking.pop(name):
+                each.fail(code)
+
+        self.work.run(functools.partial(self._take, name), done, failed)
+
+    def _take(self, name: str) -> Fence | int:
+        """In a thread: become the coordinator, or say who is it."""
+        self._registry.claim(name, GroupKind.CLASSIC)
+        return self._registry.coordinate(name, self._config.broker_id)
+
+    def _hold(self, name: str, fence: Fence) -> Held:
+        group = Group(name, self._config, self._clock, self._memory)
+        write = functools.partial(self._registry.commit, name)
+        commits = Commits(
+            write, fence, self.work, self._mailbox, self._memory, lambda: self._fenced(name, group)
+        )
+        return Held(group, commits, self._clock.now())
+
+    def _fenced(self, name: str, group: Group) -> None:
+        held = self._held.get(name)
+        if held is not None and held.group is group:
+            log.warning("group %r has another coordinator now", name)
+            self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Coordinate the group no longer: its members look for another coordinator."""
+        held = self._held.pop(name)
+        held.group.drop(ErrorCode.NOT_COORDINATOR)
+        held.commits.drop(ErrorCode.NOT_COORDINATOR)
+
+    def give_up(self, name: str, work: Callable[[Fence], None], done: Callable[[ErrorCode], None]) -> None:
+        """Drop the group, then have `work` tidy up in a thread, under its fence; meanwhile it is nobody's."""
+        fence = self._held[name].commits.fence
+        self.drop(name)
+        self._leaving.add(name)
+
+        def left(code: ErrorCode) -> None:
+            self._leaving.discard(name)
+            done(code)
+
+        self.work.run(lambda: work(fence), lambda _: left(ErrorCode.NONE), left)
+
+    def check(self) -> None:
+        """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
+        for name, held in self._held.items():
+
+            def done(found: Fence | int, name: str = name, held: Held = held) -> None:
+                if isinstance(found, Fence):
+                    held.commits.fence = found
+                else:
+                    self._fenced(name, held.group)
+
+            def failed(code: ErrorCode, name: str = name, held: Held = held) -> None:
+                if code is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                    self._fenced(name, held.group)
+
+            self.work.run(functools.partial(self._take, name), done, failed)
+
+    def _sweep(self) -> None:
+        for name in [name for name, held in self._held.items() if self._is_idle(held)]:
+            self.give_up(name, functools.partial(self._resign, name), lambda _: None)
+        self._clock.after(SWEEP_S, self._sweep)
+
+    def _is_idle(self, held: Held) -> bool:
+        idle = held.group.idle and not held.commits.busy
+        return idle and self._clock.now() - held.used_at > IDLE_S
+
+    def _resign(self, name: str, fence: Fence) -> None:
+        """In a thread: leave nothing behind of a group that has never committed anything."""
+        if self._registry.offsets(name):
+            self._registry.resign(name, fence)
+        else:
+            self._registry.delete_group(name, fence=fence)
+
+    def close(self) -> None:
+        """Give up every group, so that others take over at once."""
+        for name in list(self._held):
+            self.give_up(name, functools.partial(self._resign, name), lambda _: None)
+        self.work.close(CLOSE_S)

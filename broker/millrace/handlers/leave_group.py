@@ -1,0 +1,45 @@
+"""LeaveGroup, v0 to v3: one member, or from v3 on several, by id or instance id."""
+
+from __future__ import annotations
+
+from millrace.broker import Broker
+from millrace.errors import ErrorCode
+from millrace.groups import Groups
+from millrace.handlers.request import Request
+from millrace.handlers.table import Api
+from millrace.wire.codec import decode, encode
+from millrace.wire.group_messages import (
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    MemberIdentity,
+    MemberResponse,
+)
+from millrace.wire.messages import ApiKey
+
+_SEVERAL = 3
+
+
+def leave_group(groups: Groups) -> Api:
+    """The API, on these groups."""
+
+    def handle(broker: Broker, request: Request) -> None:
+        asked = decode(LeaveGroupRequest, ApiKey.LEAVE_GROUP, request.api_version, request.body)
+        response = _leave(groups, asked, request.api_version)
+        request.answer([encode(response, ApiKey.LEAVE_GROUP, request.api_version)])
+
+    return Api(key=ApiKey.LEAVE_GROUP, versions=frozenset(range(4)), advertised=(0, 3), handle=handle)
+
+
+def _leave(groups: Groups, asked: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
+    group = groups.held(asked.group_id)
+    if group is None:
+        return LeaveGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+    if version < _SEVERAL:
+        return LeaveGroupResponse(error_code=group.leave(MemberIdentity(member_id=asked.member_id)))
+    members = tuple(
+        MemberResponse(
+            member_id=one.member_id, group_instance_id=one.group_instance_id, error_code=group.leave(one)
+        )
+        for one in asked.members
+    )
+    return LeaveGroupResponse(error_code=ErrorCode.NONE, members=members)
