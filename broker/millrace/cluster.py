@@ -38,7 +38,7 @@ from millrace.cluster_state import (
     stored_partitions,
     with_mirror,
 )
-from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.liveness import is_dead, listens
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
@@ -204,7 +204,7 @@ class Cluster:
         """Forget a topic; UnknownTopicOrPartition when there is none. Its brokers delete its logs."""
         self._check_identity()
         try:
-            self._call(self._client.delete_async, f"{self._topics}/{name}")
+            self._call(self._client.delete_async, self._node(name))
         except NoNodeError:
             raise UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}") from None
         self._reread(name)
@@ -260,9 +260,17 @@ class Cluster:
             if self._write_topic(changed, version):
                 return max(changed.partitions)
 
+    def _node(self, name: str) -> str:
+        """A topic's node; UnknownTopicOrPartition for a name that no topic can have, such as a path."""
+        try:
+            check_topic_name(name)
+        except InvalidTopic as error:
+            raise UnknownTopicOrPartition(str(error)) from None
+        return f"{self._topics}/{name}"
+
     def _read_topic(self, name: str) -> tuple[TopicState, int]:
         try:
-            data, stat = self._call(self._client.get_async, f"{self._topics}/{name}")
+            data, stat = self._call(self._client.get_async, self._node(name))
         except NoNodeError:
             raise UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}") from None
         return decode_topic(name, data), stat.version

@@ -44,7 +44,7 @@ def decode(message: type[M], api_key: int, version: int, body: Buffer) -> M:
     try:
         # kio reads from immutable bytes only; the copy is small, because Produce is not decoded here.
         entity, _ = read(bytes(body), 0)
-    except (SerialError, ValueError, OverflowError) as error:
+    except (SerialError, ValueError, OverflowError, KeyError) as error:  # KeyError: a tag it does not know
         raise InvalidRequest(f"malformed {_name(api_key)} v{version}: {error}") from error
     return typing.cast(M, convert(entity))
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
 from millrace.records import HeaderFields, plain_batch
+from millrace.wire.codec import MAX_DECODED_ITEMS
 
 _ACKS = struct.Struct(">hii")
 _INT16 = struct.Struct(">h")
@@ -90,11 +91,14 @@ def _decode_request(version: int, body: memoryview) -> ProduceRequest:
             transactional_id, position = _string(body, 0)
     acks, _, topic_count = _ACKS.unpack_from(body, position)
     position += 10
-    topics, batches, size_of_all = [], [], len(body)
+    topics, batches, size_of_all, items = [], [], len(body), 0
     for _ in range(topic_count):
         name, position = _string(body, position)
         (count,) = _INT32.unpack_from(body, position)
         position += 4
+        items += 1 + count
+        if count < 0 or items > MAX_DECODED_ITEMS:
+            raise InvalidRequest(f"a produce request for more than {MAX_DECODED_ITEMS} partitions, or for -1")
         topics.append((name, count))
         for _ in range(count):
             number, size = _PAIR.unpack_from(body, position)
