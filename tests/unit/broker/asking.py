@@ -1,0 +1,141 @@
+"""Requests as a client's own library writes them, asked of one broker's handlers.
+
+kio's classes and its encoder stand for the client: nothing of Millrace's own messages takes part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import io
+import os
+import struct
+import typing
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from millrace.cluster_state import TopicState, new_topic
+from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
+from millrace.handlers import Handlers, kafka_apis
+from millrace.handlers.request import Request
+from tests.unit.broker.running import FakeCluster, Running
+
+Values = Mapping[str, Any]
+_EMPTY: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": False}
+
+
+class ChangingCluster(FakeCluster):
+    """Registries in memory that take the changes which ZooKeeper would."""
+
+    def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicState:
+        if name in self.topics:
+            raise TopicAlreadyExists(f"topic {name} exists already")
+        self.topics = {**self.topics, name: new_topic(name, partitions, settings, [1], self.topics)}
+        return self.topics[name]
+
+    def delete_topic(self, name: str) -> None:
+        if name not in self.topics:
+            raise UnknownTopicOrPartition(f"no topic {name}")
+        self.topics = {key: topic for key, topic in self.topics.items() if key != name}
+
+    def change_topic(self, name: str, change: Any) -> TopicState:
+        if name not in self.topics:
+            raise UnknownTopicOrPartition(f"no topic {name}")
+        self.topics = {**self.topics, name: change(self.topics[name])}
+        return self.topics[name]
+
+
+class AskingClient:
+    """A connection that only counts its answers."""
+
+    closed = False
+    address = "127.0.0.1:1"
+    principal = "User:ANONYMOUS"
+    repeated = None
+
+    def __init__(self) -> None:
+        self.answers = 0
+        self.errors: Counter[tuple[int, int]] = Counter()
+
+    def answered(self, size: int) -> None:
+        self.answers += 1
+
+    def abort(self, reason: str) -> None:
+        self.closed = True
+
+
+def request_body(api_key: int, version: int, values: Values) -> bytes:
+    """A request with these fields; those not named are zero or empty."""
+    out = io.BytesIO()
+    schema = load_request_schema(api_key, version)
+    entity_writer(schema)(out, _entity(schema, values))
+    return out.getvalue()
+
+
+def ask(running: Running, api_key: int, version: int, body: bytes | Values) -> Any:
+    """kio's response entity to a request; AssertionError when the answer is none or has bytes left over."""
+    client = AskingClient()
+    if not isinstance(body, bytes):
+        body = request_body(api_key, version, body)
+    flexible = api_key == 18 and version >= 3
+    frame = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if flexible else b"") + body
+    request = Handlers(running.broker, kafka_apis()).handle(client, memoryview(bytearray(frame)))
+    running.broker.end_of_turn()
+    running.until(f"an answer to API {api_key} v{version}", lambda: request.parts is not None)
+    assert (client.answers, client.closed) == (1, False)
+    answer = _joined(request)
+    assert struct.unpack_from(">ii", answer) == (len(answer) - 4, 7)
+    entity, size = entity_reader(load_response_schema(api_key, version))(answer[8:], 0)
+    assert size == len(answer) - 8, "bytes are left over"
+    return entity
+
+
+def error_codes(entity: object) -> Iterator[int]:
+    """Every error code in a response, in order."""
+    for field in dataclasses.fields(typing.cast(Any, entity)):
+        value = getattr(entity, field.name)
+        if field.name == "error_code":
+            yield int(value)
+        for item in value if isinstance(value, tuple) else ():
+            if dataclasses.is_dataclass(item):
+                yield from error_codes(item)
+
+
+def _joined(request: Request) -> bytes:
+    pieces = []
+    for part in request.parts or ():
+        if isinstance(part, bytes):
+            pieces.append(part)
+        else:
+            pieces.append(os.pread(part.file.fileno(), part.length, part.position))
+    return b"".join(pieces)
+
+
+def _entity(schema: Any, values: Values) -> Any:
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    return schema(**{name: _value(field, values.get(name, ...)) for name, field in fields.items()})
+
+
+def _value(field: Any, value: Any) -> Any:
+    parts = [field.type, *typing.get_args(field.type)]
+    many = next((part for part in parts if typing.get_origin(part) is tuple), None)
+    if value is ...:
+        if field.default is not dataclasses.MISSING:
+            return field.default
+        if many is not None:
+            return ()
+        return None if type(None) in parts else _zero(field)
+    if many is not None and value is not None:
+        (inner, _) = typing.get_args(many)
+        return tuple(_entity(inner, item) if isinstance(item, Mapping) else item for item in value)
+    kind = str(field.metadata.get("kafka_type"))
+    return datetime.timedelta(milliseconds=value) if kind.startswith("timedelta") else value
+
+
+def _zero(field: Any) -> Any:
+    kind = str(field.metadata.get("kafka_type"))
+    return datetime.timedelta(0) if kind.startswith("timedelta") else _EMPTY.get(kind, 0)

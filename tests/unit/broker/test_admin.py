@@ -1,0 +1,323 @@
+"""Topics created, described and changed through the protocol, as a client's own library asks for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.broker import Broker
+from millrace.config import BrokerConfig, LogConfig
+from millrace.errors import ErrorCode
+from millrace.records import Message, build_batch
+from millrace.wire.messages import ApiKey
+from tests.unit.broker.asking import ChangingCluster, ask, error_codes
+from tests.unit.broker.running import ORIGIN, Outcome, Running, topic
+
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+FROM_TOPIC, FROM_FILE, DEFAULT = 1, 4, 5
+
+
+class Setup(Running):
+    """A broker with a topic of three partitions, and one that mirrors another cluster's."""
+
+    def __init__(self, folder: Path) -> None:
+        cluster = ChangingCluster(topic("t", 1, 1, 2), topic("copy", 1, origin=ORIGIN))
+        super().__init__(folder, cluster, LogConfig(flush_ms=1, segment_bytes=1 << 20))
+
+    def configure(self, **settings: Any) -> None:
+        self.broker.config = BrokerConfig(broker_id=1, cluster="test", log=self.broker.config.log, **settings)
+
+    def settings(self, name: str = "t", version: int = 3, **fields: Any) -> dict[str, Any]:
+        resource = {"resource_type": TOPIC, "resource_name": name, "configuration_keys": None, **fields}
+        asked = {"resources": [resource], "include_synonyms": True}
+        asked |= {"include_documentation": True} if version >= 3 else {}
+        (result,) = ask(self, ApiKey.DESCRIBE_CONFIGS, version, asked).results
+        assert result.error_code == 0, result.error_message
+        return {config.name: config for config in result.configs}
+
+    def alter(
+        self, *configs: tuple[str, int, str | None], validate_only: bool = False, **resource: Any
+    ) -> Any:
+        """The (code, message) of an incremental change."""
+        named = [{"name": n, "config_operation": op, "value": value} for n, op, value in configs]
+        entry = {"resource_type": TOPIC, "resource_name": "t", "configs": named, **resource}
+        asked = {"resources": [entry], "validate_only": validate_only}
+        (result,) = ask(self, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, asked).responses
+        return result.error_code, result.error_message
+
+    def add_partitions(self, name: str, count: int, **asked: Any) -> ErrorCode:
+        entry = {"name": name, "count": count, "assignments": asked.pop("assignments", None)}
+        request = {"topics": [entry], "timeout": 10_000, **asked}
+        (result,) = ask(self, ApiKey.CREATE_PARTITIONS, 1, request).results
+        return ErrorCode(result.error_code)
+
+    def create(self, *topics: dict[str, Any], **asked: Any) -> dict[str, ErrorCode]:
+        named = [{"num_partitions": 1, "replication_factor": -1, **each} for each in topics]
+        answer = ask(self, ApiKey.CREATE_TOPICS, 4, {"topics": named, "timeout": 10_000, **asked})
+        return {each.name: ErrorCode(each.error_code) for each in answer.topics}
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Setup]:
+    made = Setup(tmp_path)
+    yield made
+    made.stop()
+
+
+# Settings
+
+
+def test_a_topics_settings_say_where_they_come_from(running: Setup) -> None:
+    assert running.alter(("retention.ms", SET, "60000")) == (0, None)
+    found = running.settings()
+    told = {name: (config.value, config.config_source, config.read_only) for name, config in found.items()}
+    assert told == {
+        "segment.bytes": (str(1 << 20), FROM_FILE, False),
+        "flush.messages": ("10000", DEFAULT, False),
+        "flush.ms": ("1", FROM_FILE, False),
+        "retention.ms": ("60000", FROM_TOPIC, False),
+        "retention.bytes": ("-1", DEFAULT, False),
+        "max.message.bytes": (str(8 << 20), DEFAULT, False),
+        "cleanup.policy": ("delete", DEFAULT, True),
+        "compression.type": ("producer", DEFAULT, True),
+        "message.timestamp.type": ("CreateTime", DEFAULT, True),
+        "min.insync.replicas": ("1", DEFAULT, True),
+    }
+    places = [(place.name, place.value, place.source) for place in found["flush.ms"].synonyms]
+    assert places == [("log.flush_ms", "1", FROM_FILE), ("flush.ms", "100", DEFAULT)]
+    assert (found["flush.ms"].config_type, found["cleanup.policy"].config_type) == (5, 2)
+    assert "the disk" in found["flush.ms"].documentation
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_only_the_settings_asked_for_are_told(running: Setup, version: int) -> None:
+    keys = ("flush.ms", "no.such.setting")
+    assert list(running.settings(version=version, configuration_keys=keys)) == ["flush.ms"]
+
+
+def test_a_mirrored_topic_tells_its_origins(running: Setup) -> None:
+    found = running.settings("copy")["mirror.origins"]
+    assert (found.value, found.read_only) == ("0=dc1/t-0", True)
+
+
+def test_a_broker_tells_what_its_file_says_and_answers_for_itself_only(running: Setup) -> None:
+    running.configure(auto_create_topics=True)
+    found = running.settings("1", resource_type=BROKER)
+    assert all(config.read_only for config in found.values())
+    told = {name: (found[name].value, found[name].config_source, found[name].config_type) for name in found}
+    assert told["auto_create_topics"] == ("true", FROM_FILE, 1)
+    assert told["log.segment_bytes"] == (str(1 << 20), FROM_FILE, 5)
+    assert told["log.retention_bytes"] == ("-1", DEFAULT, 5)
+    assert told["cluster"] == ("test", FROM_FILE, 2)
+    assert running.settings("", resource_type=BROKER) == {}, (
+        "the settings of all brokers, which there are none of"
+    )
+    for kind, name in ((BROKER, "2"), (8, "1"), (0, "t")):
+        asked = {"resources": [{"resource_type": kind, "resource_name": name, "configuration_keys": None}]}
+        assert list(error_codes(ask(running, ApiKey.DESCRIBE_CONFIGS, 1, asked))) == [
+            ErrorCode.INVALID_REQUEST
+        ]
+
+
+def test_changed_settings_reach_open_logs_and_deleted_ones_are_the_brokers_again(running: Setup) -> None:
+    log = running.broker.partition("t", 1).log
+    assert running.alter(("retention.ms", SET, "5"), ("max.message.bytes", SET, "100")) == (0, None)
+    assert (log.config.retention_ms, log.config.max_message_bytes) == (5, 100)
+    assert running.alter(("retention.ms", DELETE, None), ("flush.messages", DELETE, None)) == (0, None)
+    assert (log.config.retention_ms, log.config.max_message_bytes) == (LogConfig().retention_ms, 100)
+    assert running.cluster.topics["t"].settings == {"max.message.bytes": "100"}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_altering_the_old_way_replaces_all_settings(running: Setup, version: int) -> None:
+    running.alter(("retention.ms", SET, "5"))
+    entry = {"resource_type": TOPIC, "resource_name": "t", "configs": [{"name": "flush.ms", "value": "9"}]}
+    answer = ask(running, ApiKey.ALTER_CONFIGS, version, {"resources": [entry]})
+    assert list(error_codes(answer)) == [ErrorCode.NONE]
+    assert running.cluster.topics["t"].settings == {"flush.ms": "9"}
+
+
+@pytest.mark.parametrize(
+    ("configs", "code"),
+    [
+        ([("retention.ms", SET, "soon")], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, "1_000")], ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", SET, "compact")], ErrorCode.INVALID_CONFIG),
+        ([("nonsense", SET, "1")], ErrorCode.INVALID_CONFIG),
+        ([("nonsense", DELETE, None)], ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", APPEND, "compact")], ErrorCode.INVALID_CONFIG),
+        ([("cleanup.policy", SUBTRACT, "delete")], ErrorCode.INVALID_CONFIG),
+        ([("retention.ms", SET, None)], ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", 9, "1")], ErrorCode.INVALID_REQUEST),
+        ([("retention.ms", SET, "1"), ("retention.ms", DELETE, None)], ErrorCode.INVALID_REQUEST),
+        ([("flush.ms", SET, "5"), ("retention.ms", SET, "x")], ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_a_change_that_cannot_be_changes_nothing_and_says_why(
+    running: Setup, configs: list[tuple[str, int, str | None]], code: ErrorCode
+) -> None:
+    before = running.cluster.topics["t"]
+    found, reason = running.alter(*configs)
+    assert found == code
+    assert reason
+    assert running.cluster.topics["t"] is before or running.cluster.topics["t"] == before
+
+
+def test_a_change_can_be_tried_without_making_it(running: Setup) -> None:
+    assert running.alter(("retention.ms", SET, "5"), validate_only=True) == (0, None)
+    assert running.alter(("retention.ms", SET, "x"), validate_only=True)[0] == ErrorCode.INVALID_CONFIG
+    refused, _ = running.alter(("retention.ms", SET, "5"), validate_only=True, resource_name="nope")
+    assert refused == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert running.cluster.topics["t"].settings == {}
+
+
+def test_a_brokers_settings_are_refused_with_the_way_to_change_them(running: Setup) -> None:
+    code, reason = running.alter(("flush_ms", SET, "5"), resource_type=BROKER, resource_name="1")
+    assert code == ErrorCode.INVALID_REQUEST
+    assert "configuration file" in reason
+
+
+# Partitions
+
+
+def test_new_partitions_are_open_here_on_the_answer_and_the_others_stay(running: Setup) -> None:
+    before = running.cluster.topics["t"].partitions
+    assert running.add_partitions("t", 6) is ErrorCode.NONE
+    after = running.cluster.topics["t"].partitions
+    assert {n: after[n] for n in before} == before
+    assert sorted(state.leader for state in after.values()) == [1, 1, 1, 2, 2, 2]
+    for number, state in after.items():
+        if state.leader == 1:
+            assert running.broker.partition("t", number)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "code"),
+    [
+        ("t", 3, ErrorCode.INVALID_PARTITIONS), ("t", 2, ErrorCode.INVALID_PARTITIONS),
+        ("t", -1, ErrorCode.INVALID_PARTITIONS), ("t", 1001, ErrorCode.INVALID_PARTITIONS),
+        ("copy", 2, ErrorCode.POLICY_VIOLATION), ("nope", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_partitions_that_cannot_be_added_are_refused(
+    running: Setup, name: str, count: int, code: ErrorCode, validate_only: bool
+) -> None:
+    before = dict(running.cluster.topics)
+    assert running.add_partitions(name, count, validate_only=validate_only) is code
+    assert running.cluster.topics == before
+
+
+def test_placing_partitions_is_the_brokers_business(running: Setup) -> None:
+    code = running.add_partitions("t", 4, assignments=[{"broker_ids": (1,)}])
+    assert code is ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert running.add_partitions("t", 4, validate_only=True) is ErrorCode.NONE
+    assert len(running.cluster.topics["t"].partitions) == 3
+
+
+# Topics
+
+
+def test_each_topic_of_a_request_is_answered_for_itself(running: Setup) -> None:
+    running.configure(max_partitions_per_topic=10)
+    codes = running.create(
+        {"name": "new", "num_partitions": -1}, {"name": "t"}, {"name": "a b"}, {"name": "twice"},
+        {"name": "twice"}, {"name": "two", "replication_factor": 2}, {"name": "many", "num_partitions": 11},
+        {"name": "none", "num_partitions": 0},
+        {"name": "placed", "assignments": [{"partition_index": 0, "broker_ids": (1,)}]},
+        {"name": "odd", "configs": [{"name": "nonsense", "value": "1"}]},
+    )  # fmt: skip
+    assert codes == {
+        "new": ErrorCode.NONE, "t": ErrorCode.TOPIC_ALREADY_EXISTS, "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+        "twice": ErrorCode.INVALID_REQUEST, "two": ErrorCode.INVALID_REPLICATION_FACTOR,
+        "many": ErrorCode.INVALID_PARTITIONS, "none": ErrorCode.INVALID_PARTITIONS,
+        "placed": ErrorCode.INVALID_REPLICA_ASSIGNMENT, "odd": ErrorCode.INVALID_CONFIG,
+    }  # fmt: skip
+    assert set(running.cluster.topics) == {"t", "copy", "new"}
+    assert len(running.cluster.topics["new"].partitions) == 4
+
+
+def test_a_topic_can_be_tried_without_creating_it(running: Setup) -> None:
+    codes = running.create({"name": "new"}, {"name": "t"}, {"name": "a b"}, validate_only=True)
+    assert codes == {
+        "new": ErrorCode.NONE, "t": ErrorCode.TOPIC_ALREADY_EXISTS, "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+    }  # fmt: skip
+    assert "new" not in running.cluster.topics
+    running.cluster.brokers = {}
+    assert running.create({"name": "new"}, validate_only=True) == {"new": ErrorCode.LEADER_NOT_AVAILABLE}
+
+
+def test_a_topic_whose_logs_open_too_slowly_is_there_but_the_time_was_up(
+    running: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free, opened = threading.Event(), Broker._open_log
+
+    def slowly(*arguments: Any) -> Any:
+        assert free.wait(10)
+        return opened(*arguments)
+
+    monkeypatch.setattr(Broker, "_open_log", slowly)
+    assert running.create({"name": "slow"}, timeout=20) == {"slow": ErrorCode.REQUEST_TIMED_OUT}
+    assert "slow" in running.cluster.topics
+    free.set()
+    running.until("it is opened", lambda: ("slow", 0) in running.broker.partitions)
+
+
+def test_a_topic_named_twice_is_deleted_once(running: Setup) -> None:
+    answer = ask(running, ApiKey.DELETE_TOPICS, 3, {"topic_names": ("t", "nope", "t"), "timeout": 1000})
+    assert [(each.name, each.error_code) for each in answer.responses] == [
+        ("t", 0), ("nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("auto_create", [True, False])
+def test_a_name_no_topic_can_have_is_told_at_once(running: Setup, auto_create: bool) -> None:
+    running.configure(auto_create_topics=auto_create)
+    answer = ask(
+        running, ApiKey.METADATA, 8, {"topics": [{"name": "a b"}], "allow_auto_topic_creation": True}
+    )
+    assert list(error_codes(answer)) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
+
+
+@pytest.mark.parametrize("version", [1, 4, 8])
+def test_a_topic_is_created_when_the_broker_is_set_to(running: Setup, version: int) -> None:
+    running.configure(auto_create_topics=True)
+    wanted = {"topics": [{"name": "new"}]} | ({"allow_auto_topic_creation": True} if version >= 4 else {})
+    assert list(error_codes(ask(running, ApiKey.METADATA, version, wanted))) == [
+        ErrorCode.LEADER_NOT_AVAILABLE
+    ]
+    running.until("it is there", lambda: ("new", 3) in running.broker.partitions)
+    assert set(error_codes(ask(running, ApiKey.METADATA, version, wanted))) == {ErrorCode.NONE}
+
+
+# Offsets
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int) -> None:
+    batch = bytearray(build_batch([Message(time, None, b"x") for time in (100, 200, 300)]))
+    running.broker.produce("t", 0, memoryview(batch), Outcome(), 0)
+    running.turn()
+    running.until("it is flushed", lambda: running.high_watermark())
+
+    def listed(timestamp: int, partition: int = 0) -> tuple[int, int, int]:
+        asked = {"partition_index": partition, "timestamp": timestamp}
+        answer = ask(
+            running, ApiKey.LIST_OFFSETS, version,
+            {"replica_id": -1, "topics": [{"name": "t", "partitions": [asked]}]},
+        )  # fmt: skip
+        found = answer.topics[0].partitions[0]
+        return found.error_code, found.offset, found.timestamp
+
+    assert listed(-1) == (0, 3, -1)
+    assert listed(-2) == (0, 0, -1)
+    assert listed(-3) == (ErrorCode.UNSUPPORTED_VERSION, -1, -1)
+    assert (listed(0), listed(101), listed(300)) == ((0, 0, 100), (0, 1, 200), (0, 2, 300))
+    assert listed(301) == (0, -1, -1)
+    assert listed(-1, partition=2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
+    assert listed(5, partition=9) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
