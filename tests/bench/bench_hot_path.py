@@ -46,6 +46,7 @@ CASES = [
     Case(per_request=1, share=0.3, acks=0),
     Case(per_request=1, share=0.3, acks=-1),
     Case(per_request=1, share=0.05, in_flight=5),
+    Case(per_request=1, share=0.02, in_flight=1),
 ]
 
 
