@@ -1,0 +1,127 @@
+"""Every API at every version that clients are told: its own bytes are understood, its answer is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.config import LogConfig
+from millrace.errors import ErrorCode
+from millrace.handlers import group_apis, kafka_apis
+from millrace.records import Message, build_batch
+from millrace.wire.messages import ApiKey
+from tests.unit.broker.asking import ChangingCluster, Values, ask, error_codes, request_body
+from tests.unit.broker.running import Running, topic
+
+TOLD = {
+    0: (0, 8), 1: (4, 11), 2: (1, 5), 3: (1, 8), 8: (2, 7), 9: (1, 5), 10: (0, 2), 11: (0, 5), 12: (0, 3),
+    13: (0, 3), 14: (0, 3), 15: (0, 4), 16: (0, 2), 18: (0, 3), 19: (2, 4), 20: (1, 3), 22: (0, 1),
+    32: (1, 3), 33: (0, 1), 37: (0, 1), 42: (0, 1), 44: (0, 0),
+}  # fmt: skip
+"""API -> versions: what the clients we know need, and nothing flexible but ApiVersions v3."""
+
+BATCH = build_batch([Message(1, None, b"x" * 50)])
+_ALTERED = {"resource_type": 2, "resource_name": "t"}
+
+
+def requests(name: str) -> dict[int, Values]:
+    """What is asked of each API about a topic."""
+    number = {"partition_index": 0}
+    return {
+        ApiKey.PRODUCE: {
+            "acks": -1, "topic_data": [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]}],
+        },
+        ApiKey.FETCH: {
+            "max_wait": 0, "max_bytes": 1 << 20,
+            "topics": [
+                {"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 99}]},
+            ],
+        },
+        ApiKey.LIST_OFFSETS: {"replica_id": -1, "topics": [{"name": name, "partitions": [number]}]},
+        ApiKey.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": False},
+        ApiKey.DELETE_TOPICS: {"topic_names": [name], "timeout": 1000},
+        ApiKey.DESCRIBE_CONFIGS: {
+            "resources": [{"resource_type": 2, "resource_name": name, "configuration_keys": None}],
+            "include_synonyms": True,
+        },
+        ApiKey.ALTER_CONFIGS: {
+            "resources": [
+                {**_ALTERED, "resource_name": name, "configs": [{"name": "flush.ms", "value": "7"}]}
+            ],
+        },
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: {
+            "resources": [{
+                **_ALTERED, "resource_name": name,
+                "configs": [{"name": "flush.ms", "config_operation": 0, "value": "7"}],
+            }],
+        },
+        ApiKey.CREATE_PARTITIONS: {
+            "topics": [{"name": name, "count": 3, "assignments": None}], "timeout": 1000,
+        },
+    }  # fmt: skip
+
+
+WITHOUT_TOPIC: dict[int, Values] = {
+    ApiKey.API_VERSIONS: {"client_software_name": "test", "client_software_version": "1"},
+    ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1000},
+    ApiKey.CREATE_TOPICS: {
+        "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}], "timeout": 10_000,
+    },
+}  # fmt: skip
+
+SERVED = [
+    (key, version)
+    for key, (low, high) in TOLD.items()
+    for version in range(max(low, 3 if key == ApiKey.PRODUCE else 0), high + 1)
+    if key in {**requests("t"), **WITHOUT_TOPIC}
+]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    made = Running(tmp_path, ChangingCluster(topic("t", 1)), LogConfig(flush_ms=1))
+    made.produce()
+    made.turn()
+    made.until("the first message is flushed", lambda: made.high_watermark() == 1)
+    yield made
+    made.stop()
+
+
+def test_clients_are_told_what_they_need_and_no_more() -> None:
+    groups: Any = None  # the list is made before anybody asks a group anything
+    apis = kafka_apis(group_apis(groups))
+    assert {api.key: api.advertised for api in apis} == TOLD
+    for api in apis:
+        assert api.advertised is not None
+        assert set(range(api.advertised[0], api.advertised[1] + 1)) <= api.versions
+
+
+@pytest.mark.parametrize(("api_key", "version"), SERVED)
+def test_a_clients_own_bytes_get_a_whole_answer_without_an_error(
+    running: Running, api_key: int, version: int
+) -> None:
+    entity = ask(running, api_key, version, {**requests("t"), **WITHOUT_TOPIC}[api_key])
+    codes = set(error_codes(entity))
+    assert codes == {ErrorCode.NONE}
+
+
+@pytest.mark.parametrize(("api_key", "version"), [place for place in SERVED if place[0] in requests("t")])
+def test_a_topic_that_is_not_there_is_an_error_of_its_own(
+    running: Running, api_key: int, version: int
+) -> None:
+    entity = ask(running, api_key, version, requests("nope")[api_key])
+    assert set(error_codes(entity)) - {ErrorCode.NONE} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+@pytest.mark.parametrize(("api_key", "version"), SERVED)
+def test_a_request_cut_anywhere_is_answered(running: Running, api_key: int, version: int) -> None:
+    body = request_body(api_key, version, {**requests("t"), **WITHOUT_TOPIC}[api_key])
+    before = dict(running.cluster.topics)
+    for cut in range(len(body)):
+        entity = ask(running, api_key, version, body[:cut])
+        if api_key != ApiKey.API_VERSIONS:  # whose body nobody reads
+            assert set(error_codes(entity)) <= {ErrorCode.INVALID_REQUEST}
+    assert running.cluster.topics == before
