@@ -31,6 +31,7 @@ from millrace.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
+from millrace.histogram import Histogram
 from millrace.mailbox import Mailbox
 from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
@@ -108,6 +109,16 @@ class Broker:
         if (topic, number) in self._failed:
             raise StorageError(self._failed[topic, number][1])
         raise LeaderNotAvailable(f"{topic}-{number} is being opened")
+
+    @property
+    def failed(self) -> Mapping[Place, str]:
+        """Partitions that could not be opened, and why."""
+        return {place: reason for place, (_, reason) in list(self._failed.items())}
+
+    @property
+    def flush_seconds(self) -> Histogram:
+        """How long the flushes took."""
+        return self._flushes.seconds
 
     @property
     def partitions(self) -> Mapping[Place, Partition]:

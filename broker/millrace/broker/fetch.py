@@ -93,7 +93,16 @@ class Fetch:
         if self._timer is not None:
             self._timer.cancel()
         answer, self._answer = self._answer, None
+        self._count(found)
         answer(found)
+
+    def _count(self, found: Found) -> None:
+        for topic, reads in found:
+            for read in reads:
+                partition = self._broker.partitions.get((topic, read.index))
+                if partition is not None and read.records is not None:
+                    partition.reads_out += 1
+                    partition.bytes_out += read.records.length
 
     def _park(self) -> bool:
         """Wait on every partition, unless too many are waited on already."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from millrace.histogram import Histogram
 from millrace.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -22,6 +24,8 @@ class FlushThread(Generic[T]):
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
+        self.seconds = Histogram()
+        """How long each piece of work took."""
         self._work: queue.SimpleQueue[tuple[Callable[[], T], Outcome[T]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
         self._thread.start()
@@ -38,12 +42,14 @@ class FlushThread(Generic[T]):
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             work, outcome = item
+            began = time.monotonic()
             try:
                 result = work()
             except BaseException as error:
                 self._mailbox.post(_call(outcome, None, error))
             else:
                 self._mailbox.post(_call(outcome, result, None))
+            self.seconds.observe(time.monotonic() - began)
 
 
 def _call(outcome: Outcome[T], result: T | None, error: BaseException | None) -> Callable[[], None]:

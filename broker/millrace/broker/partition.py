@@ -58,6 +58,10 @@ class Partition:
         self.mirrored = False
         """True when it is the mirror of another partition: ordinary producers are refused."""
         self.parked: set[Parked] = set()
+        self.opened_end = log.end
+        self.batches_in = 0
+        self.bytes_out = self.reads_out = 0
+        """For metrics: batches taken, bytes of records and slices of them handed out."""
         self.gone: BrokerError | None = None
         """Why it is not served any more."""
         self._mailbox, self._flushes = mailbox, flushes
@@ -92,6 +96,7 @@ class Partition:
         """Append what is staged; answer acks=1, note acks=all, see to the flush."""
         staged, self._staged = self._staged, []
         outcomes = self.log.append(self._batches, self._headers)
+        self.batches_in += len(self._batches)
         self._batches, self._headers = [], []
         end, start = self.log.end, self.log.log_start_offset
         unflushed = end > self.log.visible_end

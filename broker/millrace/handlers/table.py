@@ -54,6 +54,7 @@ class Handlers:
             request.client_id = client_id(frame)
             if is_flexible(api_key, version):
                 request.body = frame[skip_tagged_fields(frame, body) :]
+        # The one place to check what a client may do: by client.principal, from client.address, before this.
         try:
             handle(self._broker, request)
         except Exception as error:
@@ -63,35 +64,41 @@ class Handlers:
         return request
 
     def _refuse_version(self, request: Request) -> Request:
-        log.debug("unknown API %s v%s", request.api_key, request.api_version)
+        log.debug("unknown API %s v%s of %s", request.api_key, request.api_version, request.client.address)
         _answer_error(request, ErrorCode.UNSUPPORTED_VERSION)
         return request
 
 
 def answer_from_thread(broker: Broker, request: Request, work: Callable[[], bytes]) -> None:
-    """Answer with the body that `work` makes in a thread, or with the error it raises."""
+    """Answer with the body that `work` makes in a thread, or with the error it raises.
+
+    For a client that has gone by then it is not done: clients that come and go must not pile up work.
+    """
 
     def done(future: Future[bytes]) -> None:
+        if request.client.closed:
+            return
         error = future.exception()
         if error is None:
             request.answer([future.result()])
         else:
             _answer_failure(request, error)
 
-    broker.in_background(work, done)
+    broker.in_background(lambda: b"" if request.client.closed else work(), done)
 
 
 def _answer_failure(request: Request, error: BaseException) -> None:
     name = f"API {request.api_key} v{request.api_version}"
     if isinstance(error, BrokerError):
-        log.warning("refused %s: %s", name, error)
+        log.debug("refused %s of %s: %s", name, request.client.address, error)
         _answer_error(request, error.code)
     else:
-        log.error("%s failed", name, exc_info=error)
+        log.error("%s of %s failed", name, request.client.address, exc_info=error)
         _answer_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
 def _answer_error(request: Request, code: ErrorCode) -> None:
+    request.failed(code)
     body = encode_error(request.api_key, request.api_version, code)
     request.answer([body], header=response_header(request))
 

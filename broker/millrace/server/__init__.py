@@ -26,6 +26,7 @@ from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
 from millrace.server.admission import Admission, Budget
 from millrace.server.connection import ClientConnection
+from millrace.server.statistics import Statistics
 from millrace.wire.framing import FrameRefused
 
 __all__ = ["ClientConnection", "Server"]
@@ -56,6 +57,7 @@ class Server:
         self.limits = limits
         self.admission = Admission(limits)
         self.budget = Budget(limits)
+        self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
         """How often an API (key) answered with an error (code), for metrics."""
         self.now = time.monotonic()
@@ -221,6 +223,7 @@ class Server:
                     break
                 connection.requests.append(request)
                 connection.unanswered += request.count
+                self.statistics.served(request, self.now)
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
@@ -260,6 +263,7 @@ class Server:
         for connection in touched:
             if not connection.closed:
                 self._send(connection)
+        self.statistics.end_turn()
 
     def _send(self, connection: ClientConnection) -> None:
         try:

@@ -121,6 +121,11 @@ class PartitionLog:
         return self._visible.mirror
 
     @property
+    def counts(self) -> tuple[int, int]:
+        """Segments on the disk, and data records appended since it was opened."""
+        return len(self._files.segments), self._appended.messages
+
+    @property
     def unflushed_messages(self) -> int:
         """Data records appended and not yet published."""
         return self._appended.messages - self._visible.messages

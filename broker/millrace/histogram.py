@@ -1,0 +1,35 @@
+"""How long things took, counted in buckets: by one thread, for others to read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+DURATIONS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds in seconds, from an answer out of memory to a disk that hangs."""
+
+
+class Histogram:
+    """Counts of values by upper bound. A reader may see a value counted that is not in `total` yet."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = DURATIONS_S) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(upper bound, values up to it), the last for infinity: all of them."""
+        result, count = [], 0
+        for bound, found in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
+            count += found
+            result.append((bound, count))
+        return result
