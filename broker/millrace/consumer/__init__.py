@@ -100,19 +100,21 @@ class Consumer:
             raise MillraceError("streams are made once, of an open consumer: make another consumer")
         if not topics or min(topics.values()) < 1:
             raise MillraceError("name at least one topic, and at least one stream for each")
-        self._streams = {
+        streams = {
             topic: [
                 MessageStream(f"{topic} {index}", self._queued_bytes, self._pullers.wake)
                 for index in range(number)
             ]
             for topic, number in topics.items()
         }
-        self._rebalancer = Rebalancer(
-            self.group, self._cluster, self._registry, self._streams, self._pullers,
+        rebalancer = Rebalancer(
+            self.group, self._cluster, self._registry, streams, self._pullers,
             commit_every=self._commit_every,
         )  # fmt: skip
-        self._rebalancer.start()
-        return {topic: list(streams) for topic, streams in self._streams.items()}
+        rebalancer.register()
+        self._streams, self._rebalancer = streams, rebalancer
+        rebalancer.start()
+        return {topic: list(each) for topic, each in streams.items()}
 
     @property
     def owned(self) -> list[Place]:
@@ -159,7 +161,7 @@ class Consumer:
         """Commit (with `auto_commit`), release everything, end all streams. Twice is harmless.
 
         The message that this thread has taken counts as consumed; for one that another thread has in hand,
-        five seconds are waited. A ZooKeeper that is away is waited for a while, then left without.
+        five seconds are waited. A ZooKeeper that is away is waited for half a minute at most.
         """
         self._close(done=True)
 
@@ -167,6 +169,7 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
+        self._pullers.stop()
         for stream in self._each_stream():
             stream.put_down(threading.get_ident(), done=done)
             stream.close()
@@ -174,7 +177,7 @@ class Consumer:
             if self._rebalancer is not None:
                 self._rebalancer.close()
         except MillraceError as error:
-            log.warning("group %s: closed without committing: %s", self.group, error)
+            log.warning("group %s: the last offsets are not committed: %s", self.group, error)
         finally:
             self._pullers.close()
             self._cluster.close()

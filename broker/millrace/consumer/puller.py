@@ -24,7 +24,7 @@ from millrace.wire.messages import ApiKey, FetchPartition, FetchRequest, FetchTo
 log = logging.getLogger(__name__)
 
 FETCH_VERSION = 11
-FETCH_WAIT_MS = 500
+FETCH_WAIT_MS = 250
 FULL_WAIT_MS = 20
 """How long an answer may be waited for while another stream's queue is full: room may come any moment."""
 REQUEST_SECONDS = 5.0
@@ -75,12 +75,16 @@ class Pullers:
         state = topic.partitions.get(place[1]) if topic is not None else None
         return state.leader if state is not None and state.leader in self.cluster.brokers else None
 
-    def close(self) -> None:
-        """Stop pulling; an answer that is on its way is waited for a moment."""
+    def stop(self) -> None:
+        """Pull nothing more."""
         self._closed = True
-        for puller in self._pullers.values():
+        for puller in list(self._pullers.values()):
             puller.stopping.set()
         self.wake()
+
+    def close(self) -> None:
+        """Stop, and wait a moment for answers that are on their way."""
+        self.stop()
         for puller in self._pullers.values():
             puller.join(2 * FETCH_WAIT_MS / 1000)
 

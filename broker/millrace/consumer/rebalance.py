@@ -27,7 +27,8 @@ from millrace.consumer_registry import (
     StreamsMember,
     current_offsets,
 )
-from millrace.errors import MillraceError
+from millrace.errors import BrokerError, MillraceError
+from millrace.zookeeper_session import OPERATION_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,12 @@ class Rebalancer:
         self._woken, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"consumer {group}", daemon=True)
 
-    def start(self) -> None:
-        """Register, then rebalance in a thread of its own. MillraceError when the group is refused."""
+    def register(self) -> None:
+        """Join the group; MillraceError when it is refused."""
         self._registration.register()
+
+    def start(self) -> None:
+        """Rebalance, now and whenever something changes, in a thread of its own."""
         self._cluster.on_change(self.wake)
         self._thread.start()
 
@@ -78,14 +82,12 @@ class Rebalancer:
         """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be told."""
         self._closing.set()
         self.wake()
-        self._thread.join()
-        try:
-            if self._fence is not None:
-                self._release(list(self.owned.values()), self._fence)
-        except NotOwner:
-            log.warning("group %s: ownership was lost before the last offsets were committed", self._group)
-        finally:
-            self._registration.close()
+        self._thread.join(OPERATION_SECONDS)
+        if self._thread.is_alive():
+            raise BrokerError("ZooKeeper does not answer")
+        if self._fence is not None:
+            self._release(list(self.owned.values()), self._fence)
+        self._registration.close()
 
     # The loop
 

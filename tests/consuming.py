@@ -1,0 +1,161 @@
+"""A consumer of a group as a process that a test may kill, and consumers in threads that it can look into.
+
+Run as `python -m tests.consuming ZOOKEEPER CLUSTER GROUP TOPIC STREAMS FILE`, it appends a line `partition
+offset value` to FILE for each message, before it asks for the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.consumer import Consumer, Message, MessageStream
+from tests.support import REPOSITORY, die_with_the_test_run
+
+SESSION_MS = 2000
+
+
+class Proxy:
+    """A way to a server that can be cut: connections stay open, and nothing passes any more."""
+
+    def __init__(self, address: str) -> None:
+        host, port = address.rsplit(":", 1)
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._cut = threading.Event()
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Let nothing pass from now on."""
+        self._cut.set()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for each in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self._sockets.append(near)
+                if not self._cut.is_set():
+                    far = socket.create_connection(self._server)
+                    self._sockets.append(far)
+                    for pair in ((near, far), (far, near)):
+                        threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not self._cut.is_set():
+                    target.sendall(data)
+            if not self._cut.is_set():
+                target.shutdown(socket.SHUT_RDWR)
+
+
+class ConsumerProcess:
+    """One consumer in a process of its own."""
+
+    def __init__(
+        self, zookeeper: str, cluster: str, group: str, topic: str, streams: int, file: Path
+    ) -> None:
+        self.file = file
+        arguments = [zookeeper, cluster, group, topic, str(streams), str(file)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.consuming", *arguments], cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'broker'}"},
+            stdin=subprocess.PIPE, preexec_fn=die_with_the_test_run,
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self._process.kill()
+        self._process.communicate()
+
+    def stop(self) -> None:
+        """Have it close its consumer and end."""
+        self._process.communicate(timeout=30)
+        assert self._process.returncode == 0
+
+    @property
+    def messages(self) -> list[tuple[int, int, str]]:
+        """(partition, offset, value) of what it has handled; a line cut by a kill is left out."""
+        if not self.file.exists():
+            return []
+        whole, _, _ = self.file.read_text().rpartition("\n")
+        rows = [line.split(" ", 2) for line in whole.splitlines()]
+        return [(int(partition), int(offset), value) for partition, offset, value in rows]
+
+
+@dataclass(slots=True)
+class Reader:
+    """A consumer in this process; a thread for each stream collects what it is handed."""
+
+    consumer: Consumer
+    threads: list[threading.Thread]
+    messages: list[Message]
+
+    @classmethod
+    def start(cls, consumer: Consumer, topics: dict[str, int]) -> Reader:
+        """Read these topics, with so many streams each, until `close`."""
+        reader = cls(consumer, [], [])
+        for streams in consumer.create_message_streams(topics).values():
+            for stream in streams:
+                thread = threading.Thread(target=reader._collect, args=(stream,), daemon=True)
+                thread.start()
+                reader.threads.append(thread)
+        return reader
+
+    def _collect(self, stream: MessageStream) -> None:
+        for message in stream:
+            self.messages.append(message)
+
+    @property
+    def values(self) -> list[bytes | None]:
+        """The values in the order they came."""
+        return [message.value for message in self.messages]
+
+    def close(self) -> None:
+        """Close the consumer and wait for the threads."""
+        self.consumer.close()
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def main() -> None:
+    """Consume until standard input ends."""
+    zookeeper, cluster, group, topic, streams, file = sys.argv[1:]
+    consumer = Consumer(zookeeper, cluster, group, commit_interval_ms=200, session_timeout_ms=SESSION_MS)
+    out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def collect(stream: MessageStream) -> None:
+        for message in stream:
+            value = (message.value or b"").decode()
+            os.write(out, f"{message.partition} {message.offset} {value}\n".encode())
+
+    threads = [
+        threading.Thread(target=collect, args=(stream,))
+        for stream in consumer.create_message_streams({topic: int(streams)})[topic]
+    ]
+    for thread in threads:
+        thread.start()
+    sys.stdin.read()
+    consumer.close()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""Groups of the paper's consumer on real brokers: sharing, taking over, committing, seeking, surviving."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from kazoo.client import KazooClient
+
+from millrace.consumer import Consumer, MessageStream, NotOwner
+from millrace.consumer_registry import ConsumerRegistry, GroupKind
+from millrace.errors import CorruptMessage, InconsistentGroupKind, MillraceError
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from tests.brokers import TestCluster
+from tests.consuming import SESSION_MS, ConsumerProcess, Proxy, Reader
+from tests.support import ROUNDS, wait_until
+
+Start = Callable[..., Any]
+KILLS = 5 if ROUNDS > 2 else 1
+
+
+@pytest.fixture(scope="module")
+def cluster(start_for_module: Start, zookeeper: str, tmp_path_factory: pytest.TempPathFactory) -> TestCluster:
+    """Two brokers that all tests of this module share; each takes topics and groups of its own."""
+    folder = tmp_path_factory.mktemp("consumer")
+    name = f"consumer-{uuid.uuid4().hex[:8]}"
+    return TestCluster(start_for_module, name, folder, zookeeper, "[log]\nflush_ms = 10\n").start_brokers(
+        1, 2
+    )
+
+
+class Site:
+    """One test's topic, and the consumers it makes."""
+
+    def __init__(self, cluster: TestCluster) -> None:
+        self.cluster, self.topic = cluster, f"topic-{uuid.uuid4().hex[:8]}"
+        self.client: ClusterClient = cluster.client()
+        self.sent: list[bytes] = []
+        self._producer = Producer({"bootstrap.servers": cluster.bootstrap, "linger.ms": 2, "log_level": 0})
+        self._consumers: list[Consumer] = []
+
+    def create(self, partitions: int, **configs: str) -> None:
+        self.client.create_topic(self.topic, partitions, configs)
+        self.partitions = partitions
+
+    def produce(self, count: int, *, size: int = 0, partition: int | None = None, time_ms: int = 1) -> None:
+        """`count` messages with values never sent before, spread over all partitions unless one is named."""
+        values = [b"%d %s" % (len(self.sent) + number, b"x" * size) for number in range(count)]
+        chosen = range(self.partitions) if partition is None else [partition]
+        for each in chosen:
+            mine = values[chosen.index(each) :: len(chosen)]
+            for value in mine:
+                self._producer.produce(self.topic, value, partition=each, timestamp=time_ms)
+        assert self._producer.flush(30) == 0
+        self.sent += values
+
+    def consumer(self, group: str = "g", **options: Any) -> Consumer:
+        options = {"session_timeout_ms": SESSION_MS, "commit_interval_ms": 200, **options}
+        zookeeper = options.pop("zookeeper", self.cluster.zookeeper)
+        consumer = Consumer(zookeeper, self.cluster.name, self.group(group), **options)
+        self._consumers.append(consumer)
+        return consumer
+
+    def group(self, name: str) -> str:
+        return f"{name} of {self.topic}"
+
+    def reader(self, group: str = "g", streams: int = 1, **options: Any) -> Reader:
+        return Reader.start(self.consumer(group, **options), {self.topic: streams})
+
+    def stream(self, consumer: Consumer) -> MessageStream:
+        return consumer.create_message_streams({self.topic: 1})[self.topic][0]
+
+    def forget(self, consumer: Consumer) -> None:
+        """End a consumer that ZooKeeper cannot be told of."""
+        for stream in consumer._each_stream():
+            stream.close()
+        consumer._rebalancer._closing.set()  # type: ignore[union-attr]
+        consumer._pullers.close()
+        consumer._cluster.close()
+        self._consumers.remove(consumer)
+
+    def registry(self) -> ConsumerRegistry:
+        """The registry as one of this test's consumers sees it."""
+        return self._consumers[-1]._registry
+
+    def close(self) -> None:
+        for consumer in self._consumers:
+            consumer.close()
+        self.client.close()
+
+
+@pytest.fixture
+def site(cluster: TestCluster) -> Iterator[Site]:
+    found = Site(cluster)
+    yield found
+    found.close()
+
+
+def shared_out(readers: list[Reader], partitions: int) -> bool:
+    """Every partition has one owner and nobody has two more than another."""
+    owned = [reader.consumer.owned for reader in readers]
+    sizes = [len(each) for each in owned]
+    everything = sorted(number for each in owned for _, number in each)
+    return everything == list(range(partitions)) and max(sizes) - min(sizes) <= 1
+
+
+def in_order(reader: Reader) -> bool:
+    last: dict[int, int] = {}
+    for message in reader.messages:
+        if message.offset <= last.get(message.partition, -1):
+            return False
+        last[message.partition] = message.offset
+    return True
+
+
+def test_consumers_that_come_and_go_get_every_message_once(site: Site) -> None:
+    site.create(6)
+    stop = threading.Event()
+
+    def produce() -> None:
+        while not stop.wait(0.01):
+            site.produce(30)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    gone: list[Reader] = []
+    readers: list[Reader] = []
+    try:
+        for size in (1, 3, 8, 2):
+            while len(readers) < size:
+                readers.append(site.reader(streams=1 + len(readers) % 2))
+            while len(readers) > size:
+                gone.append(readers.pop(0))
+                gone[-1].close()
+            wait_until(f"{size} share", lambda: sum(len(each.consumer.owned) for each in readers) == 6)
+            time.sleep(0.2)  # messages flow for a while
+    finally:
+        stop.set()
+        producer.join()
+    everyone = gone + readers
+    wait_until("all is read", lambda: sum(len(each.messages) for each in everyone) >= len(site.sent))
+    got = Counter(value for each in everyone for value in each.values)
+    assert got == Counter(site.sent), "each of them once: nobody died"
+    assert all(in_order(each) for each in everyone)
+
+
+def test_streams_of_one_consumer_share_its_partitions(site: Site) -> None:
+    site.create(4)
+    site.produce(400)
+    consumer = site.consumer()
+    streams = consumer.create_message_streams({site.topic: 4})[site.topic]
+    for stream in streams:
+        partitions = {next(stream).partition for _ in range(100)}
+        assert len(partitions) == 1
+    with pytest.raises(MillraceError, match="made once"):
+        consumer.create_message_streams({site.topic: 1})
+
+
+def test_more_streams_than_partitions_leave_some_idle_until_others_leave(site: Site) -> None:
+    site.create(2)
+    readers = [site.reader() for _ in range(3)]
+    wait_until("two read", lambda: shared_out(readers, 2))
+    idle = next(reader for reader in readers if not reader.consumer.owned)
+    for reader in readers:
+        if reader is not idle:
+            reader.close()
+    wait_until("the third has taken over", lambda: len(idle.consumer.owned) == 2)
+    site.produce(10)
+    wait_until("it reads", lambda: len(idle.messages) == 10)
+
+
+def test_groups_are_independent_and_one_group_is_a_queue(site: Site) -> None:
+    site.create(4)
+    site.produce(200)
+    queue = [site.reader("queue"), site.reader("queue")]
+    alone = site.reader("alone")
+    wait_until(
+        "all is read by both", lambda: len(alone.messages) == sum(len(r.messages) for r in queue) == 200
+    )
+    assert Counter(queue[0].values + queue[1].values) == Counter(alone.values) == Counter(site.sent)
+
+
+def test_a_consumer_goes_on_where_its_group_was(site: Site) -> None:
+    site.create(2)
+    site.produce(100)
+    first = site.reader()
+    wait_until("all is read", lambda: len(first.messages) == 100)
+    first.close()
+    site.produce(100)
+    second = site.reader()
+    wait_until("the rest is read", lambda: len(second.messages) == 100)
+    assert Counter(first.values + second.values) == Counter(site.sent)
+
+
+def test_a_new_group_starts_at_the_largest_offset_if_it_says_so(site: Site) -> None:
+    site.create(2)
+    site.produce(50)
+    reader = site.reader(start="largest")
+    ends = {(site.topic, number): end for number, end in site.client.list_offsets(site.topic, LATEST).items()}
+
+    def committed() -> dict[tuple[str, int], int]:
+        return {place: each.offset for place, each in site.registry().offsets(site.group("g")).items()}
+
+    wait_until("where it began is committed", lambda: committed() == ends)
+    site.produce(50)
+    wait_until("the new ones are read", lambda: len(reader.messages) == 50)
+    assert Counter(reader.values) == Counter(site.sent[50:])
+
+
+def test_only_what_was_taken_is_committed_not_what_was_pulled_ahead(site: Site) -> None:
+    site.create(1)
+    site.produce(100)
+    with site.consumer() as consumer:
+        stream = site.stream(consumer)
+        taken = [next(stream).value for _ in range(10)]
+    with site.consumer() as consumer:
+        stream = site.stream(consumer)
+        taken += [next(stream).value for _ in range(10)]
+    assert taken == site.sent[:20]
+
+
+def test_what_was_in_hand_when_an_exception_came_is_delivered_again(site: Site) -> None:
+    site.create(1)
+    site.produce(10)
+    with pytest.raises(ZeroDivisionError), site.consumer() as consumer:  # noqa: PT012
+        stream = site.stream(consumer)
+        assert [next(stream).value for _ in range(3)] == site.sent[:3]
+        raise ZeroDivisionError
+    with site.consumer() as consumer:
+        assert next(site.stream(consumer)).value == site.sent[2]
+
+
+def test_offsets_committed_by_hand_are_where_the_next_one_begins(site: Site) -> None:
+    site.create(1)
+    site.produce(20)
+    with site.consumer(auto_commit=False) as consumer:
+        stream = site.stream(consumer)
+        messages = [next(stream) for _ in range(10)]
+        consumer.commit({(site.topic, 0): messages[4].offset})  # the smallest that is not stored yet
+        with pytest.raises(NotOwner, match=f"{site.topic}-7"):
+            consumer.commit({(site.topic, 0): 9, (site.topic, 7): 9})
+        list(zip(range(5), stream, strict=False))
+    with site.consumer(auto_commit=False) as consumer:
+        stream = site.stream(consumer)
+        assert [next(stream).value for _ in range(3)] == site.sent[4:7]
+        consumer.commit()
+    with site.consumer() as consumer:
+        assert next(site.stream(consumer)).value == site.sent[7]
+        with pytest.raises(MillraceError, match="auto_commit=False"):
+            consumer.commit({(site.topic, 0): 0})
+
+
+def test_a_running_consumer_rewinds_by_offset_and_by_time(site: Site) -> None:
+    site.create(2)
+    for number in range(10):
+        site.produce(10, partition=0, time_ms=1000 + number)
+    with site.consumer() as consumer:
+        stream = site.stream(consumer)
+        messages = [next(stream) for _ in range(100)]
+        assert [message.value for message in messages] == site.sent
+        consumer.seek(site.topic, 0, messages[37].offset)
+        assert [next(stream).value for _ in range(63)] == site.sent[37:]
+        assert consumer.seek_to_time(site.topic, 0, 1005) == messages[50].offset
+        assert next(stream).value == site.sent[50]
+        consumer.seek_to_time(site.topic, 0, 5000)
+        site.produce(1, partition=0)
+        assert next(stream).value == site.sent[100]
+        with pytest.raises(NotOwner):
+            consumer.seek(site.topic, 5, 0)
+
+
+def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site) -> None:
+    site.create(2)
+    for _ in range(40):
+        site.produce(100, size=1000)  # 4 MB
+    consumer = site.consumer(fetch_bytes=50_000, queued_bytes=200_000)
+    stream = site.stream(consumer)
+    first = next(stream)
+    wait_until("the queue is full", lambda: stream.room <= 0)
+    time.sleep(0.3)
+    assert stream.room > -200_000, "one more pull by each of two brokers, and a batch"
+    values = [first.value, *(next(stream).value for _ in range(len(site.sent) - 1))]
+    assert Counter(values) == Counter(site.sent)
+
+
+def test_a_group_of_the_other_kind_is_refused(site: Site) -> None:
+    site.create(1)
+    consumer = site.consumer()
+    site.registry().claim(site.group("g"), GroupKind.CLASSIC)
+    with pytest.raises(InconsistentGroupKind):
+        consumer.create_message_streams({site.topic: 1})
+
+
+def test_a_cluster_that_is_not_there_is_refused_and_not_created(site: Site, zookeeper: str) -> None:
+    with pytest.raises(MillraceError, match=f"no cluster 'nowhere'.*{site.cluster.name}"):
+        Consumer(zookeeper, "nowhere", "g")
+    for options in ({"start": "middle"}, {"queued_bytes": 0}, {"session_timeout_ms": 90_000}):
+        with pytest.raises(MillraceError, match=next(iter(options))):
+            Consumer(zookeeper, site.cluster.name, "g", **options)
+
+
+def test_topics_created_later_appear_and_new_ones_of_the_same_name_begin_anew(site: Site) -> None:
+    reader = site.reader()
+    time.sleep(0.1)
+    site.create(2)
+    site.produce(20)
+    wait_until("it is read", lambda: len(reader.messages) == 20)
+    site.client.delete_topic(site.topic)
+    wait_until("its partitions are given up", lambda: reader.consumer.owned == [])
+    site.create(1)
+    site.produce(5)
+    wait_until("the new one is read from its start", lambda: len(reader.messages) == 25)
+    assert reader.values[20:] == site.sent[20:]
+
+
+def test_a_gap_that_retention_left_is_named_and_passed(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.create(1)
+    site.produce(5)
+    with site.consumer() as consumer:
+        stream = site.stream(consumer)
+        end = site.client.list_offsets(site.topic, LATEST)[0]
+        assert next(stream).value == site.sent[0]
+        consumer.seek(site.topic, 0, end + 10_000)
+        with caplog.at_level(logging.WARNING):
+            assert next(stream).value == site.sent[0], "start is `smallest`"
+        earliest = site.client.list_offsets(site.topic, EARLIEST)[0]
+        assert f"offset {end + 10_000} of {site.topic}-0 is gone" in caplog.text
+        assert f"begins at {earliest} and ends at {end}. Going on at {earliest}" in caplog.text
+
+
+def test_a_batch_damaged_on_the_disk_is_not_delivered(site: Site) -> None:
+    site.create(1)
+    site.produce(3, size=50)
+    site.produce(3, size=50)
+    leader = site.client.topic(site.topic).partitions[0]
+    folder = site.cluster.folder / f"{site.cluster.name}-{leader}"
+    (segment,) = [path for path in folder.rglob("*.log") if site.topic in str(path.parent)]
+    second = site.client.list_offsets(site.topic, LATEST)[0]  # of the second batch the last record, plus one
+    data = bytearray(segment.read_bytes())
+    data[-10] ^= 1
+    with segment.open("r+b") as file:
+        file.write(data)
+    consumer = site.consumer()
+    stream = site.stream(consumer)
+    assert [next(stream).value for _ in range(3)] == site.sent[:3]
+    with pytest.raises(CorruptMessage, match=f"{site.topic}-0 is damaged at offset"):
+        next(stream)
+    consumer.seek(site.topic, 0, second)
+    site.produce(1)
+    assert next(stream).value == site.sent[6]
+
+
+def lose_session(zookeeper: str, consumer: Consumer) -> None:
+    """Have the server end a consumer's session, as if it had expired."""
+    thief = KazooClient(hosts=zookeeper, client_id=consumer._cluster.session.client.client_id)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+def test_a_consumer_that_lost_its_session_registers_anew_and_goes_on(site: Site, zookeeper: str) -> None:
+    site.create(4)
+    site.produce(100)
+    readers = [site.reader(), site.reader()]
+    wait_until("all is read", lambda: sum(len(each.messages) for each in readers) == 100)
+    wait_until("they share", lambda: shared_out(readers, 4))
+    lose_session(zookeeper, readers[0].consumer)
+    registry, group = readers[1].consumer._registry, site.group("g")
+    before = set(registry.members(group))
+    wait_until(
+        "it is back", lambda: len(registry.members(group)) == 2 and set(registry.members(group)) != before
+    )
+    wait_until("they share again", lambda: shared_out(readers, 4))
+    site.produce(100)
+    wait_until("all is read", lambda: set(site.sent) <= {v for each in readers for v in each.values})
+
+
+def test_a_consumer_that_is_cut_off_hands_out_nothing_once_another_may_own_its_partitions(
+    site: Site, zookeeper: str
+) -> None:
+    site.create(1)
+    site.produce(300, size=100)
+    way = Proxy(zookeeper)
+    cut_off = site.consumer(zookeeper=way.address)
+    stream = site.stream(cut_off)
+    got: list[float] = []
+
+    def take() -> None:
+        for _ in stream:
+            got.append(time.monotonic())
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    wait_until("it reads", lambda: got)
+    way.cut()
+    began = time.monotonic()
+    other = site.reader()
+    wait_until("another has it", lambda: other.consumer.owned)
+    since = time.monotonic()
+    wait_until("the rest is read there", lambda: len(other.messages) >= 300 - len(got))
+    assert 0.3 < got[-1] - began < SESSION_MS / 1000, "it goes on while it can prove that it may"
+    assert got[-1] < since
+    assert since - began < 3 * SESSION_MS / 1000
+    threading.Timer(0.1, way.close).start()
+    site.forget(cut_off)
+    thread.join(5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("round_", range(max(1, ROUNDS // 5)))
+def test_killed_consumers_lose_nothing_and_their_partitions_are_taken_over(
+    site: Site, tmp_path: Path, round_: int
+) -> None:
+    site.create(6)
+    chance = random.Random(round_)
+    started: list[ConsumerProcess] = []
+
+    def start() -> ConsumerProcess:
+        consumer = ConsumerProcess(
+            site.cluster.zookeeper, site.cluster.name, site.group("g"), site.topic,
+            chance.randint(1, 3), tmp_path / f"{len(started)}",
+        )  # fmt: skip
+        started.append(consumer)
+        return consumer
+
+    live = [start() for _ in range(3)]
+    try:
+        for _ in range(KILLS):
+            site.produce(600)
+            before = len(handled(started))
+            wait_for_progress(site, started, before)
+            live.pop(chance.randrange(len(live))).kill()
+            live.append(start())
+        site.produce(600)
+        sent = {value.decode() for value in site.sent}
+        wait_until("every message is handled", lambda: handled(started) == sent)
+    finally:
+        for consumer in live[1:]:
+            consumer.stop()
+        for consumer in started:
+            consumer.kill()
+    left = site.reader()
+    wait_until("it owns all", lambda: len(left.consumer.owned) == 6)
+    site.produce(6)
+    wait_until("new ones come", lambda: set(site.sent[-6:]) <= set(left.values))
+
+
+def wait_for_progress(site: Site, consumers: list[ConsumerProcess], before: int) -> None:
+    """Wait until they have handled more than before, or everything."""
+    enough = min(before + 1, len(site.sent))
+    wait_until("they go on", lambda: len(handled(consumers)) >= enough)
+
+
+def handled(consumers: list[ConsumerProcess]) -> set[str]:
+    return {value for each in consumers for *_, value in each.messages}
