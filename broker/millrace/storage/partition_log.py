@@ -45,6 +45,8 @@ __all__ = ["Flushed", "PartitionLog"]
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 5.0
+IDLE_SECONDS = 60.0
+"""A log that took nothing for so long keeps no file open: most of many partitions are idle."""
 
 
 class PartitionLog:
@@ -344,10 +346,12 @@ class PartitionLog:
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
             with self._lock:
                 self._files = self._files.without_first(len(victims))
+                if now - self._active.last_append > IDLE_SECONDS and self._appended.end == self._synced_end:
+                    self._active.close()  # the next append opens it again
             for victim in victims:
                 victim.close()
                 victim.path.unlink(missing_ok=True)
-        self._reader.forget_below(self._files.segments[0].base)
+        self._reader.forget()
         return [victim.base for victim in victims]
 
     def _roll_for_retention(self, now: float) -> None:
@@ -384,7 +388,8 @@ class PartitionLog:
         except StorageError as error:
             log.error("closing without a flush: %s", error)
         with self._flush_lock, self._lock:
-            self._write_checkpoint(self._visible, self._files)
+            if self._visible.end != self._checkpointed:
+                self._write_checkpoint(self._visible, self._files)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:
@@ -398,6 +403,6 @@ class PartitionLog:
     def _shut(self, reason: str) -> None:
         self._closed = True
         self._refusal = self._flush_failed = reason
-        self._reader.close()
+        self._reader.forget()
         for segment in self._files.segments:
             segment.close()

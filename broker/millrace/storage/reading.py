@@ -82,10 +82,12 @@ class Reader:
             self._warm = dict([*kept, (segment, file)])
         return file
 
-    def forget_below(self, base: int) -> None:
-        """Let go of deleted segments' files, so that their space is freed; from any thread."""
-        # Replaced whole: the loop may be adding to it, and an entry that gets lost is only opened again.
-        self._warm = {segment: file for segment, file in list(self._warm.items()) if segment.base >= base}
+    def forget(self) -> None:
+        """Let go of the files, from any thread: what was deleted frees its space, idle ones are closed.
+
+        Called every few seconds: whoever reads on opens a file again, which costs less than keeping count.
+        """
+        self._warm = {}
 
     def _check_first(self, fd: int, segment: Segment, position: int, limit: int) -> int:
         """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
@@ -95,7 +97,3 @@ class Reader:
         if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
             raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
         return header.size
-
-    def close(self) -> None:
-        """Let go of the files; slices handed out keep theirs."""
-        self._warm = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
-from millrace.storage.partition_log import PartitionLog
+from millrace.storage.partition_log import IDLE_SECONDS, PartitionLog
 from millrace.storage.segment import Segment
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -297,3 +299,66 @@ def test_retention_keeps_the_last_position_when_a_full_disk_takes_no_new_one(
     assert log.mirror_position == position(2, batches=1, records=2)
     log.append_mirrored(ORIGIN, 2, origin_batches([2], 2), position(4, batches=2, records=4))
     log.close()
+
+
+def test_retention_goes_by_the_settings_of_the_moment(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=300, retention_ms=None)
+    for _ in range(10):
+        appended(log, batch(2))
+        clock.now += 1
+    flush(log)
+    assert log.apply_retention() == []
+    files = [int(path.stem) for path in log_files(tmp_path)]
+    log.config = replace(log.config, retention_bytes=400)
+    assert log.apply_retention() == files[:-2]
+    log.config = replace(log.config, retention_bytes=None, retention_ms=1_500)
+    assert log.apply_retention() == files[-2:-1]
+    assert log.log_start_offset < log.high_watermark, "the last messages' time has not come"
+    log.config = replace(log.config, retention_ms=500)
+    assert log.apply_retention() == files[-1:]
+    assert log.log_start_offset == log.high_watermark
+    log.close()
+
+
+def open_files(folder: Path) -> int:
+    found = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += fd.readlink().is_relative_to(folder)
+    return found
+
+
+def test_an_idle_log_keeps_no_file_open_and_goes_on_when_it_is_used(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    (first,) = appended(log, batch(2))
+    clock.now += IDLE_SECONDS + 1
+    log.apply_retention()
+    assert open_files(tmp_path) == 1, "what is not on the disk yet needs its file"
+    flush(log)
+    found = log.read(first.base_offset, 1000)
+    log.apply_retention()
+    assert found is not None
+    assert (open_files(tmp_path), len(slice_bytes(found))) == (1, found.length), "the slice has its file"
+    del found
+    assert open_files(tmp_path) == 0
+    appended(log, batch(3))
+    flush(log)
+    assert len(list(consume(log, 0))) == 2
+    log.apply_retention()
+    assert open_files(tmp_path) == 1
+    log.close()
+
+
+def test_a_log_that_is_closed_with_nothing_new_writes_nothing(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    appended(log, batch(2))
+    flush(log)
+    log.close()
+    written = (tmp_path / FILE_NAME).stat()
+    log = open_log(tmp_path, clock)
+    assert log.high_watermark == 2
+    log.close()
+    assert (tmp_path / FILE_NAME).stat().st_ino == written.st_ino
