@@ -79,7 +79,13 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark_jars() -> str:
+    """Jars of other projects for the Spark session, as `spark.jars` takes them: none."""
+    return ""
+
+
+@pytest.fixture(scope="session")
+def spark(spark_jars: str) -> Iterator[SparkSession]:
     """One local Spark session for the whole run."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -90,6 +96,7 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.jars", spark_jars)
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

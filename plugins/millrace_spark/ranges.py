@@ -22,6 +22,9 @@ from uuid import UUID
 from millrace.errors import MillraceError
 from millrace.records import Cursor
 
+KAFKA_RECORD_BYTES = 100
+"""Taken for the size of a record of Apache Kafka. Rather small: too many tasks cost less than huge ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -59,17 +62,23 @@ class Cut:
         return self.first == self.range.start
 
 
+def size_of(range_: Range) -> int:
+    """Bytes of log in a range; an estimate on Apache Kafka, whose offsets tell only how many records."""
+    span = range_.end - range_.start
+    return span if range_.byte_positions else span * KAFKA_RECORD_BYTES
+
+
 def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
     """Every range in cuts of about `cut_bytes`, in order; an empty range gives none.
 
-    On Apache Kafka, where offsets count records, a cut is that many records instead.
+    On Apache Kafka, where offsets count records, a cut is as many records as `size_of` takes for that much.
     """
     if cut_bytes < 1:
         raise ValueError(f"cut_bytes must be positive, not {cut_bytes}")
     cuts: list[Cut] = []
     for each in ranges:
         span = each.end - each.start
-        count = -(-span // cut_bytes)
+        count = min(span, -(-size_of(each) // cut_bytes))
         edges = [each.start + span * index // count for index in range(count)] + [each.end]
         cuts += [Cut(each, first, last) for first, last in itertools.pairwise(edges)]
     return cuts

@@ -15,11 +15,11 @@ from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 from millrace.wire.client import EARLIEST, LATEST
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace_spark.ranges import Cut, Range, cut_ranges
+from millrace_spark.ranges import Cut, Range, cut_ranges, size_of
 from millrace_spark.reading import TopicMetadata
 
 CUT_BYTES = 128 << 20
-"""The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: records)."""
+"""The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: about)."""
 
 KNOWN = {
     "bootstrap": "bootstrap",
@@ -204,5 +204,5 @@ def _check_named(options: SourceOptions, topic: str, partitions: Mapping[int, in
 
 def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
     """The ranges as tasks: at least `min_partitions` of them if there are offsets for that many."""
-    total = sum(range_.end - range_.start for range_ in ranges)
+    total = sum(map(size_of, ranges))
     return cut_ranges(ranges, max(1, min(CUT_BYTES, total // min_partitions)))

@@ -122,3 +122,9 @@ def test_ranges_become_as_many_tasks_as_asked_for() -> None:
     assert len(cuts_for(ranges, 8)) >= 8
     assert cuts_for([], 5) == []
     assert len(cuts_for([Range("T", 0, 0, 3)], 10)) == 3
+
+
+def test_on_kafka_where_offsets_count_records_tasks_are_cut_by_an_estimate_of_their_bytes() -> None:
+    kafka = Range("T", 0, 0, 10_000_000, byte_positions=False)
+    assert len(cuts_for([kafka], 1)) == 8, "a gigabyte or so in tasks of 128 MiB"
+    assert len(cuts_for([Range("T", 0, 0, 3, byte_positions=False)], 10)) == 3, "no task without a record"
