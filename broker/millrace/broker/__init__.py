@@ -60,6 +60,7 @@ class Broker:
         self._opening: dict[Place, Future[PartitionLog]] = {}
         self._deleting: set[Place] = set()
         self._failed: dict[Place, tuple[UUID, str]] = {}
+        self._retried: set[Place] = set()
         self._staged: dict[Partition, None] = {}
         self._recording = False
         self._looking: list[Callable[[], None]] = []
@@ -159,8 +160,26 @@ class Broker:
         return self._logs.partition(*place, topic.topic_id, config)
 
     def _fail(self, place: Place, topic: TopicState, error: BaseException) -> None:
-        self._failed[place] = (topic.topic_id, str(error))
-        log.error("cannot serve %s-%s until a restart: %s", *place, error)
+        before = self._failed.get(place)
+        self._failed[place] = failed = (topic.topic_id, str(error))
+        if before == failed:
+            return
+        if isinstance(error, StorageError):
+            self._retried.add(place)
+            log.error("cannot serve %s-%s: %s; trying again", *place, error)
+        else:
+            self._retried.discard(place)
+            log.error("cannot serve %s-%s until a restart: %s", *place, error)
+
+    def _try_again(self) -> None:
+        """Open what could not be opened for want of room, of descriptors or of a right."""
+        for place in list(self._retried):
+            failed = self._failed.get(place)
+            topic = self._current(place, failed[0]) if failed else None
+            if topic is None:
+                self._retried.discard(place)
+            elif place not in self._opening and place not in self._deleting:
+                self._open(place, topic)
 
     def _open(self, place: Place, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:
@@ -180,6 +199,8 @@ class Broker:
         partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)
         self._configure(partition, topic, state)
         self._partitions[place] = partition
+        self._failed.pop(place, None)
+        self._retried.discard(place)
         self._record_soon()
         partition.see_to_flush()  # a log that is led here again may still hold what was not flushed
         log.info(
@@ -249,6 +270,7 @@ class Broker:
             self._logs.delete_expired()
 
         def again(_: Future[None]) -> None:
+            self._try_again()
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
         self._submit(self._files, work, again)

@@ -24,8 +24,13 @@ def claim(log_dir: Path, cluster_id: str, broker_id: int) -> None:
     try:
         text = path.read_text()
     except FileNotFoundError:
-        _write(path, {"cluster_id": cluster_id, "broker_id": broker_id})
+        try:
+            _write(path, {"cluster_id": cluster_id, "broker_id": broker_id})
+        except OSError as error:
+            raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
         return
+    except OSError as error:
+        raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
     try:
         owner = json.loads(text)
         found = (owner["cluster_id"], owner["broker_id"])

@@ -158,9 +158,14 @@ class ClientConnection:
         # Ask for the piece after this one now: a cold read would otherwise hold up every connection.
         with contextlib.suppress(OSError):
             os.posix_fadvise(file, part.position + count, FILE_BYTES_PER_TURN, os.POSIX_FADV_WILLNEED)
-        sent = os.sendfile(self.socket.fileno(), file, part.position, count)
-        if sent == 0:
-            raise OSError(errno.EIO, "a log file is shorter than it was")
+        try:
+            sent = os.sendfile(self.socket.fileno(), file, part.position, count)
+            if sent == 0:
+                raise OSError(errno.EIO, "it is shorter than it was")
+        except OSError as error:
+            if error.errno == errno.EIO:  # the disk's, not the client's: what it got so far is no answer
+                log.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
+            raise
         self.took_at = self._server.now
         if sent == part.length:
             self._out.popleft()

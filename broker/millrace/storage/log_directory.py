@@ -12,6 +12,7 @@ aside is kept as long as the broker's own retention would have kept its messages
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -60,8 +61,9 @@ def lock_directory(path: Path) -> int:
             f"log directory {path} is in use by another broker (process {holder}): "
             "stop it or choose another directory"
         ) from None
-    os.truncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # it only tells who holds the lock; a full disk must not keep us out
+        os.truncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
@@ -96,9 +98,12 @@ class LogDirectory:
         except OSError as error:
             raise MillraceError(f"cannot create the log directory {path}: {error.strerror}") from error
         directory = cls(path, config, clock, lock_directory(path))
-        for doomed in path.glob("*.deleted"):
-            shutil.rmtree(doomed)
-        directory._look()
+        try:
+            for doomed in path.glob("*.deleted"):
+                shutil.rmtree(doomed)
+            directory._look()
+        except OSError as error:
+            raise MillraceError(f"cannot use the log directory {path}: {error}") from error
         return directory
 
     def _look(self) -> None:

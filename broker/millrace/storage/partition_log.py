@@ -25,7 +25,7 @@ from pathlib import Path
 
 from millrace.compression import Buffer
 from millrace.config import LogConfig
-from millrace.errors import BrokerError, MillraceError, PolicyViolation, StorageError
+from millrace.errors import BrokerError, PolicyViolation, StorageError
 from millrace.records import HeaderFields
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
@@ -67,7 +67,7 @@ class PartitionLog:
         self._oldest_unflushed_at: float | None = None
         self._refusal: str | None = None
         self._flush_failed: str | None = None
-        self._closed = self._directory_changed = False
+        self._closed = self._directory_changed = self._out_of_room = False
         self._reader = Reader(directory, recovered.state.end)
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
@@ -82,7 +82,8 @@ class PartitionLog:
     ) -> PartitionLog:
         """The partition in `directory`, created or recovered; everything it then shows is on the disk.
 
-        Raises MillraceError when the directory cannot be used or lost bytes that were on the disk.
+        Raises StorageError when the directory cannot be used now, MillraceError when it lost bytes that were
+        on the disk.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ class PartitionLog:
             sync_directory(directory.parent)
             return cls(directory, config, clock, sync)
         except OSError as error:
-            raise MillraceError(f"cannot open the log in {directory}: {error}") from error
+            raise StorageError(f"cannot open the log in {directory}: {error}") from error
 
     @property
     def log_start_offset(self) -> int:
@@ -244,8 +245,11 @@ class PartitionLog:
         except OSError as error:
             if isinstance(error, CutFailed):
                 self._refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
-            log.error("cannot append to %s: %s", active.path, error)
+            self._report_no_room(f"cannot append to {active.path}: {error}")
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
+        if self._out_of_room:
+            self._out_of_room = False
+            log.info("%s takes writes again", self.directory)
         staging.note_facts(active.facts)
         self._producers.commit(staging.producers)
         self._appended = staging.state()
@@ -256,9 +260,17 @@ class PartitionLog:
         try:
             segment = Segment.create(self.directory, self._appended.end, self._clock())
         except OSError as error:
-            raise StorageError(f"cannot create a segment in {self.directory}: {error.strerror}") from error
+            reason = f"cannot create a segment in {self.directory}: {error.strerror}"
+            self._report_no_room(reason)
+            raise StorageError(reason) from error
         self._directory_changed = True
         self._files = replace(self._files, segments=(*self._files.segments, segment))
+
+    def _report_no_room(self, reason: str) -> None:
+        """Say it once, until something could be written again: producers try without end."""
+        if not self._out_of_room:
+            self._out_of_room = True
+            log.error("%s", reason)
 
     def flush(self) -> Flushed:
         """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.

@@ -47,14 +47,19 @@ class Reader:
         try:
             return self._slice(visible, files, offset, max_bytes)
         except CorruptMessage as error:
-            if str(error) not in self._reported:
-                self._reported.add(str(error))
-                log.error("%s; `millrace log verify %s` names every damaged batch", error, self._directory)
+            self._report(f"{error}; `millrace log verify {self._directory}` names every damaged batch")
             raise
         except FileNotFoundError:
             raise OffsetOutOfRange(f"offset {offset} was just given up by retention") from None
         except OSError as error:
+            self._report(f"cannot read {self._directory}: {error}")
             raise StorageError(f"cannot read {self._directory}: {error}") from error
+
+    def _report(self, what: str) -> None:
+        """Say it once: clients ask again and again."""
+        if what not in self._reported:
+            self._reported.add(what)
+            log.error("%s", what)
 
     def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
         index = files.index_of(offset)
