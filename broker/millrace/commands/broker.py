@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,6 +27,9 @@ from millrace.mirror.embedded import Mirror
 from millrace.server import Server
 from millrace.server.admission import allow_open_files
 from millrace.storage.log_directory import LogDirectory
+
+if TYPE_CHECKING:
+    from millrace.metrics import MetricsServer
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +72,37 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         _stop_on_signals(mirror, mailbox, server)
         cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
         name = f"broker {config.broker_id} of {config.cluster}"
+        metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
         print(f"ready: {name} on {server.host}:{server.port}", flush=True)
         mirror.start()
         _collect_garbage_seldom()
         server.run(handlers.handle, broker.end_of_turn)
         log.info("stopping: bringing everything to the disk")
+        if metrics is not None:
+            metrics.close()
         groups.close()
         broker.settle()
         server.close()
     finally:
         cluster.close()
     broker.close()
+
+
+def _serve_metrics(
+    config: BrokerConfig, broker: Broker, server: Server, groups: Groups, mirror: Mirror
+) -> MetricsServer:
+    """Start to answer on `metrics_listen`; only then the libraries for it are loaded."""
+    from millrace.metrics import MetricsServer
+    from millrace.metrics.health import Health
+    from millrace.metrics.lag import GroupOffsets
+    from millrace.metrics.numbers import Numbers
+
+    offsets = GroupOffsets(ConsumerRegistry(broker.cluster.session, config.cluster), broker)
+    numbers = Numbers(broker=broker, server=server, groups=groups, offsets=offsets, mirrors=mirror.states)
+    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers, Health(broker))
+    metrics.start()
+    log.info("metrics on http://%s/metrics, health on /healthz", metrics.address)
+    return metrics
 
 
 def _collect_garbage_seldom() -> None:

@@ -166,6 +166,7 @@ class Server:
         idle = [connection for connection in self._connections.values() if connection.idle_since(since)]
         for connection in idle:
             self.drop(connection)
+        self.admission.closed_idle += len(idle)
         if idle:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
         self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
@@ -183,6 +184,7 @@ class Server:
             )  # fmt: skip
             for victim in victims:
                 self.drop(victim)
+            self.admission.closed_greedy += len(victims)
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
         if events & select.EPOLLOUT:

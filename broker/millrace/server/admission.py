@@ -54,6 +54,9 @@ class Admission:
         self.open = 0
         self.accepted = 0
         self.refused = 0
+        self.closed_idle = 0
+        self.closed_greedy = 0
+        """Connections closed later: because nothing came, and because all held too much."""
 
     def refusal(self, address: str, fd: int) -> str | None:
         """Why a new connection cannot stay; None counts it as open."""

@@ -1,0 +1,70 @@
+"""What each consumer group has committed of the partitions led here, from ZooKeeper, a little behind.
+
+A thread of its own reads it, only while somebody asks, so that no scrape waits for ZooKeeper.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+
+from millrace.broker import Broker
+from millrace.consumer_registry import ConsumerRegistry, Place, current_offsets
+from millrace.errors import MillraceError
+
+log = logging.getLogger(__name__)
+
+REFRESH_S = 10.0
+MAX_SERIES = 10_000
+"""Group and partition pairs that are kept: whoever may name groups decides how many there are."""
+
+
+class GroupOffsets:
+    """`committed` as of the last reading; asking for it has it read again."""
+
+    def __init__(self, registry: ConsumerRegistry, broker: Broker) -> None:
+        self._registry, self._broker = registry, broker
+        self._committed: Mapping[tuple[str, Place], int] = {}
+        self._wanted, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="group offsets", daemon=True)
+
+    def start(self) -> None:
+        """Read when asked, at most every 10 s."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Read no more; a reading under way ends with the session."""
+        self._stopped.set()
+        self._wanted.set()
+
+    def committed(self) -> Mapping[tuple[str, Place], int]:
+        """The offset of each (group, partition led here), as last read; does not wait."""
+        self._wanted.set()
+        return self._committed
+
+    def refresh(self) -> None:
+        """Read now."""
+        partitions = self._broker.partitions
+        ids = {topic: partition.topic_id for (topic, _), partition in list(partitions.items())}
+        found: dict[tuple[str, Place], int] = {}
+        for group in sorted(self._registry.groups()):
+            committed = self._registry.offsets(group)
+            for place, offset in current_offsets(committed, ids).items():
+                if place in partitions and len(found) < MAX_SERIES:
+                    found[group, place] = offset.offset
+        self._committed = found
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self.refresh()
+            except MillraceError as error:
+                log.warning("cannot read the groups' offsets for metrics: %s", error)
+            except Exception:
+                log.exception("reading the groups' offsets failed")
+            self._stopped.wait(REFRESH_S)
