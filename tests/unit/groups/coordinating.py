@@ -1,0 +1,139 @@
+"""Brokers that share a registry, each with a loop and a clock that tests turn by hand."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.config import BrokerConfig
+from millrace.groups import ClientName, Group, Groups, State
+from millrace.groups.choice import coordinator_of
+from millrace.mailbox import Mailbox
+from millrace.wire.group_messages import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    SyncGroupRequest,
+)
+from tests.support import wait_until
+from tests.unit.groups.registry import MemoryRegistry
+
+
+@dataclass
+class Cluster:
+    """What brokers know of each other and of topics."""
+
+    brokers: dict[int, BrokerAddress]
+    topics: dict[str, TopicState]
+
+
+@dataclass
+class Answers:
+    """What was heard, errors and results alike."""
+
+    heard: list[Any] = field(default_factory=list)
+
+    def __call__(self, answer: Any) -> None:
+        self.heard.append(answer)
+
+
+class Broker:
+    """One broker's groups, with a loop that tests turn and a clock they move."""
+
+    def __init__(self, broker_id: int, cluster: Cluster, registry: MemoryRegistry) -> None:
+        self.now = 100.0
+        self.mailbox = Mailbox(lambda: self.now)
+        config = BrokerConfig(broker_id=broker_id, cluster="test", group_initial_rebalance_delay_ms=0)
+        self.groups = Groups(
+            config, cluster, registry, self.mailbox, lambda: self.now, lambda: 5.0  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        def turned() -> Any:
+            self.mailbox.run()
+            return condition()
+
+        return wait_until(what, turned, timeout_s=10)
+
+    def passes(self, seconds: float) -> None:
+        for _ in range(int(seconds / 0.5)):
+            self.now += 0.5
+            self.mailbox.run()
+
+    def ask(self, question: Callable[[Answers], None]) -> Any:
+        """The one answer to a question."""
+        answers = Answers()
+        question(answers)
+        self.until("an answer", lambda: answers.heard)
+        assert len(answers.heard) == 1
+        return answers.heard[0]
+
+    def find(self, name: str) -> Any:
+        return self.ask(lambda answers: self.groups.find(name, answers, answers))
+
+    def use(self, name: str) -> Any:
+        return self.ask(lambda answers: self.groups.use(name, answers, answers))
+
+    def listed(self) -> Any:
+        return self.ask(lambda answers: self.groups.list_groups(answers, answers))
+
+    def look_at(self, name: str) -> Any:
+        return self.ask(lambda answers: self.groups.describe_group(name, answers, answers))
+
+    def delete(self, name: str) -> Any:
+        return self.ask(lambda answers: self.groups.delete(name, answers))
+
+    def offsets(self, name: str) -> Any:
+        return self.ask(lambda answers: self.groups.offsets(name, None, answers, answers))
+
+    def commit(self, name: str, offset: int = 7, **changes: Any) -> Any:
+        return self.ask(lambda answers: self.groups.commit(commit_request(name, offset, **changes), answers))
+
+    def join(self, name: str) -> tuple[Group, list[JoinGroupResponse]]:
+        """A group with a member, and what that hears."""
+        group = self.use(name)
+        assert isinstance(group, Group), group
+        heard: list[JoinGroupResponse] = []
+        protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
+        request = JoinGroupRequest(
+            group_id=name, session_timeout=30_000, protocol_type="consumer", protocols=(protocol,)
+        )
+        group.join(request, ClientName("c", "/h"), heard.append)
+        self.until("the group has a generation", lambda: heard)
+        return group, heard
+
+    def stable(self, name: str) -> tuple[Group, Any]:
+        """A group with one member that has its assignment, and how the member calls itself in a commit."""
+        group, (joined,) = self.join(name)
+        sync = SyncGroupRequest(group_id=name, generation_id=joined.generation_id, member_id=joined.member_id)
+        group.sync(sync, lambda _: None)
+        assert group.state is State.STABLE
+        return group, {
+            "member_id": joined.member_id, "generation_id_or_member_epoch": joined.generation_id
+        }  # fmt: skip
+
+
+def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitRequest:
+    partition = OffsetCommitRequestPartition(
+        partition_index=changes.pop("partition", 0),
+        committed_offset=offset,
+        committed_metadata=changes.pop("metadata", "m"),
+    )
+    topic = OffsetCommitRequestTopic(name=changes.pop("topic", "t"), partitions=(partition,))
+    return OffsetCommitRequest(group_id=name, topics=(topic,), **changes)
+
+
+def topic_state(name: str) -> TopicState:
+    return TopicState(name, uuid.uuid4(), {}, {0: PartitionState(1, (1,), (1,), 0)})
+
+
+def name_for(broker_id: int, number: int = 0) -> str:
+    """A group the choice of two brokers for falls on this one."""
+    names = (f"group{n}" for n in range(1000))
+    return [name for name in names if coordinator_of(name, (1, 2)) == broker_id][number]

@@ -1,0 +1,127 @@
+"""ZooKeeper's part for tests of the coordinator: in memory, shared by brokers, and it can be held up.
+
+The real one is tested against ZooKeeper in tests/integration/test_consumer_registry.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from millrace.consumer_registry import CommittedOffset, Fence, GroupKind, Place, StreamsMember
+from millrace.errors import BrokerError, GroupNotEmpty, InconsistentGroupKind, NotCoordinator, UnknownGroup
+
+
+@dataclass
+class Entry:
+    """One group."""
+
+    kind: GroupKind
+    offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
+    members: dict[str, StreamsMember] = field(default_factory=dict)
+    owners: dict[Place, str] = field(default_factory=dict)
+    coordinator: int | None = None
+    version: int = 0
+
+
+class MemoryRegistry:
+    """As `ConsumerRegistry`, for any number of brokers."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.commits: list[dict[Place, CommittedOffset]] = []
+        self.away = False
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.blocked = threading.Semaphore(0)
+
+    def _ask(self) -> None:
+        if not self.may_go_on.is_set():
+            self.blocked.release()
+            assert self.may_go_on.wait(20)
+        if self.away:
+            raise BrokerError("ZooKeeper at test does not answer")
+
+    def groups(self) -> dict[str, GroupKind]:
+        self._ask()
+        return {name: entry.kind for name, entry in self.entries.items()}
+
+    def kind(self, group: str) -> GroupKind | None:
+        self._ask()
+        return self.entries[group].kind if group in self.entries else None
+
+    def claim(self, group: str, kind: GroupKind) -> None:
+        self._ask()
+        if self.entries.setdefault(group, Entry(kind)).kind != kind:
+            raise InconsistentGroupKind("other kind")
+
+    def coordinate(self, group: str, broker_id: int) -> Fence | int:
+        self._ask()
+        entry = self.entries[group]
+        if entry.coordinator not in (None, broker_id):
+            return entry.coordinator or 0
+        if entry.coordinator is None:
+            entry.coordinator = broker_id
+            entry.version += 1
+        return Fence(checks=((group, entry.version),), broken=NotCoordinator)
+
+    def _holds(self, group: str, fence: Fence | None) -> bool:
+        entry = self.entries.get(group)
+        return entry is not None and entry.coordinator is not None and fence is not None and (
+            fence.checks == ((group, entry.version),)
+        )  # fmt: skip
+
+    def coordinator(self, group: str) -> int | None:
+        self._ask()
+        return self.entries[group].coordinator if group in self.entries else None
+
+    def resign(self, group: str, fence: Fence) -> None:
+        self._ask()
+        if self._holds(group, fence):
+            self.entries[group].coordinator = None
+
+    def offsets(self, group: str, places: Iterable[Place] | None = None) -> dict[Place, CommittedOffset]:
+        self._ask()
+        found = self.entries[group].offsets if group in self.entries else {}
+        return {place: found[place] for place in (found if places is None else places) if place in found}
+
+    def commit(
+        self, group: str, offsets: Mapping[Place, CommittedOffset], *, fence: Fence | None = None
+    ) -> None:
+        self._ask()
+        if not self._holds(group, fence):
+            raise NotCoordinator("fenced")
+        self.entries[group].offsets |= offsets
+        self.commits.append(dict(offsets))
+
+    def delete_group(self, group: str, *, fence: Fence | None = None) -> None:
+        self._ask()
+        entry = self.entries.get(group)
+        if entry is None:
+            raise UnknownGroup("none")
+        if entry.members:
+            raise GroupNotEmpty("members")
+        if entry.coordinator is not None and not self._holds(group, fence):
+            raise NotCoordinator("held")
+        del self.entries[group]
+
+    def members(self, group: str) -> dict[str, StreamsMember]:
+        self._ask()
+        return self.entries[group].members
+
+    def owners(self, group: str) -> dict[Place, str]:
+        self._ask()
+        return self.entries[group].owners
+
+    def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
+        self._ask()
+        if self.entries[group].members:
+            raise GroupNotEmpty("members")
+        self.entries[group].offsets |= offsets
+
+    def session_ends(self, broker_id: int) -> None:
+        """The broker's ephemeral nodes go."""
+        for entry in self.entries.values():
+            if entry.coordinator == broker_id:
+                entry.coordinator = None

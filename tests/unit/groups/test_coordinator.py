@@ -1,0 +1,207 @@
+"""Which broker coordinates a group, how it takes it over and gives it up, and how it is fenced."""
+
+from __future__ import annotations
+
+from millrace.consumer_registry import GroupKind, StreamsMember
+from millrace.errors import ErrorCode
+from millrace.groups import Group, State
+from millrace.groups.choice import coordinator_of
+from millrace.groups.holding import IDLE_S
+from millrace.groups.work import WAIT_S
+from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
+from tests.unit.groups.registry import Entry, MemoryRegistry
+
+NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
+NOT_AVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
+MINE, THEIRS = name_for(1), name_for(2)
+
+
+# The choice
+
+
+def test_the_choice_is_spread_and_changes_hands_only_with_the_broker_that_comes_or_goes() -> None:
+    names = [f"group{n}" for n in range(2000)]
+    three = {name: coordinator_of(name, [3, 1, 2]) for name in names}
+    assert min(list(three.values()).count(broker) for broker in (1, 2, 3)) > 550
+    two = {name: coordinator_of(name, [1, 2]) for name in names}
+    assert all(two[name] == three[name] for name in names if three[name] != 3)
+    assert coordinator_of("x", []) is None
+
+
+def test_all_brokers_name_the_same_coordinator(one: Broker, two: Broker) -> None:
+    for name in (MINE, THEIRS, "any other"):
+        assert one.find(name) == two.find(name)
+    assert one.find(MINE) == 1
+
+
+def test_the_holder_stays_coordinator_when_the_choice_would_be_another(
+    one: Broker, two: Broker, cluster: Cluster
+) -> None:
+    addresses = cluster.brokers
+    cluster.brokers = {1: addresses[1]}
+    one.use(THEIRS)
+    cluster.brokers = addresses
+    assert one.find(THEIRS) == two.find(THEIRS) == 1
+    assert two.use(THEIRS) is NOT_COORDINATOR
+    assert isinstance(one.use(THEIRS), Group)
+
+
+def test_a_holder_that_is_dead_must_first_lose_its_session(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    one.use(MINE)
+    cluster.brokers = {2: cluster.brokers[2]}
+    assert two.find(MINE) is NOT_AVAILABLE
+    assert two.use(MINE) is NOT_COORDINATOR
+    registry.session_ends(1)
+    assert two.find(MINE) == 2
+    assert isinstance(two.use(MINE), Group)
+
+
+def test_only_the_chosen_broker_takes_a_group_over(one: Broker, registry: MemoryRegistry) -> None:
+    assert one.use(THEIRS) is NOT_COORDINATOR
+    assert registry.entries == {}
+
+
+def test_a_group_needs_a_name_of_reasonable_length(one: Broker) -> None:
+    for name in ("", "x" * 1001):
+        for answer in (one.find(name), one.use(name), one.look_at(name), one.delete(name), one.offsets(name)):
+            assert answer is ErrorCode.INVALID_GROUP_ID
+        assert one.commit(name) == {("t", 0): ErrorCode.INVALID_GROUP_ID}
+
+
+def test_requests_that_come_during_a_take_over_share_it(one: Broker, registry: MemoryRegistry) -> None:
+    registry.may_go_on.clear()
+    answers = Answers()
+    for _ in range(3):
+        one.groups.use(MINE, answers, answers)
+    registry.may_go_on.set()
+    one.until("three answers", lambda: len(answers.heard) == 3)
+    assert len(set(map(id, answers.heard))) == 1
+
+
+def test_a_take_over_that_takes_long_is_answered_in_time_and_used_when_it_succeeds(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.use(MINE, answers, answers)
+    one.passes(WAIT_S - 0.5)
+    assert answers.heard == []
+    one.passes(0.5)
+    assert answers.heard == [NOT_AVAILABLE]
+    registry.may_go_on.set()
+    one.until("it is held", lambda: one.groups.held(MINE))
+    assert len(answers.heard) == 1
+
+
+def test_a_streams_group_is_refused_to_classic_members(one: Broker, registry: MemoryRegistry) -> None:
+    registry.entries[MINE] = Entry(GroupKind.STREAMS)
+    assert one.use(MINE) is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert one.commit(MINE, member_id="a") == {("t", 0): ErrorCode.INCONSISTENT_GROUP_PROTOCOL}
+
+
+def test_a_streams_group_is_put_somewhere_else_only_while_it_has_no_consumers(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    entry = registry.entries[MINE] = Entry(GroupKind.STREAMS)
+    assert one.commit(MINE, 3) == {("t", 0): NONE}
+    entry.members["c"] = StreamsMember(topics={}, host="h")
+    assert one.commit(MINE, 4) == {("t", 0): ErrorCode.NON_EMPTY_GROUP}
+    assert entry.offsets["t", 0].offset == 3
+
+
+# Giving up
+
+
+def test_a_group_that_never_commits_leaves_nothing_behind(one: Broker, registry: MemoryRegistry) -> None:
+    one.use(MINE)
+    assert MINE in registry.entries
+    one.passes(IDLE_S + 3)
+    one.until("it is gone", lambda: MINE not in registry.entries)
+    assert one.groups.held(MINE) is None
+
+
+def test_a_group_with_offsets_is_kept_without_a_coordinator(one: Broker, registry: MemoryRegistry) -> None:
+    one.commit(MINE)
+    one.passes(IDLE_S + 3)
+    one.until("nobody coordinates it", lambda: registry.entries[MINE].coordinator is None)
+    assert registry.entries[MINE].offsets
+
+
+def test_a_group_with_members_is_kept(one: Broker) -> None:
+    one.join(MINE)
+    one.passes(IDLE_S + 5)
+    assert one.groups.held(MINE) is not None
+
+
+def test_a_broker_that_stops_gives_its_groups_up(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE)
+    group, heard = one.join(MINE)
+    one.groups.close()
+    assert group.state is State.DEAD
+    cluster.brokers = {2: cluster.brokers[2]}
+    assert two.find(MINE) == 2
+    assert two.offsets(MINE)["t", 0].offset == 7
+    assert heard[-1].error_code == NONE
+
+
+# Fencing
+
+
+def test_a_coordinator_that_was_replaced_drops_the_group_at_its_next_commit(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    group, member = one.stable(MINE)
+    registry.session_ends(1)
+    cluster.brokers = {2: cluster.brokers[2]}
+    two.use(MINE)
+    assert one.commit(MINE, **member) == {("t", 0): NOT_COORDINATOR}
+    assert registry.entries[MINE].offsets == {}
+    assert group.state is State.DEAD
+    assert one.use(MINE) is NOT_COORDINATOR
+
+
+def test_a_coordinator_that_was_replaced_notices_it_when_zookeeper_is_back(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    group, _ = one.stable(MINE)
+    registry.session_ends(1)
+    cluster.brokers = {2: cluster.brokers[2]}
+    two.use(MINE)
+    one.groups.check()
+    one.until("the group is dropped", lambda: group.state is State.DEAD)
+
+
+def test_an_offset_is_not_written_by_a_coordinator_that_was_replaced(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE, 1)
+    registry.session_ends(1)
+    cluster.brokers = {2: cluster.brokers[2]}
+    two.commit(MINE, 2)
+    assert one.commit(MINE, 3) == {("t", 0): NOT_COORDINATOR}
+    assert registry.entries[MINE].offsets["t", 0].offset == 2
+    assert one.groups.held(MINE) is None
+
+
+def test_a_coordinator_that_nobody_replaced_keeps_its_members_over_a_lost_session(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    group, (joined,) = one.join(MINE)
+    registry.session_ends(1)
+    one.groups.check()
+    one.until("it coordinates again", lambda: registry.entries[MINE].coordinator == 1)
+    one.passes(0.5)
+    assert group.heartbeat(joined.member_id, None, joined.generation_id) is NONE
+    assert one.groups.held(MINE) is group
+
+
+def test_a_check_without_zookeeper_drops_nothing(one: Broker, registry: MemoryRegistry) -> None:
+    group, _ = one.join(MINE)
+    registry.away = True
+    one.groups.check()
+    one.passes(1)
+    assert one.groups.held(MINE) is group

@@ -1,0 +1,194 @@
+"""What a broker writes of offsets and refuses to, and what it says of groups to those who administer them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from millrace.consumer_registry import CommittedOffset, GroupKind, StreamsMember
+from millrace.errors import ErrorCode
+from millrace.groups import State
+from millrace.groups.work import WAIT_S
+from millrace.wire.group_messages import OffsetCommitRequest
+from tests.unit.groups.coordinating import (
+    Answers,
+    Broker,
+    Cluster,
+    commit_request,
+    name_for,
+    topic_state,
+)
+from tests.unit.groups.registry import Entry, MemoryRegistry
+
+NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR
+NOT_AVAILABLE = ErrorCode.COORDINATOR_NOT_AVAILABLE
+MINE, THEIRS = name_for(1), name_for(2)
+
+
+# Committing
+
+
+def test_offsets_carry_the_topics_id_and_the_time(one: Broker, cluster: Cluster) -> None:
+    assert one.commit(MINE, 7) == {("t", 0): NONE}
+    assert one.offsets(MINE) == {
+        ("t", 0): CommittedOffset(
+            offset=7, metadata="m", time_ms=5000, topic_id=cluster.topics["t"].topic_id, leader_epoch=-1
+        )
+    }
+
+
+def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
+    one: Broker, cluster: Cluster
+) -> None:
+    one.commit(MINE)
+    cluster.topics = {"t": topic_state("t")}
+    assert one.offsets(MINE) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"topic": "nope"}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"partition": 1}, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ({"metadata": "x" * 4097}, ErrorCode.OFFSET_METADATA_TOO_LARGE),
+        ({"metadata": "x" * 4096}, ErrorCode.NONE),
+        ({"metadata": None}, ErrorCode.NONE),
+        ({"offset": -1}, ErrorCode.OFFSET_OUT_OF_RANGE),
+        ({"member_id": "stranger"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        ({"generation_id_or_member_epoch": 3}, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_each_offset_is_judged_for_itself(one: Broker, changes: dict[str, Any], code: ErrorCode) -> None:
+    (answer,) = one.commit(MINE, **changes).values()
+    assert answer is code
+
+
+def test_a_refused_partition_does_not_keep_the_others_from_being_committed(one: Broker) -> None:
+    good, bad = commit_request(MINE, 1).topics[0], commit_request(MINE, 1, topic="nope").topics[0]
+    request = OffsetCommitRequest(group_id=MINE, topics=(bad, good))
+    codes = one.ask(lambda answers: one.groups.commit(request, answers))
+    assert codes == {("nope", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ("t", 0): NONE}
+    assert one.offsets(MINE)["t", 0].offset == 1
+
+
+def test_commits_that_come_while_one_is_written_are_written_together_in_order(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.use(MINE)
+    registry.may_go_on.clear()
+    answers = Answers()
+    for offset in range(1, 6):
+        one.groups.commit(commit_request(MINE, offset), answers)
+    assert registry.blocked.acquire(timeout=10)
+    registry.may_go_on.set()
+    one.until("all are answered", lambda: len(answers.heard) == 5)
+    assert [[each.offset for each in commit.values()] for commit in registry.commits] == [[1], [5]]
+
+
+def test_without_zookeeper_a_commit_is_answered_in_time_and_members_stay(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    group, member = one.stable(MINE)
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.commit(commit_request(MINE, 1, **member), answers)
+    one.groups.find("another", answers, answers)
+    one.passes(WAIT_S)
+    assert answers.heard == [{("t", 0): NOT_AVAILABLE}, NOT_AVAILABLE]
+    assert one.find(MINE) == 1, "what is coordinated here needs no ZooKeeper to say"
+    assert one.groups.held(MINE) is group
+    assert group.state is State.STABLE
+
+
+def test_a_commit_that_takes_too_long_may_be_tried_again_and_the_newer_one_wins(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.use(MINE)
+    registry.may_go_on.clear()
+    answers = Answers()
+    one.groups.commit(commit_request(MINE, 1), answers)
+    one.passes(WAIT_S)
+    assert answers.heard == [{("t", 0): NOT_AVAILABLE}]
+    one.groups.commit(commit_request(MINE, 2), answers)
+    registry.may_go_on.set()
+    one.until("the second is answered", lambda: len(answers.heard) == 2)
+    assert answers.heard[1] == {("t", 0): NONE}
+    assert registry.entries[MINE].offsets["t", 0].offset == 2
+
+
+def test_an_error_of_zookeeper_is_told_as_one_that_may_be_tried_again(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.use(MINE)
+    registry.away = True
+    assert one.commit(MINE) == {("t", 0): NOT_AVAILABLE}
+    assert one.offsets(MINE) is NOT_AVAILABLE
+    registry.away = False
+    assert one.commit(MINE) == {("t", 0): NONE}
+
+
+# Administration
+
+
+def test_each_broker_lists_its_share_and_together_they_list_every_group_once(
+    one: Broker, two: Broker, registry: MemoryRegistry, cluster: Cluster
+) -> None:
+    for number in range(10):
+        registry.entries[name_for(1 + number % 2, number)] = Entry(GroupKind.CLASSIC)
+    registry.entries[name_for(2, 20)] = Entry(GroupKind.STREAMS)
+    addresses, cluster.brokers = cluster.brokers, {1: cluster.brokers[1]}
+    one.join(name_for(2, 1))
+    cluster.brokers = addresses
+    listed = [*one.listed(), *two.listed()]
+    assert sorted(listed) == sorted(registry.entries)
+
+
+def test_a_group_is_described_by_its_coordinator_or_if_it_has_none_by_any_broker(
+    one: Broker, two: Broker, registry: MemoryRegistry
+) -> None:
+    one.join(MINE)
+    assert one.look_at(MINE).state is State.COMPLETING
+    assert two.look_at(MINE) is NOT_COORDINATOR
+    assert two.look_at("nobody knows it").state is State.DEAD
+    registry.entries[THEIRS] = Entry(GroupKind.CLASSIC)
+    assert one.look_at(THEIRS).state is two.look_at(THEIRS).state is State.EMPTY
+
+
+def test_a_streams_group_is_shown_with_its_consumers(one: Broker, registry: MemoryRegistry) -> None:
+    members = {"consumer1": StreamsMember(topics={"t": 1}, host="here")}
+    registry.entries["s"] = Entry(GroupKind.STREAMS, members=members)
+    shown = one.look_at("s")
+    assert (shown.state, shown.protocol_type) == (State.STABLE, "consumer")
+    assert [(each.member_id, each.client.host) for each in shown.members] == [("consumer1", "here")]
+
+
+def test_deleting_needs_a_group_without_members(one: Broker, two: Broker, registry: MemoryRegistry) -> None:
+    assert one.delete(MINE) is ErrorCode.GROUP_ID_NOT_FOUND
+    one.commit(MINE)
+    assert two.delete(MINE) is NOT_COORDINATOR
+    group, (joined,) = one.join(MINE)
+    assert one.delete(MINE) is ErrorCode.NON_EMPTY_GROUP
+    group.drop(NOT_COORDINATOR)
+    registry.entries["s"] = Entry(GroupKind.STREAMS, members={"c": StreamsMember(topics={}, host="h")})
+    assert one.delete("s") is ErrorCode.NON_EMPTY_GROUP
+    assert joined.error_code == NONE
+
+
+def test_a_deleted_group_is_forgotten_with_its_offsets(one: Broker, registry: MemoryRegistry) -> None:
+    one.commit(MINE)
+    assert one.delete(MINE) is NONE
+    assert registry.entries == {}
+    assert one.offsets(MINE) == {}
+    registry.entries[THEIRS] = Entry(GroupKind.CLASSIC)
+    assert one.delete(THEIRS) is NONE
+    assert registry.entries == {}
+
+
+def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> None:
+    one.join(MINE)
+    one.use(name_for(1, 1))
+    assert {group.name: len(group.members) for group in one.groups.describe()} == {
+        MINE: 1,
+        name_for(1, 1): 0,
+    }
