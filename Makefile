@@ -26,7 +26,7 @@ check: setup ## Style, types and layers
 up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 	$(BIN)/millrace up deploy/local.toml
 
-compat: setup kcat ## Scenario suites with other projects' Kafka clients
+compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
 	$(BIN)/python -m pytest tests/compat
 
 soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)

@@ -1,4 +1,4 @@
-"""Apache Kafka and Spark's Kafka source for the tests that need them."""
+"""Apache Kafka and Spark's Kafka source for the tests that need them, and the last line of the run."""
 
 from __future__ import annotations
 
@@ -7,21 +7,34 @@ from pathlib import Path
 
 import pytest
 
+from tests.compat.last_line import (
+    needs_maven,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_unconfigure,
+)
 from tests.peers import maven
 from tests.peers.kafka import KafkaBroker
+
+__all__ = ["needs_maven", "pytest_runtest_logreport", "pytest_sessionfinish", "pytest_unconfigure"]
 
 SPARK_KAFKA_POM = Path(maven.__file__).with_name("spark-kafka.pom.xml")
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """One broker of Apache Kafka that the whole run shares; take topic names of your own."""
-    compact_at_once = {"log.cleaner.backoff.ms": "200"}
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=compact_at_once) as broker:
+    settings = {
+        "log.cleaner.backoff.ms": "200",
+        # A broker that was killed is let in again only when its last session is over.
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+    }
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), settings=settings) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
-def spark_jars() -> str:
+def spark_jars(needs_maven: None) -> str:
     """Spark's own Kafka source, for the one Spark session of the run."""
     return ",".join(str(jar) for jar in sorted(maven.jars(SPARK_KAFKA_POM).iterdir()))

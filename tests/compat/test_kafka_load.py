@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
@@ -49,7 +49,7 @@ class World:
             client.register(name, json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text()))
         return name
 
-    def publish(self, topic: str, count: int, *, flush_every: int = 0, **settings: object) -> None:
+    def publish(self, topic: str, count: int, *, flush_every: int = 0, **settings: Any) -> None:
         """Events with the keys 0 to 3 in turn, in segments of `flush_every` where the topic's are short."""
         with AuditedProducer(
             self.kafka.address, self.registry, cluster="dc1", server="web", service="shop", config=settings
@@ -112,7 +112,8 @@ def test_committed_events_become_rows_and_the_next_load_goes_on_behind_them(
     world: World, tmp_path: Path
 ) -> None:
     topic = world.topic("KafkaLoaded", compression_type="producer")
-    world.publish(topic, 700, **{"compression.type": "zstd", "batch.num.messages": 20})
+    config: dict[str, Any] = {"compression.type": "zstd", "batch.num.messages": 20}
+    world.publish(topic, 700, **config)
     events = world.values(topic)
     world.transact(topic, events[:30], commit=False)
     first = world.load(tmp_path, topic)

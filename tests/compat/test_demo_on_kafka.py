@@ -1,0 +1,44 @@
+"""The whole pipeline with Apache Kafka as both datacenters: published there, proved in the warehouse."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.peers.kafka import KafkaBroker
+from tests.support import REPOSITORY, run_millrace
+
+EVENTS = 10_000
+
+
+def demo(*options: str) -> subprocess.CompletedProcess[str]:
+    paths = [f"--{name}={REPOSITORY / name}" for name in ("dags", "schemas")]
+    deployment = f"--deployment={REPOSITORY / 'deploy' / 'local.toml'}"
+    return run_millrace("demo", deployment, *paths, *options, timeout_s=400)
+
+
+@pytest.fixture(scope="module")
+def kafkas(needs_maven: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The options that name two clusters of Apache Kafka as the datacenters."""
+    folder = tmp_path_factory.mktemp("demo-kafka")
+    with KafkaBroker(folder / "dc1") as dc1, KafkaBroker(folder / "dc2") as dc2:
+        yield [f"--kafka=dc1={dc1.address}", f"--kafka=dc2={dc2.address}"]
+
+
+def test_nothing_is_lost_or_repeated_from_kafka_to_the_hourly_table(
+    kafkas: list[str], tmp_path: Path
+) -> None:
+    done = demo("--events", str(EVENTS), "--hours", "2", "--keep", str(tmp_path), *kafkas)
+    output = done.stdout + done.stderr
+    counted = f"published={EVENTS} mirrored={EVENTS} loaded={EVENTS} lost=0 duplicated=0 hours_complete=4/4"
+    assert done.stdout.splitlines()[-1] == f"DEMO OK: {counted}", output
+    assert done.returncode == 0
+    # No broker of ours stood in for a datacenter.
+    assert sorted(log.name for log in (tmp_path / "logs").glob("dc*")) == ["dc1-reader.log", "dc2-reader.log"]
+
+    again = demo("--events", "10", *kafkas)
+    assert again.returncode == 1
+    assert "holds messages already" in again.stdout.splitlines()[-1]
