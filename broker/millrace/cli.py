@@ -23,6 +23,7 @@ COMMANDS = {
     "broker": "millrace.commands.broker:broker",
     "consume": "millrace.commands.clients:consume",
     "demo": "millrace.demo.command:demo",
+    "groups": "millrace.commands.groups:groups",
     "log": "millrace.commands.log:log",
     "mirror": "millrace.commands.mirror:mirror",
     "produce": "millrace.commands.clients:produce",

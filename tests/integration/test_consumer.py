@@ -113,6 +113,11 @@ def shared_out(readers: list[Reader], partitions: int) -> bool:
     return everything == list(range(partitions)) and max(sizes) - min(sizes) <= 1
 
 
+def shared_out_of(readers: list[Reader], partitions: int) -> bool:
+    """So many partitions are read at all."""
+    return sum(len(reader.consumer.owned) for reader in readers) == partitions
+
+
 def in_order(reader: Reader) -> bool:
     last: dict[int, int] = {}
     for message in reader.messages:
@@ -357,6 +362,20 @@ def test_a_batch_damaged_on_the_disk_is_not_delivered(site: Site) -> None:
     consumer.seek(site.topic, 0, second)
     site.produce(1)
     assert next(stream).value == site.sent[6]
+
+
+def test_brokers_that_die_and_come_back_are_waited_for(site: Site) -> None:
+    site.create(4)
+    site.produce(40)
+    readers = [site.reader(), site.reader()]
+    wait_until("all is read", lambda: sum(len(each.messages) for each in readers) == 40)
+    site.cluster.brokers[2].kill()
+    wait_until("its partitions are gone", lambda: shared_out_of(readers, 2))
+    site.cluster.restart(2)
+    wait_until("its partitions are back", lambda: shared_out(readers, 4))
+    site.produce(40)
+    wait_until("all is read", lambda: sum(len(each.messages) for each in readers) >= 80)
+    assert Counter(readers[0].values + readers[1].values) == Counter(site.sent)
 
 
 def lose_session(zookeeper: str, consumer: Consumer) -> None:

@@ -307,6 +307,23 @@ def test_only_a_group_that_nobody_uses_is_deleted(lives: tuple[Life, Life]) -> N
         others.delete_group("g")
 
 
+def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.STREAMS)
+    ours.rewind("g", {("clicks", 0): at(1), ("clicks", 1): at(2)})
+    fence = others.register("g", "c1", MEMBER)
+    with pytest.raises(GroupNotEmpty):
+        ours.rewind("g", {("clicks", 0): at(7)})
+    with pytest.raises(GroupNotEmpty):  # one that came after the question: the write itself asks again
+        ours._commit("g", {ours._offset("g", ("clicks", 0)): b"{}"}, None, unused=f"{ours._group('g')}/ids")
+    assert others.offsets("g") == {("clicks", 0): at(1), ("clicks", 1): at(2)}
+    others.unregister("g", fence)
+    ours.rewind("g", {("clicks", 0): at(7)})
+    assert others.offsets("g") == {("clicks", 0): at(7), ("clicks", 1): at(2)}
+    with pytest.raises(UnknownGroup):
+        ours.rewind("unknown", {("clicks", 0): at(7)})
+
+
 def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
     lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:

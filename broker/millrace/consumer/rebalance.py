@@ -26,6 +26,7 @@ from millrace.consumer_registry import (
     Place,
     StreamsMember,
     current_offsets,
+    stream_name,
 )
 from millrace.errors import BrokerError, MillraceError
 from millrace.zookeeper_session import OPERATION_SECONDS
@@ -277,8 +278,3 @@ class Rebalancer:
             self._registry.commit(self._group, entries, fence=fence)
         for each, offset in offsets.items():
             each.committed = offset
-
-
-def stream_name(consumer_id: str, index: int) -> str:
-    """What a stream is called in the ownership registry."""
-    return f"{consumer_id}-{index}"

@@ -29,6 +29,7 @@ from millrace.consumer_registry.entries import (
     GroupKind,
     Place,
     StreamsMember,
+    consumer_of,
     current_offsets,
     decode_kind,
     decode_member,
@@ -39,6 +40,7 @@ from millrace.consumer_registry.entries import (
     name_of,
     node_name,
     place_of,
+    stream_name,
 )
 from millrace.errors import (
     BrokerError,
@@ -53,7 +55,7 @@ from millrace.zookeeper_session import Session
 
 __all__ = [
     "CommittedOffset", "ConsumerRegistry", "Fence", "GroupKind", "NotOwner", "Place", "StreamsMember",
-    "current_offsets",
+    "consumer_of", "current_offsets", "stream_name",
 ]  # fmt: skip
 
 MAX_CHANGES = 500
@@ -183,8 +185,21 @@ class ConsumerRegistry:
         for start in range(0, len(paths), MAX_CHANGES):
             self._commit(group, {path: found[path] for path in paths[start : start + MAX_CHANGES]}, fence)
 
-    def _commit(self, group: str, offsets: Mapping[str, bytes], fence: Fence | None) -> None:
+    def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
+        """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
+        ids = f"{self._group(group)}/ids"
+        found = {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
+        if self._session.children(ids):
+            raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
+        self._commit(group, found, None, unused=ids)
+
+    def _commit(
+        self, group: str, offsets: Mapping[str, bytes], fence: Fence | None, *, unused: str | None = None
+    ) -> None:
         def write(change: TransactionRequest) -> None:
+            if unused is not None:  # fails if anything is below it
+                change.delete(unused)
+                change.create(unused)
             for path, data in offsets.items():
                 if path in self._known:
                     change.set_data(path, data)
@@ -200,6 +215,8 @@ class ConsumerRegistry:
                 self._known.update(offsets)
                 return
             self._known.difference_update(offsets)
+            if unused is not None and self._session.children(unused):
+                raise GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
         raise BrokerError(f"the offsets of group {group!r} change too fast to be written")
 
     def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:

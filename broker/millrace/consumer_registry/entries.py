@@ -52,6 +52,16 @@ def current_offsets(
     return {place: found for place, found in committed.items() if topic_ids.get(place[0]) == found.topic_id}
 
 
+def stream_name(consumer_id: str, index: int) -> str:
+    """What one of a consumer's streams is called where it owns a partition."""
+    return f"{consumer_id}-{index}"
+
+
+def consumer_of(stream: str) -> str:
+    """The consumer that a stream belongs to."""
+    return stream.rpartition("-")[0]
+
+
 def node_name(name: str) -> str:
     """Any name as a node's: `.` and `..` would be steps of a path."""
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")

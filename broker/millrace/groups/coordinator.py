@@ -11,7 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from millrace.config import BrokerConfig
-from millrace.consumer_registry import CommittedOffset, ConsumerRegistry, GroupKind, Place, current_offsets
+from millrace.consumer_registry import (
+    CommittedOffset,
+    ConsumerRegistry,
+    GroupKind,
+    Place,
+    consumer_of,
+    current_offsets,
+)
 from millrace.errors import ErrorCode
 from millrace.groups.choice import coordinator_of
 from millrace.groups.group import Group
@@ -21,6 +28,7 @@ from millrace.groups.snapshot import GroupSnapshot, MemberSnapshot, State
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
 from millrace.mailbox import Mailbox
+from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, encode_assignment
 from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
 
 MAX_NAME = 1_000
@@ -100,7 +108,11 @@ class Groups:
         asked = {(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
 
         def failed(code: ErrorCode) -> None:
-            answer(dict.fromkeys(asked, code))
+            anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
+            if code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL and anonymous:
+                self._rewind(request.group_id, asked, answer)
+            else:
+                answer(dict.fromkeys(asked, code))
 
         def use(held: Held) -> None:
             code = held.group.check_commit(
@@ -122,6 +134,27 @@ class Groups:
         asked: Mapping[Place, OffsetCommitRequestPartition],
         answer: Callable[[Codes], None],
     ) -> None:
+        codes, offsets = self._checked(asked)
+        if offsets:
+            held.commits.add(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
+        else:
+            answer(codes)
+
+    def _rewind(
+        self, name: str, asked: Mapping[Place, OffsetCommitRequestPartition], answer: Callable[[Codes], None]
+    ) -> None:
+        """A group of Millrace's own consumers may be put somewhere else while it has none."""
+        codes, offsets = self._checked(asked)
+        self._work.ask(
+            lambda: self._registry.rewind(name, offsets),
+            lambda _: answer(codes),
+            lambda code: answer(codes | dict.fromkeys(offsets, code)),
+        )
+
+    def _checked(
+        self, asked: Mapping[Place, OffsetCommitRequestPartition]
+    ) -> tuple[dict[Place, ErrorCode], dict[Place, CommittedOffset]]:
+        """What is to be said of each partition, and the offsets that may be written."""
         codes = {place: self._refuse(place, partition) for place, partition in asked.items()}
         time_ms = int(self._wall_clock() * 1000)
         offsets = {
@@ -135,10 +168,7 @@ class Groups:
             for place, code in codes.items()
             if not code
         }
-        if offsets:
-            held.commits.add(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
-        else:
-            answer(codes)
+        return codes, offsets
 
     def _refuse(self, place: Place, partition: OffsetCommitRequestPartition) -> ErrorCode:
         topic = self._cluster.topics.get(place[0])
@@ -186,18 +216,33 @@ class Groups:
         """In a thread: a group without a coordinator; None when it has one."""
         kind = self._registry.kind(name)
         if kind is GroupKind.STREAMS:
-            consumers = self._registry.members(name)
-            members = tuple(
-                MemberSnapshot(member_id=consumer, client=ClientName(consumer, member.host))
-                for consumer, member in consumers.items()
-            )
-            state = State.STABLE if members else State.EMPTY
-            return GroupSnapshot(name=name, state=state, protocol_type=CONSUMER, members=members)
+            return self._look_at_streams(name)
         if kind is None:
             return GroupSnapshot(name=name, state=State.DEAD)
         if self._registry.coordinator(name) is not None:
             return None
         return GroupSnapshot(name=name, state=State.EMPTY, protocol_type=CONSUMER)
+
+    def _look_at_streams(self, name: str) -> GroupSnapshot:
+        """In a thread: a group of Millrace's own consumers, which partitions each of them owns included."""
+        owned: dict[str, list[Place]] = {}
+        for place, stream in self._registry.owners(name).items():
+            owned.setdefault(consumer_of(stream), []).append(place)
+        members = tuple(
+            MemberSnapshot(
+                member_id=consumer,
+                client=ClientName(consumer, member.host),
+                assignment=encode_assignment(owned.get(consumer, ())),
+            )
+            for consumer, member in self._registry.members(name).items()
+        )
+        return GroupSnapshot(
+            name=name,
+            state=State.STABLE if members else State.EMPTY,
+            protocol_type=CONSUMER,
+            protocol=STREAMS_PROTOCOL,
+            members=members,
+        )
 
     def list_groups(self, done: Callable[[Mapping[str, str]], None], failed: Failed) -> None:
         """Name -> protocol type of the groups coordinated here, and of this broker's share of the others."""

@@ -1,4 +1,4 @@
-"""DescribeGroups, v0 to v4. A group of Millrace's own consumers is shown without what they read.
+"""DescribeGroups, v0 to v4. A group of Millrace's own consumers is shown, too, as if it were one of Kafka's.
 
 Left out: authorized operations.
 """

@@ -103,6 +103,11 @@ class ClusterClient:
         response = self._retry(lambda deadline: self._metadata(None, deadline))
         return {t.name: _topic_metadata(t) for t in response.topics if t.name and not t.error_code}
 
+    def broker_ids(self) -> list[int]:
+        """Every live broker of the cluster."""
+        self._retry(lambda deadline: self._metadata((), deadline))
+        return sorted(self._brokers)
+
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
