@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from millrace.cli import cli
 from millrace.errors import MillraceError
+from millrace.wire.client import ClusterClient
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, run_millrace
 
@@ -52,10 +53,49 @@ def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
     listed = json.loads(run(broker, "topics", "list", "--json"))
     assert listed == [{"topic": "lines", "partitions": 1}]
     described = json.loads(run(broker, "topics", "describe", "lines", "--json"))
-    assert described["partitions"] == [{"partition": 0, "leader": 1, "start": 0, "high_watermark": 3}]
-    assert "high watermark" in run(broker, "topics", "describe", "lines")
+    (partition,) = described["partitions"]
+    assert partition.pop("bytes") > 60
+    assert partition == {"partition": 0, "leader": 1, "start": 0, "high_watermark": 3}
+    assert {"name": "flush.ms", "value": "100", "source": "default"} in described["settings"]
+    table = run(broker, "topics", "describe", "lines")
+    assert "high watermark" in table
+    assert "retention.ms" in table
+    assert "lines" in run(broker, "topics", "list")
     assert run(broker, "topics", "delete", "lines") == "deleted lines\n"
-    assert run(broker, "topics", "list") == ""
+    assert run(broker, "topics", "list") == "no topics\n"
+
+
+def test_a_topic_is_changed_while_it_is_in_use(broker: RunningBroker) -> None:
+    run(broker, "topics", "create", "changing", "--partitions", "2", "--config", "flush.ms=7")
+    alter = ("topics", "alter", "changing")
+    changes = ("--config", "retention.ms=60000", "--delete-config", "flush.ms", "--partitions", "5")
+    said = run(broker, *alter, *changes)
+    assert said == "changed retention.ms, flush.ms of changing\nchanging has 5 partitions\n"
+    described = json.loads(run(broker, "topics", "describe", "changing", "--json"))
+    assert [row["partition"] for row in described["partitions"]] == [0, 1, 2, 3, 4]
+    told = {item["name"]: (item["value"], item["source"]) for item in described["settings"]}
+    assert (told["retention.ms"], told["flush.ms"]) == (("60000", "topic"), ("100", "default"))
+    run(broker, "produce", "changing", "--partition", "4", stdin="x\n")
+    assert run(broker, "consume", "changing", "--partition", "4", "--from-beginning", "--until-end") == "x\n"
+    assert "has 5 partitions already" in refused(broker, *alter, "--partitions", "3")
+    assert "retention.ms='soon' is not a number" in refused(broker, *alter, "--config", "retention.ms=soon")
+    assert "unknown topic setting 'nope'" in refused(broker, *alter, "--delete-config", "nope")
+    assert "both set and deleted" in refused(broker, *alter, "--config", "a=1", "--delete-config", "a")
+    assert "nothing to change" in refused(broker, *alter)
+    assert "millrace topics list" in refused(broker, "topics", "alter", "nope", "--partitions", "9")
+    run(broker, "topics", "delete", "changing")
+
+
+def test_a_creation_whose_outcome_is_unknown_says_how_to_find_it_out(
+    broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(*_: object) -> None:
+        raise MillraceError("no answer (gave up after 10 s)")
+
+    monkeypatch.setattr(ClusterClient, "create_topic", silent)
+    line = refused(broker, "topics", "create", "doubtful")
+    assert line.startswith("topic 'doubtful' may or may not have been created: no answer")
+    assert f"millrace topics describe doubtful --bootstrap {broker.bootstrap}" in line
 
 
 def test_mistakes_are_one_line_that_says_what_to_do(broker: RunningBroker) -> None:

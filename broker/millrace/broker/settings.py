@@ -15,10 +15,7 @@ from typing import Any
 from millrace.broker.topics import FIXED, SETTINGS
 from millrace.cluster_state import TopicState
 from millrace.config import BrokerConfig, LogConfig
-from millrace.wire.config_messages import ConfigSource, ConfigType
-
-ORIGINS = "mirror.origins"
-"""Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
+from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from millrace.handlers.delete_groups import delete_groups
 from millrace.handlers.delete_topics import DELETE_TOPICS
 from millrace.handlers.describe_configs import DESCRIBE_CONFIGS
 from millrace.handlers.describe_groups import describe_groups
+from millrace.handlers.describe_log_dirs import DESCRIBE_LOG_DIRS
 from millrace.handlers.fetch import FETCH
 from millrace.handlers.find_coordinator import find_coordinator
 from millrace.handlers.heartbeat import heartbeat
@@ -35,9 +36,9 @@ __all__ = ["Api", "Handlers", "group_apis", "kafka_apis"]
 def kafka_apis(more: Iterable[Api] = ()) -> list[Api]:
     """Every API a broker serves; `more` are those that stand on more than the broker: groups, the mirror."""
     apis = [
-        PRODUCE, FETCH, LIST_OFFSETS, metadata(), CREATE_TOPICS,
-        DELETE_TOPICS, INIT_PRODUCER_ID, DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS,
-        CREATE_PARTITIONS, *more,
+        PRODUCE, FETCH, LIST_OFFSETS, metadata(), CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID,
+        DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, CREATE_PARTITIONS, DESCRIBE_LOG_DIRS,
+        *more,
     ]  # fmt: skip
     return [*apis, api_versions(apis)]
 

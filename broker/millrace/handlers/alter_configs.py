@@ -14,8 +14,7 @@ from millrace.errors import InvalidRequest
 from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
-from millrace.wire.codec import decode, encode
-from millrace.wire.config_messages import (
+from millrace.wire.admin_messages import (
     AlterableConfig,
     AlterConfigsRequest,
     AlterConfigsResource,
@@ -23,6 +22,7 @@ from millrace.wire.config_messages import (
     AlterConfigsResponse,
     ResourceType,
 )
+from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 
 Settings = Mapping[str, str]

@@ -14,13 +14,13 @@ from millrace.errors import ErrorCode
 from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
-from millrace.wire.codec import decode, encode
-from millrace.wire.config_messages import (
+from millrace.wire.admin_messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreatePartitionsTopic,
     CreatePartitionsTopicResult,
 )
+from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 
 

@@ -15,8 +15,7 @@ from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api
-from millrace.wire.codec import decode, encode
-from millrace.wire.config_messages import (
+from millrace.wire.admin_messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeConfigsResourceResult,
@@ -25,6 +24,7 @@ from millrace.wire.config_messages import (
     DescribeConfigsSynonym,
     ResourceType,
 )
+from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 
 

@@ -14,8 +14,8 @@ from millrace.errors import InvalidRequest
 from millrace.handlers.alter_configs import alter_resources, required_value
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.wire.admin_messages import AlterableConfig, ConfigOperation, IncrementalAlterConfigsRequest
 from millrace.wire.codec import decode
-from millrace.wire.config_messages import AlterableConfig, ConfigOperation, IncrementalAlterConfigsRequest
 from millrace.wire.messages import ApiKey
 
 

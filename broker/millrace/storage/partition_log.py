@@ -114,6 +114,11 @@ class PartitionLog:
         return self._appended.end
 
     @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return self._appended.end - self._files.segments[0].base
+
+    @property
     def mirror_position(self) -> MirrorPosition | None:
         """How far this partition mirrors its origin, as appended; None for an ordinary one."""
         return self._appended.mirror

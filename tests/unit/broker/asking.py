@@ -21,7 +21,7 @@ from kio.serial import entity_reader, entity_writer
 from millrace.cluster_state import TopicState, new_topic
 from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.handlers import Handlers, kafka_apis
-from millrace.handlers.request import Request
+from millrace.handlers.request import Repeated, Request
 from tests.unit.broker.running import FakeCluster, Running
 
 Values = Mapping[str, Any]
@@ -55,7 +55,7 @@ class AskingClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
-    repeated = None
+    repeated: Repeated | None = None
 
     def __init__(self) -> None:
         self.answers = 0

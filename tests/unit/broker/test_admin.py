@@ -295,6 +295,27 @@ def test_a_topic_is_created_when_the_broker_is_set_to(running: Setup, version: i
     assert set(error_codes(ask(running, ApiKey.METADATA, version, wanted))) == {ErrorCode.NONE}
 
 
+# Sizes
+
+
+def test_sizes_on_the_disk_are_told_of_what_is_led_here(running: Setup) -> None:
+    batch = bytearray(build_batch([Message(1, None, b"x" * 500)]))
+    running.broker.produce("t", 1, memoryview(batch), Outcome(), 0)
+    running.turn()
+
+    def told(topics: Any) -> dict[str, dict[int, int]]:
+        (directory,) = ask(running, ApiKey.DESCRIBE_LOG_DIRS, 1, {"topics": topics}).results
+        assert (directory.error_code, directory.log_dir) == (0, "./data")
+        return {
+            found.name: {p.partition_index: p.partition_size for p in found.partitions}
+            for found in directory.topics
+        }
+
+    assert told(None) == {"copy": {0: 0}, "t": {0: 0, 1: len(batch)}}
+    asked = [{"topic": "t", "partitions": (1, 2, 7)}, {"topic": "nope", "partitions": (0,)}]
+    assert told(asked) == {"t": {1: len(batch)}}
+
+
 # Offsets
 
 

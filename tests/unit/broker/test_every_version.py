@@ -19,7 +19,7 @@ from tests.unit.broker.running import Running, topic
 TOLD = {
     0: (0, 8), 1: (4, 11), 2: (1, 5), 3: (1, 8), 8: (2, 7), 9: (1, 5), 10: (0, 2), 11: (0, 5), 12: (0, 3),
     13: (0, 3), 14: (0, 3), 15: (0, 4), 16: (0, 2), 18: (0, 3), 19: (2, 4), 20: (1, 3), 22: (0, 1),
-    32: (1, 3), 33: (0, 1), 37: (0, 1), 42: (0, 1), 44: (0, 0),
+    32: (1, 3), 33: (0, 1), 35: (1, 1), 37: (0, 1), 42: (0, 1), 44: (0, 0),
 }  # fmt: skip
 """API -> versions: what the clients we know need, and nothing flexible but ApiVersions v3."""
 

@@ -1,4 +1,4 @@
-"""The messages that describe and change settings, and CreatePartitions, as values.
+"""The messages of an operator as values: settings told and changed, more partitions, sizes on disk.
 
 As in `wire.messages`: field names are Kafka's, a version's missing fields are left out by `wire.codec`.
 """
@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+
+ORIGINS = "mirror.origins"
+"""Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
 
 
 class ResourceType(IntEnum):
@@ -191,3 +194,52 @@ class CreatePartitionsResponse:
     """What became of every topic."""
 
     results: tuple[CreatePartitionsTopicResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribableLogDirTopic:
+    """Some partitions of a topic."""
+
+    topic: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogDirsRequest:
+    """How large are these partitions on this broker's disk? `topics` None asks for all."""
+
+    topics: tuple[DescribableLogDirTopic, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogDirsPartition:
+    """One partition stored here; `partition_size` in bytes."""
+
+    partition_index: int
+    partition_size: int
+    offset_lag: int = 0
+    is_future_key: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogDirsTopic:
+    """The partitions of one topic that are stored here."""
+
+    name: str
+    partitions: tuple[DescribeLogDirsPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogDirsResult:
+    """What one log directory holds."""
+
+    error_code: int
+    log_dir: str
+    topics: tuple[DescribeLogDirsTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogDirsResponse:
+    """Every log directory of one broker."""
+
+    results: tuple[DescribeLogDirsResult, ...]
