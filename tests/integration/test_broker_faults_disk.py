@@ -21,7 +21,7 @@ from millrace.errors import ErrorCode
 from millrace.wire.client import EARLIEST, LATEST
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
-from tests.integration.faults.disk import Disk
+from tests.integration.faults.disk import Disk, shim_path
 from tests.integration.faults.ledger import Ledger, read_all
 from tests.integration.faults.traffic import PLAIN, NumberedProducer, run, run_until_stored
 from tests.integration.faults.wire import Wire, batch
@@ -168,7 +168,9 @@ def empty(ballast: Path) -> None:
 def cramped(start: Start, zookeeper: str, tmp_path: Path, small_disk: Path) -> RunningBroker:
     """A broker whose log directory is on the small disk."""
     name = f"full-{uuid4().hex[:6]}"
-    return start_broker(start, zookeeper, tmp_path, name, log_dir=str(small_disk / "logs"))
+    env = {"PYTHONPATH": shim_path(tmp_path / "shim"), "DISK_PACE": "0.5"}
+    hasty = functools.partial(start, env=env)
+    return start_broker(hasty, zookeeper, tmp_path, name, log_dir=str(small_disk / "logs"))
 
 
 def refused_until_full(wire: Wire, topic: str, text: str) -> int:

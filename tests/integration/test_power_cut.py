@@ -126,7 +126,7 @@ def watched_broker(
     start: Callable[..., Process], zookeeper: str, folder: Path, disk: Disk, cluster: str
 ) -> RunningBroker:
     """A broker on the disk, its checkpoints frequent enough for a cut to meet them."""
-    watched = functools.partial(start, env={**disk.env, "DISK_CHECKPOINTS": "0.2"})
+    watched = functools.partial(start, env={**disk.env, "DISK_PACE": "0.2"})
     return start_broker(watched, zookeeper, folder, cluster)
 
 

@@ -17,7 +17,6 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ from uuid import UUID
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.segment import sync_directory
+from millrace.storage.segment import remove_directory, sync_directory
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +99,7 @@ class LogDirectory:
         directory = cls(path, config, clock, lock_directory(path))
         try:
             for doomed in path.glob("*.deleted"):
-                shutil.rmtree(doomed)
+                remove_directory(doomed)
             directory._look()
         except OSError as error:
             raise MillraceError(f"cannot use the log directory {path}: {error}") from error
@@ -167,7 +166,8 @@ class LogDirectory:
         kept_since = self._clock() * 1000 - self.config.retention_ms
         for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
             log.info("deleting %s: set aside longer ago than retention", path)
-            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_directory(path)
             self._aside.pop(path, None)
 
     def delete(self, topic: str, partition: int) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +35,7 @@ from millrace.storage.producer_state import ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
-from millrace.storage.segment import CutFailed, Files, Segment, Sync, sync_directory
+from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
 from millrace.storage.staging import Staging, position_size, size_in_log
 from millrace.storage.state import Flushed, LogState
 
@@ -415,7 +414,7 @@ class PartitionLog:
             self._shut(f"{self.directory} was deleted")
         doomed = self.directory.with_name(f"{self.directory.name}.deleted")
         self.directory.rename(doomed)
-        shutil.rmtree(doomed)
+        remove_directory(doomed)
 
     def _shut(self, reason: str) -> None:
         self._closed = True

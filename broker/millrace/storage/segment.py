@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,15 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a partition's directory; where a link stands for it, what it points to and the link."""
+    if directory.is_symlink():
+        shutil.rmtree(directory.resolve(), ignore_errors=True)  # a start cut short may have removed it
+        directory.unlink()
+    else:
+        shutil.rmtree(directory)
 
 
 class CutFailed(OSError):

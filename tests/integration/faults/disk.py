@@ -27,6 +27,13 @@ class Certain:
     folders: dict[int, Names] = field(default_factory=dict)
 
 
+def shim_path(folder: Path) -> str:
+    """A PYTHONPATH that has `disk_shim` run inside every process that gets it; `folder` is made."""
+    folder.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("disk_shim.py"), folder / "sitecustomize.py")
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 class Disk:
     """The disk below one folder, for every process that is started with `env`."""
 
@@ -37,13 +44,9 @@ class Disk:
         self._held: list[int] = []
         self.lost_bytes = self.lost_names = 0
         """How much the power cuts took: a test that lost nothing shows nothing."""
-        shim = folder / "shim"
-        shim.mkdir(parents=True)
-        shutil.copyfile(Path(__file__).with_name("disk_shim.py"), shim / "sitecustomize.py")
-        path = os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.env = {
-            "PYTHONPATH": path, "DISK_RECORD": str(self._record), "DISK_KEPT": str(self._kept),
-            "DISK_RULES": str(self._rules),
+            "PYTHONPATH": shim_path(folder / "shim"), "DISK_RECORD": str(self._record),
+            "DISK_KEPT": str(self._kept), "DISK_RULES": str(self._rules),
         }  # fmt: skip
         self._kept.mkdir()
         self.begin_anew()

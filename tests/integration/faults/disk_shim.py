@@ -8,7 +8,8 @@ the calls of `os` that reach the disk. Settings come by environment, because not
     DISK_RULES    file; JSON [{"call", "path", "errno"}]: calls on matching paths fail while it is there
     DISK_DIE_AT   the process ends at this many syncs (1: the first) instead of carrying one out
     DISK_PLAIN    without root's right to ignore permissions
-    DISK_CHECKPOINTS   a broker's seconds between checkpoints
+    DISK_PACE     a broker's seconds between checkpoints, and between rounds of retention
+    DISK_CLOCK    file; seconds by which the process's clock is wrong
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import os
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,19 +105,32 @@ def _become_plain() -> None:
     os.execv(sys.executable, sys.orig_argv)
 
 
-def _install() -> None:
-    if "DISK_PLAIN" in os.environ:
-        _become_plain()
+def _record() -> None:
     record = os.open(os.environ["DISK_RECORD"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.fsync = _recording(os.fsync, record)
     os.fdatasync = _recording(os.fdatasync, record)
     os.pread = _failing("read", os.pread, 0)
     os.sendfile = _failing("send", os.sendfile, 1)
-    if "DISK_CHECKPOINTS" in os.environ:
-        from millrace.storage import partition_log
-
-        partition_log.CHECKPOINT_INTERVAL_S = float(os.environ["DISK_CHECKPOINTS"])
 
 
+def _set_clock() -> None:
+    path, real = Path(os.environ["DISK_CLOCK"]), time.time
+    time.time = lambda: real() + float(path.read_text())
+
+
+def _set_pace() -> None:
+    import millrace.broker
+    from millrace.storage import partition_log
+
+    pace = float(os.environ["DISK_PACE"])
+    partition_log.CHECKPOINT_INTERVAL_S = millrace.broker.RETENTION_INTERVAL_S = pace
+
+
+if "DISK_PLAIN" in os.environ:
+    _become_plain()
 if "DISK_RECORD" in os.environ:
-    _install()
+    _record()
+if "DISK_CLOCK" in os.environ:
+    _set_clock()
+if "DISK_PACE" in os.environ:
+    _set_pace()
