@@ -27,7 +27,7 @@ from millrace.mailbox import Mailbox
 from millrace.server.admission import Admission, Budget
 from millrace.server.connection import ClientConnection
 from millrace.server.statistics import Statistics
-from millrace.wire.framing import FrameRefused
+from millrace.wire.framing import FrameBuffers, FrameRefused
 
 __all__ = ["ClientConnection", "Server"]
 
@@ -69,6 +69,7 @@ class Server:
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
+        self.frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
         self._running = False
@@ -200,10 +201,11 @@ class Server:
                 self.touch(connection)
 
     def _read(self, connection: ClientConnection) -> None:
-        if RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
+        framer, room = connection.framer, connection.framer.room
+        if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
             self._write_staged()
         try:
-            count = connection.socket.recv_into(self._buffer[self._used :])
+            count = connection.socket.recv_into(self._buffer[self._used :] if room is None else room)
         except BlockingIOError:
             return
         except OSError:
@@ -211,9 +213,11 @@ class Server:
         if count == 0:
             self.drop(connection)
             return
-        received = self._buffer[self._used : self._used + count]
-        self._used += count
-        connection.framer.receive_data(received)
+        if room is None:
+            framer.receive_data(self._buffer[self._used : self._used + count])
+            self._used += count
+        else:
+            framer.received(count)
         self._serve(connection)
 
     def _serve(self, connection: ClientConnection) -> None:
@@ -258,6 +262,7 @@ class Server:
         """Have the staged records written: after it, nothing needs the shared buffer any more."""
         self._end_of_turn()
         self._used = 0
+        self.frame_buffers.end_of_turn()
 
     def _finish_turn(self) -> None:
         self._write_staged()

@@ -48,7 +48,7 @@ class ClientConnection:
         self.address = f"{host}:{port}"
         self.principal = ANONYMOUS
         self.errors = server.errors
-        self.framer = RequestFramer(server.limits.max_frame_bytes)
+        self.framer = RequestFramer(server.limits.max_frame_bytes, server.frame_buffers)
         self.requests: deque[Request] = deque()
         self.unanswered = 0
         """How many requests those stand for."""

@@ -2,7 +2,8 @@
 
 A request is a 4-byte length and that many bytes. Frames that lie whole in the received bytes are handed out
 as views of them, without a copy: the server stamps and writes records where it received them. Only the frame
-that a read cut in two is kept. Knows no sockets and nothing behind the request header.
+that a read cut in two is kept; the rest of a large one is received right behind its beginning. Knows no
+sockets and nothing behind the request header.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ _SHORT_HEADER = struct.Struct(">hhi")
 _SIZE = struct.Struct(">i")
 _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
+_LARGE_BYTES = 64 << 10
+_LARGEST_BYTES = 8 << 20
+"""Frames in between get their memory at once; of a larger one a client may send no more than its length."""
+_SPARE_BYTES = 4 << 20
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
 
@@ -25,20 +30,51 @@ class FrameRefused(MillraceError):
     """The length in front of a frame cannot be, or exceeds the limit: the stream cannot be followed."""
 
 
+class FrameBuffers:
+    """Memory for large frames, to be used again: new memory costs as much as receiving the frame into it."""
+
+    def __init__(self) -> None:
+        self._spare: list[bytearray] = []
+        self._in_use: list[bytearray] = []
+
+    def take(self, size: int) -> bytearray:
+        """At least `size` bytes with anything in them."""
+        for index, buffer in enumerate(self._spare):
+            if len(buffer) >= size:
+                return self._spare.pop(index)
+        return bytearray(-size // _LARGE_BYTES * -_LARGE_BYTES)
+
+    def give_back(self, buffer: bytearray) -> None:
+        """Take it back at the end of the turn: until then its frame is in use."""
+        self._in_use.append(buffer)
+
+    def end_of_turn(self) -> None:
+        """Nobody needs the frames of this turn any more."""
+        while self._in_use:
+            buffer = self._in_use.pop()
+            if sum(map(len, self._spare)) + len(buffer) <= _SPARE_BYTES:
+                self._spare.append(buffer)
+
+
 class RequestFramer:
     """Cuts one connection's bytes into frames.
 
-    For each read: `receive_data`, `next_frame` until None, then `release` before the buffer is used again.
+    For each read: `receive_data`, or, if there is `room`, read into that and `received`; then `next_frame`
+    until None, then `release` before the buffer is used again.
     """
 
-    __slots__ = ("_data", "_kept", "_own", "_position", "_wanted", "held", "max_frame_bytes")
+    __slots__ = (
+        "_buffers", "_data", "_filled", "_kept", "_own", "_position", "_wanted", "held", "max_frame_bytes"
+    )  # fmt: skip
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, buffers: FrameBuffers) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._buffers = buffers
         self._data = _NOTHING
         self._position = 0
         self._kept = bytearray()
-        self._wanted = 0  # bytes of the frame that `_kept` begins, length included; 0 while unknown
+        self._filled = 0  # bytes of the unfinished frame in `_kept`, which may be longer
+        self._wanted = 0  # bytes of that frame when it is whole, length included; 0 while unknown
         self._own = False  # `_data` is a copy of our own
         self.held = 0
         """Bytes in memory since the last `release`: of a frame cut in two, and of frames not handed out."""
@@ -50,6 +86,17 @@ class RequestFramer:
         self._position = 0
 
     @property
+    def room(self) -> memoryview | None:
+        """Where the rest of a large unfinished frame must be received; None: anywhere, for `receive_data`."""
+        if self._wanted - self._filled < _LARGE_BYTES or len(self._kept) < self._wanted:
+            return None
+        return memoryview(self._kept)[self._filled : self._wanted]
+
+    def received(self, count: int) -> None:
+        """Take what one read brought into `room`."""
+        self._filled += count
+
+    @property
     def waiting(self) -> bool:
         """True while received bytes have not been looked at yet."""
         return self._position < len(self._data)
@@ -57,7 +104,7 @@ class RequestFramer:
     @property
     def rest(self) -> tuple[memoryview, int]:
         """Received bytes and where the next frame begins in them; nothing while one cut in two is awaited."""
-        return (_NOTHING, 0) if self._kept else (self._data, self._position)
+        return (_NOTHING, 0) if self._filled else (self._data, self._position)
 
     def skip_to(self, position: int) -> None:
         """Count the frames of `rest` before this position as handed out."""
@@ -68,11 +115,11 @@ class RequestFramer:
 
         Raises FrameRefused before any of an oversized frame is kept.
         """
-        if self._kept:
+        if self._filled:
             return self._complete_kept()
         data, start = self._data, self._position
         if len(data) - start < _SIZE_BYTES:
-            self._keep_rest()
+            self._keep(len(data) - start)
             return None
         (size,) = _SIZE.unpack_from(data, start)
         if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
@@ -80,8 +127,8 @@ class RequestFramer:
         start += _SIZE_BYTES
         end = start + size
         if end > len(data):
-            self._wanted = _SIZE_BYTES + size
-            self._keep_rest()
+            self._expect(_SIZE_BYTES + size)
+            self._keep(len(data) - self._position)
             return None
         self._position = end
         return data[start:end]
@@ -91,13 +138,13 @@ class RequestFramer:
         if self._position >= len(self._data):
             self._data = _NOTHING
             self._position = 0
-            self.held = len(self._kept)
+            self.held = self._filled
             return
         if not self._own:
             self._data = memoryview(bytearray(self._data[self._position :]))
             self._own = True
             self._position = 0
-        self.held = len(self._kept) + len(self._data)
+        self.held = self._filled + len(self._data)
 
     def _refuse(self, size: int) -> NoReturn:
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
@@ -105,31 +152,38 @@ class RequestFramer:
             f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
         )
 
-    def _keep_rest(self) -> None:
-        self._kept += self._data[self._position :]
-        self._position = len(self._data)
+    def _expect(self, size: int) -> None:
+        """Make room for a frame of so many bytes, of which `_filled` are there."""
+        self._wanted = size
+        if _LARGE_BYTES <= size <= _LARGEST_BYTES:
+            buffer = self._buffers.take(size)
+            buffer[: self._filled] = self._kept
+            self._kept = buffer
+
+    def _keep(self, count: int) -> None:
+        """Copy the next bytes of the data behind those of the unfinished frame."""
+        part = self._data[self._position : self._position + count]
+        self._kept[self._filled : self._filled + len(part)] = part
+        self._filled += len(part)
+        self._position += len(part)
 
     def _complete_kept(self) -> memoryview | None:
         if not self._wanted:
-            self._fill_kept(_SIZE_BYTES)
-            if len(self._kept) < _SIZE_BYTES:
+            self._keep(_SIZE_BYTES - self._filled)
+            if self._filled < _SIZE_BYTES:
                 return None
             (size,) = _SIZE.unpack_from(self._kept)
             if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
                 self._refuse(size)
-            self._wanted = _SIZE_BYTES + size
-        self._fill_kept(self._wanted)
-        if len(self._kept) < self._wanted:
+            self._expect(_SIZE_BYTES + size)
+        self._keep(self._wanted - self._filled)
+        if self._filled < self._wanted:
             return None
-        frame = memoryview(self._kept)[_SIZE_BYTES:]
-        self._kept, self._wanted = bytearray(), 0  # the frame keeps the old one alive
+        frame = memoryview(self._kept)[_SIZE_BYTES : self._wanted]
+        if self._wanted >= _LARGE_BYTES:
+            self._buffers.give_back(self._kept)
+        self._kept, self._filled, self._wanted = bytearray(), 0, 0  # the frame keeps the old one alive
         return frame
-
-    def _fill_kept(self, size: int) -> None:
-        missing = size - len(self._kept)
-        part = self._data[self._position : self._position + missing]
-        self._kept += part
-        self._position += len(part)
 
 
 def parse_header(frame: memoryview) -> tuple[int, int, int, int]:

@@ -16,7 +16,7 @@ from millrace.config import LogConfig
 from millrace.handlers import Handlers, kafka_apis
 from millrace.handlers.request import Part, Repeated, Request
 from millrace.records import Message, batch_crc, build_batch
-from millrace.wire.framing import FrameRefused, RequestFramer
+from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 
 MAX_FRAME_BYTES = 600
@@ -31,7 +31,7 @@ class Client:
     def __init__(self, running: Running, *, may_repeat: bool) -> None:
         self._running, self._may_repeat = running, may_repeat
         self._handlers = Handlers(running.broker, kafka_apis([]))
-        self._framer = RequestFramer(MAX_FRAME_BYTES)
+        self._framer = RequestFramer(MAX_FRAME_BYTES, FrameBuffers())
         self.closed = False
         self.repeated: Repeated | None = None
         self.errors: Counter[tuple[int, int]] = Counter()

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.wire.framing import FrameRefused, RequestFramer, parse_header, skip_tagged_fields
+from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer, parse_header, skip_tagged_fields
 
 LIMIT = 1000
 FRAMES = [b"eight by", b"a longer frame of bytes", bytes(range(200)), b"x" * 8]
+
+
+def new_framer() -> RequestFramer:
+    return RequestFramer(LIMIT, FrameBuffers())
 
 
 def framed(frames: list[bytes]) -> bytes:
@@ -44,23 +48,23 @@ def feed(framer: RequestFramer, pieces: list[bytes]) -> list[bytes]:
 
 @pytest.mark.parametrize("cut", range(len(STREAM) + 1))
 def test_frames_do_not_depend_on_where_the_network_cuts(cut: int) -> None:
-    assert feed(RequestFramer(LIMIT), [STREAM[:cut], STREAM[cut:]]) == FRAMES
+    assert feed(new_framer(), [STREAM[:cut], STREAM[cut:]]) == FRAMES
 
 
 def test_frames_arrive_byte_by_byte() -> None:
-    assert feed(RequestFramer(LIMIT), [STREAM[i : i + 1] for i in range(len(STREAM))]) == FRAMES
+    assert feed(new_framer(), [STREAM[i : i + 1] for i in range(len(STREAM))]) == FRAMES
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6))
 def test_frames_do_not_depend_on_many_cuts(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(STREAM)]
     pieces = [STREAM[a:b] for a, b in itertools.pairwise(edges)]
-    assert feed(RequestFramer(LIMIT), pieces) == FRAMES
+    assert feed(new_framer(), pieces) == FRAMES
 
 
 def test_a_frame_that_lies_whole_in_the_buffer_is_not_copied() -> None:
     buffer = bytearray(STREAM)
-    framer = RequestFramer(LIMIT)
+    framer = new_framer()
     framer.receive_data(memoryview(buffer))
     frame = framer.next_frame()
     assert frame is not None
@@ -70,7 +74,7 @@ def test_a_frame_that_lies_whole_in_the_buffer_is_not_copied() -> None:
 
 def test_frames_left_for_later_survive_the_reuse_of_the_buffer() -> None:
     buffer = bytearray(STREAM)
-    framer = RequestFramer(LIMIT)
+    framer = new_framer()
     framer.receive_data(memoryview(buffer))
     first = framer.next_frame()
     assert first is not None
@@ -85,7 +89,7 @@ def test_frames_left_for_later_survive_the_reuse_of_the_buffer() -> None:
 @pytest.mark.parametrize("size", [-1, 0, 7, LIMIT + 1, 0x7FFFFFFF, -(1 << 31)])
 @pytest.mark.parametrize("cut", range(5))
 def test_a_length_that_cannot_be_is_refused_before_anything_is_kept(size: int, cut: int) -> None:
-    framer = RequestFramer(LIMIT)
+    framer = new_framer()
     data = struct.pack(">i", size) + b"x" * 8
     framer.receive_data(memoryview(data[:cut]))
     if cut < 4:
@@ -96,9 +100,70 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_kept(size: int, c
         framer.next_frame()
 
 
+LARGE = [bytes([n]) * size for n, size in enumerate([70_000, 10, 200_000, 65_532, 65_531, 300_000, 90_000])]
+
+
+@given(st.lists(st.integers(1, 150_000), max_size=12).map(lambda sizes: [*sizes, 9_999]))
+def test_large_frames_do_not_depend_on_how_much_each_read_brings(sizes: list[int]) -> None:
+    stream, shared, buffers = memoryview(framed(LARGE)), bytearray(100_000), FrameBuffers()
+    framer = RequestFramer(1 << 20, buffers)
+    found: list[bytes] = []
+    position = 0
+    for size in itertools.cycle(sizes):
+        room = framer.room
+        target = memoryview(shared) if room is None else room
+        count = min(size, len(target), len(stream) - position)
+        target[:count] = stream[position : position + count]
+        position += count
+        if room is None:
+            framer.receive_data(target[:count])
+        else:
+            framer.received(count)
+        frames = []
+        while (frame := framer.next_frame()) is not None:
+            frames.append(frame)
+        framer.release()
+        assert framer.held <= position
+        found += map(bytes, frames)  # at the end of the turn each is still there
+        buffers.end_of_turn()
+        shared[:] = b"\xff" * len(shared)
+        if position == len(stream):
+            break
+    assert found == LARGE
+    assert framer.held == 0
+
+
+def test_the_rest_of_a_large_frame_is_received_in_place_into_memory_that_is_used_again() -> None:
+    buffers = FrameBuffers()
+    framer = RequestFramer(1 << 20, buffers)
+    places = []
+    for _ in range(2):
+        framer.receive_data(memoryview(bytearray(framed([bytes(100_000)])[:1000])))
+        assert framer.next_frame() is None
+        room = framer.room
+        assert room is not None
+        assert len(room) == 100_004 - 1000
+        framer.received(len(room))
+        frame = framer.next_frame()
+        assert frame is not None
+        places.append(id(frame.obj))
+        del frame, room
+        buffers.end_of_turn()
+    assert places[0] == places[1]
+
+
+def test_a_length_alone_takes_no_memory_that_only_a_huge_request_would_need() -> None:
+    framer = RequestFramer(100 << 20, FrameBuffers())
+    framer.receive_data(memoryview(struct.pack(">i", 90 << 20) + b"x" * 100))
+    assert framer.next_frame() is None
+    assert framer.room is None
+    framer.release()
+    assert framer.held == 104
+
+
 def test_a_frame_of_exactly_the_limit_passes() -> None:
     frame = bytes(LIMIT)
-    assert feed(RequestFramer(LIMIT), [framed([frame])[:100], framed([frame])[100:]]) == [frame]
+    assert feed(new_framer(), [framed([frame])[:100], framed([frame])[100:]]) == [frame]
 
 
 @pytest.mark.parametrize(
