@@ -159,6 +159,7 @@ def test_two_thousand_connections(broker: RunningBroker, honest: HonestPair, doi
     assert now < MEMORY_BYTES // 2
 
 
+@pytest.mark.long
 def test_unfinished_requests_that_would_fill_the_memory_are_not_collected(
     broker: RunningBroker, honest: HonestPair
 ) -> None:
@@ -180,16 +181,25 @@ def test_unfinished_requests_that_would_fill_the_memory_are_not_collected(
 
 @pytest.mark.parametrize(
     ("api_key", "version"),
-    [(ApiKey.METADATA, 8), (ApiKey.FETCH, 11), (ApiKey.CREATE_TOPICS, 4), (11, 5), (ApiKey.PRODUCE, 7)],
+    [
+        (ApiKey.METADATA, 8),
+        (ApiKey.PRODUCE, 7),
+        pytest.param(ApiKey.FETCH, 11, marks=pytest.mark.long),
+        pytest.param(ApiKey.CREATE_TOPICS, 4, marks=pytest.mark.long),
+        pytest.param(ApiKey.JOIN_GROUP, 5, marks=pytest.mark.long),
+    ],
 )
 def test_lists_without_end_are_refused_before_they_are_objects(
-    broker: RunningBroker, honest: HonestPair, api_key: int, version: int
+    broker: RunningBroker, honest: HonestPair, api_key: ApiKey, version: int
 ) -> None:
     zeros = bytes(40 << 20)  # as many empty entries as fit into a request of 40 MB
     head = {
         ApiKey.FETCH: struct.pack(">iiiibii", -1, 0, 0, 1 << 20, 0, 0, -1),
         ApiKey.PRODUCE: struct.pack(">hhi", -1, 1, 1000),
-        11: struct.pack(">h", 1) + b"g" + struct.pack(">ii", 10_000, 10_000) + b"\0\0\xff\xff\0\0",
+        ApiKey.JOIN_GROUP: struct.pack(">h", 1)
+        + b"g"
+        + struct.pack(">ii", 10_000, 10_000)
+        + b"\0\0\xff\xff\0\0",
     }.get(api_key, b"")
     request = frame(api_key, version, head + struct.pack(">i", 6 << 20) + zeros)
     with Wire(broker.bootstrap, timeout_s=60) as wire, contextlib.suppress(ConnectionError):
@@ -264,10 +274,11 @@ def test_a_topic_name_is_never_a_path(broker: RunningBroker, honest: HonestPair)
 # Many partitions
 
 
+@pytest.mark.long
 def test_a_thousand_partitions_are_made_filled_read_and_found_again_after_a_restart(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:
-    count = 1000 if SOAK else 100
+    count = 1000
     broker = start_broker(start, zookeeper, tmp_path, f"many-{uuid4().hex[:6]}")
     begun = time.monotonic()
     with broker.client(timeout_s=90) as client:

@@ -267,6 +267,7 @@ def test_a_broker_starts_on_a_full_disk_and_serves_reads(cramped: RunningBroker,
     assert "Traceback" not in cramped.process.output
 
 
+@pytest.mark.long
 def test_a_first_start_without_room_is_one_line(
     start: Start, zookeeper: str, tmp_path: Path, small_disk: Path
 ) -> None:

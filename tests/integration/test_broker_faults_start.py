@@ -126,6 +126,7 @@ def test_a_checkpoint_that_is_empty_cut_or_gone_costs_time_and_no_message(broker
     assert values(broker, "folder") == [*(f"folder {n}".encode() for n in range(5)), b"x 0"]
 
 
+@pytest.mark.long
 def test_a_right_that_is_missing_is_one_line_and_concerns_only_what_it_is_about(
     broker: RunningBroker, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_right_that_is_missing_is_one_line_and_concerns_only_what_it_is_about(
     assert "Permission denied" in refused(broker, f"log_dir={sealed / 'below'}")
 
 
+@pytest.mark.long
 def test_a_copied_a_shared_and_a_linked_log_directory(broker: RunningBroker, tmp_path: Path) -> None:
     broker.create_topic("linked")
     broker.create_topic("moved")

@@ -195,6 +195,7 @@ def test_every_promise_survives_power_cuts_of_the_whole_broker(
     assert disk.lost_bytes > 0, "no bytes were ever at risk: the test shows nothing"
 
 
+@pytest.mark.long
 def test_a_broker_that_loses_power_at_any_sync_of_its_first_start_starts_the_next_time(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:
