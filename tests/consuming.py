@@ -37,12 +37,24 @@ class Proxy:
         """Let nothing pass from now on."""
         self._cut.set()
 
-    def close(self) -> None:
-        """Close every connection."""
-        for each in (self._listener, *self._sockets):
+    def mend(self) -> None:
+        """Break what is connected, and let what connects from now on pass."""
+        self._cut.clear()
+        self._break()
+
+    def _break(self) -> None:
+        sockets, self._sockets = self._sockets, []
+        for each in sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._break()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -137,7 +149,7 @@ class Reader:
 def main() -> None:
     """Consume until standard input ends."""
     zookeeper, cluster, group, topic, streams, file = sys.argv[1:]
-    consumer = Consumer(zookeeper, cluster, group, commit_interval_ms=200, session_timeout_ms=SESSION_MS)
+    consumer = Consumer(zookeeper, cluster, group, commit_interval_ms=200, session_timeout_ms=1000)
     out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def collect(stream: MessageStream) -> None:

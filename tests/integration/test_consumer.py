@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from kazoo.client import KazooClient
 
 from millrace.consumer import Consumer, MessageStream, NotOwner
-from millrace.consumer_registry import ConsumerRegistry, GroupKind
+from millrace.consumer_registry import ConsumerRegistry, GroupKind, StreamsMember
 from millrace.errors import CorruptMessage, InconsistentGroupKind, MillraceError
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from tests.brokers import TestCluster
@@ -281,6 +281,73 @@ def test_a_running_consumer_rewinds_by_offset_and_by_time(site: Site) -> None:
         assert next(stream).value == site.sent[100]
         with pytest.raises(NotOwner):
             consumer.seek(site.topic, 5, 0)
+
+
+def test_what_is_done_is_committed_from_time_to_time(site: Site) -> None:
+    site.create(1)
+    site.produce(10)
+    stream = site.stream(site.consumer())
+    messages = [next(stream) for _ in range(4)]
+
+    def committed() -> int | None:
+        offset = site.registry().offsets(site.group("g")).get((site.topic, 0))
+        return None if offset is None else offset.offset
+
+    wait_until("three of four are committed", lambda: committed() == messages[3].offset)
+    next(stream)
+    wait_until("the fourth, too", lambda: committed() == messages[3].offset + 1)
+
+
+@pytest.mark.parametrize("patience", [5.0, 0.2])
+def test_a_partition_is_handed_over_when_the_message_in_hand_is_done_or_patience_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr("millrace.consumer.rebalance.HAND_OVER_SECONDS", patience)
+    names = iter("zyx")  # the first in the alphabet reads the only partition: whoever came last
+    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    site.create(1)
+    site.produce(3)
+    stream = site.stream(site.consumer())
+    assert [next(stream).value for _ in range(2)] == site.sent[:2]
+    other = site.reader()
+    if patience > 1:
+        time.sleep(0.5)
+        assert other.messages == []
+        threading.Thread(target=lambda: next(stream, None), daemon=True).start()
+    expected = site.sent[2:] if patience > 1 else site.sent[1:]
+    wait_until("the other has the rest", lambda: other.values == expected)
+
+
+def test_a_partition_that_another_still_owns_is_tried_again(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.create(2)
+    site.produce(10)
+    site.consumer()
+    registry = site.registry()
+    held = registry.register(site.group("g"), "elsewhere", StreamsMember(topics={}, host="elsewhere"))
+    assert registry.own(site.group("g"), {(site.topic, 1): "elsewhere-0"}, held)
+    reader = site.reader()
+    wait_until("it says so", lambda: "are still owned by others" in caplog.text)
+    assert reader.consumer.owned == []
+    assert registry.owners(site.group("g")) == {(site.topic, 1): "elsewhere-0"}, "it has released all"
+    registry.disown(site.group("g"), [(site.topic, 1)], held)
+    wait_until("it has both", lambda: len(reader.messages) == 10)
+
+
+def test_a_zookeeper_that_is_away_for_a_while_is_waited_for(site: Site, zookeeper: str) -> None:
+    site.create(1)
+    site.produce(10)
+    way = Proxy(zookeeper)
+    reader = site.reader(zookeeper=way.address)
+    wait_until("it reads", lambda: len(reader.messages) == 10)
+    way.cut()
+    time.sleep(SESSION_MS / 1000)
+    way.mend()
+    site.produce(10)
+    wait_until("it goes on", lambda: set(reader.values) == set(site.sent))
+    reader.close()
+    way.close()
 
 
 def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site) -> None:

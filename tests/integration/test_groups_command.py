@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from millrace.errors import GroupNotEmpty, MillraceError
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.group_client import GroupClient
 from tests.brokers import TestCluster
-from tests.support import wait_until
+from tests.support import Process, wait_until
 
 TOPIC = "clicks"
 COUNT = 60
@@ -169,6 +170,18 @@ def test_what_cannot_be_is_said_in_one_line(
     with pytest.raises(MillraceError, match=text) as caught:
         groups(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_consuming_with_a_group_commits(
+    cluster: TestCluster, groups: Runner, start: Callable[..., Process]
+) -> None:
+    arguments = ("--group", "printed", "--from-beginning", "--bootstrap", cluster.bootstrap)
+    process = start("consume", TOPIC, *arguments)
+    wait_until("everything is printed", lambda: len(process.lines) == COUNT)
+    process.signal(signal.SIGINT)
+    assert process.wait() == 0
+    assert sorted(process.lines, key=int) == [str(number) for number in range(COUNT)]
+    assert [row["lag_bytes"] for row in groups.json("describe", "printed")["partitions"]] == [0, 0]
 
 
 def test_the_list_for_people_has_a_line_for_each_group(cluster: TestCluster, groups: Runner) -> None:

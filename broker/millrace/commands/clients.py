@@ -118,6 +118,7 @@ def _with_progress(lines: TextIO) -> Iterator[str]:
 @click.option("--offset", type=click.IntRange(0), help="Start at this offset (with --partition).")
 @click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
 @click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
+@click.option("--group", help="Share the partitions with the group's other members, and commit.")
 @json_option
 @bootstrap_option
 def consume(
@@ -126,6 +127,7 @@ def consume(
     offset: int | None,
     partition: int | None,
     until_end: bool,
+    group: str | None,
     as_json: bool,
     bootstrap: str,
 ) -> None:
@@ -135,16 +137,16 @@ def consume(
     """
     if offset is not None and (partition is None or from_beginning):
         raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
+    if group is not None and (partition is not None or until_end):
+        raise click.UsageError(
+            "--group gives out the partitions: it goes without --partition and --until-end"
+        )
     partitions = _partitions(bootstrap, topic, partition)
-    start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
-    consumer = Consumer(
-        {
-            # The library wants a group's name; nothing is committed under it.
-            "bootstrap.servers": bootstrap, "group.id": "millrace-consume", "enable.auto.commit": False,
-            "enable.partition.eof": True, "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
-        }
-    )  # fmt: skip
-    consumer.assign([TopicPartition(topic, number, start) for number in partitions])
+    if group is not None:
+        consumer = _member(bootstrap, topic, group, from_beginning)
+    else:
+        start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
+        consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
     try:
         for message in _received(consumer, len(partitions) if until_end else None):
             click.echo(_as_json(message) if as_json else (message.value() or b"").decode(errors="replace"))
@@ -152,6 +154,31 @@ def consume(
         pass
     finally:
         consumer.close()
+
+
+def _reader(bootstrap: str, places: list[Any]) -> Any:
+    """A consumer that begins at these places and commits nothing."""
+    consumer = Consumer(
+        {
+            # The library wants a group's name; nothing is committed under it.
+            "bootstrap.servers": bootstrap, "group.id": "millrace-consume", "enable.auto.commit": False,
+            "enable.partition.eof": True, "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
+        }
+    )  # fmt: skip
+    consumer.assign(places)
+    return consumer
+
+
+def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any:
+    """A member of a group; where nothing is committed it begins with the oldest or with new messages."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap, "group.id": group, "check.crcs": True, "log_level": 0,
+            "auto.offset.reset": "earliest" if from_beginning else "latest",
+        }
+    )  # fmt: skip
+    consumer.subscribe([topic])
+    return consumer
 
 
 def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FETCH_VERSION = 11
 FETCH_WAIT_MS = 250
-FULL_WAIT_MS = 20
+FULL_WAIT_MS = 50
 """How long an answer may be waited for while another stream's queue is full: room may come any moment."""
 REQUEST_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
@@ -146,7 +146,11 @@ class _Puller(threading.Thread):
     def _ours(self) -> list[OwnedPartition]:
         """Our partitions at this broker; another one first each time: the first may send a large batch."""
         owned = self._pullers.owned()
-        found = [owned[place] for place in sorted(owned) if self._pullers.leader(place) == self._broker_id]
+        found = [
+            owned[place]
+            for place in sorted(owned)
+            if self._pullers.leader(place) == self._broker_id and not owned[place].broken
+        ]
         shift = self._turn % len(found) if found else 0
         return found[shift:] + found[:shift]
 
@@ -206,9 +210,9 @@ class _Puller(threading.Thread):
 
     def _corrupt(self, partition: OwnedPartition, life: int, offset: int, error: CorruptMessage) -> None:
         key = (partition.place, offset)
-        failures = self._crc_failures.get(key, 0) + 1
-        self._crc_failures = {key: failures}  # one at a time: another one begins to count anew
+        failures = self._crc_failures.pop(key, 0) + 1
         if failures < CRC_TRIES:
+            self._crc_failures[key] = failures
             self._tell(f"{partition} at offset {offset}: {error}; asking again")
             self.stopping.wait(PAUSE_SECONDS)
             return

@@ -83,12 +83,15 @@ class Rebalancer:
         """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be told."""
         self._closing.set()
         self.wake()
-        self._thread.join(OPERATION_SECONDS)
-        if self._thread.is_alive():
-            raise BrokerError("ZooKeeper does not answer")
-        if self._fence is not None:
-            self._release(list(self.owned.values()), self._fence)
-        self._registration.close()
+        try:
+            self._thread.join(OPERATION_SECONDS)
+            if self._thread.is_alive():
+                raise BrokerError("ZooKeeper does not answer")
+            if self._fence is not None:
+                self._release(list(self.owned.values()), self._fence)
+            self._registration.close()
+        finally:
+            self._registration.stop()
 
     # The loop
 

@@ -67,15 +67,19 @@ class Registration:
         """The registration is known to be gone: trust it no longer."""
         self._trusted_until, self.fence = 0.0, None
 
+    def stop(self) -> None:
+        """Prove nothing any more."""
+        self._closing.set()
+        self._trusted_until = 0.0
+
     def close(self) -> None:
         """Stop the heartbeats and take the consumer off the list, if it is on it. Blocks; BrokerError."""
-        self._closing.set()
+        self.stop()
         if self._thread.is_alive():
             self._thread.join()
         fence, self.fence = self.fence, None
         if fence is not None:
             self._registry.unregister(self._group, fence)
-        self._trusted_until = 0.0
 
     def _prove(self) -> None:
         while not self._closing.wait(self._session.timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT):
@@ -97,5 +101,5 @@ class Registration:
         except (KazooException, KazooTimeoutError):
             return  # nothing is proved; the next one may
         else:
-            if self.fence is fence:
+            if self.fence is fence and not self._closing.is_set():
                 self._trusted_until = began + TRUSTED * timeout
