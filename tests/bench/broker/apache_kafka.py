@@ -1,0 +1,88 @@
+"""Apache Kafka: one broker that is its own controller, with its defaults or Millrace's flush settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench.broker import java, meter
+from tests.bench.broker.kafka_clients import clients
+from tests.bench.broker.system import Client, Missing
+from tests.peers import maven
+from tests.peers.kafka import POM, KafkaBroker
+
+_SETTINGS = {"log.segment.delete.delay.ms": "0", "num.network.threads": "3", "num.io.threads": "8"}
+
+
+class ApacheKafka:
+    """`flushed` gives it the flush settings of Millrace; consumers see data before the flush even so."""
+
+    def __init__(self, *, flushed: bool) -> None:
+        self.name = "kafka-flushed" if flushed else "kafka"
+        self.title = "Apache Kafka, flushed" if flushed else "Apache Kafka"
+        self.flush = (
+            "flushed after 10,000 messages or 100 ms (flush.messages, flush.ms), visible before"
+            if flushed
+            else "never flushed by the broker (its default), visible at once"
+        )
+        self.version = "?"
+        self.clients: Sequence[Client] = ()
+        self._settings = dict(_SETTINGS)
+        if flushed:
+            # The time is looked at by a scheduler that runs this often, too.
+            self._settings |= {
+                "log.flush.interval.messages": "10000",
+                "log.flush.interval.ms": "100",
+                "log.flush.scheduler.interval.ms": "100",
+            }
+        self._broker: KafkaBroker | None = None
+
+    def install(self) -> None:
+        """Fetch it through Maven."""
+        java.prepare()
+        try:
+            folder = maven.jars(POM)
+        except maven.NoMaven as error:
+            raise Missing(str(error)) from error
+        except AssertionError as error:
+            raise Missing(str(error).strip().splitlines()[-1]) from error
+        self.version = next(folder.glob("kafka_2.13-*.jar")).stem.rpartition("-")[2]
+
+    def start(self, folder: Path) -> None:
+        """With the heap and collector of its own start script."""
+        try:
+            self._broker = KafkaBroker(
+                folder, heap_mb=1024, settings=self._settings, java_options=java.KAFKA_OPTIONS
+            )
+        except AssertionError as error:
+            raise Missing(str(error).strip().splitlines()[-1]) from error
+        self.clients = clients(self._broker.address)
+
+    def pids(self) -> list[int]:
+        """Broker and controller are one process."""
+        return meter.tree(self._running.pid)
+
+    def create(self, place: str) -> None:
+        """A topic of one partition."""
+        with self._running.client() as client:
+            client.create_topic(place, 1)
+
+    def delete(self, place: str) -> None:
+        """The topic and its segments."""
+        with self._running.client() as client:
+            client.delete_topic(place)
+
+    def files(self, place: str) -> list[Path]:
+        """The directory of partition 0."""
+        return [self._running.folder / "data" / f"{place}-0"]
+
+    def stop(self) -> None:
+        """Kill it: its data is deleted next."""
+        if self._broker is not None:
+            self._broker.kill()
+            self._broker = None
+
+    @property
+    def _running(self) -> KafkaBroker:
+        assert self._broker is not None
+        return self._broker

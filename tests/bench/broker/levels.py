@@ -1,0 +1,96 @@
+"""The levels the broker has to reach, each with the figure it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.bench.broker import figures
+from tests.bench.broker.figures import Result
+from tests.bench.broker.system import MESSAGE_BYTES
+
+FLUSH_MS = 100
+SENDFILE = "sendfile of cached file to loopback TCP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level; `measured` is None when its cell was not measured."""
+
+    key: str
+    what: str
+    unit: str
+    wanted: float
+    measured: float | None
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        """None when there is no figure."""
+        if self.measured is None:
+            return None
+        return self.measured >= self.wanted if self.at_least else self.measured <= self.wanted
+
+
+def levels(result: Result) -> Iterator[Level]:
+    """Every level, with what was measured."""
+    large, fifty, single = (
+        figures.outcome(result, "millrace", "replay", cell)
+        for cell in ("produce-large", "produce-50", "produce-1")
+    )
+    rates = [None if found is None else figures.rate(found, "produce") for found in (large, fifty, single)]
+    cpus = [
+        None if found is None else figures.broker_cpu_per_million(found) for found in (large, fifty, single)
+    ]
+    gigabytes = None if rates[0] is None else figures.megabytes(rates[0]) / 1000
+    yield Level(key="large", what="replay, large batches", unit="GB/s", wanted=2.0, measured=gigabytes)
+    fifties = None if rates[1] is None else rates[1] / 1e6
+    yield Level(key="fifty", what="replay, 50 per request", unit="M msgs/s", wanted=5.0, measured=fifties)
+    singles = None if rates[2] is None else rates[2] / 1e3
+    yield Level(key="single", what="replay, 1 per request", unit="k requests/s", wanted=300, measured=singles)
+    for key, name, wanted, cpu in zip(
+        ("cpu-large", "cpu-fifty", "cpu-single"),
+        ("large batches", "50 per request", "1 per request"),
+        (0.1, 0.15, 3.0),
+        cpus,
+        strict=True,
+    ):
+        yield Level(
+            key=key, what=f"broker CPU, {name}", unit="s/M", wanted=wanted, measured=cpu, at_least=False
+        )
+    yield Level(
+        key="sendfile", what="consumption, of raw sendfile", unit="%", wanted=70, measured=_sendfile(result)
+    )
+    yield Level(
+        key="latency",
+        what="produce→consume p99 (flush_ms + 100)",
+        unit="ms",
+        wanted=FLUSH_MS + 100,
+        measured=_latency(result),
+        at_least=False,
+    )
+    idle = result.get("systems", {}).get("millrace", {}).get("idle_rss")
+    yield Level(
+        key="idle",
+        what="resident memory, idle",
+        unit="MB",
+        wanted=60,
+        measured=None if idle is None else idle / 1e6,
+        at_least=False,
+    )
+
+
+def _sendfile(result: Result) -> float | None:
+    """Bytes of the log consumed a second (messages and what is stored around them), in % of raw sendfile."""
+    consumed = figures.outcome(result, "millrace", "replay", "consume")
+    stored = figures.outcome(result, "millrace", "replay", "produce-large")
+    limit = next((limit["mb_per_s"] for limit in result.get("raw", ()) if limit["name"] == SENDFILE), None)
+    if consumed is None or stored is None or limit is None:
+        return None
+    per_message = MESSAGE_BYTES + float(stored["overhead_bytes"])
+    return figures.rate(consumed, "consume") * per_message / 1e6 / float(limit) * 100
+
+
+def _latency(result: Result) -> float | None:
+    found = figures.outcome(result, "millrace", "Java", "latency")
+    return None if found is None else float(found["roles"]["latency"]["p99_ms"])

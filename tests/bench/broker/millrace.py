@@ -1,0 +1,76 @@
+"""Millrace: one broker with its defaults, and the ZooKeeper it registers in."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from millrace import __version__
+from millrace.wire.client import ClusterClient
+from tests.bench.broker import meter
+from tests.bench.broker.kafka_clients import clients
+from tests.bench.broker.system import Client
+from tests.support import REPOSITORY, Process
+
+
+class Millrace:
+    """The broker of this checkout."""
+
+    name = "millrace"
+    title = "Millrace"
+    flush = "flushed after 10,000 messages or 100 ms; consumers see only what was flushed"
+
+    def __init__(self) -> None:
+        self.version = f"{__version__} ({_commit()})"
+        self.clients: Sequence[Client] = ()
+        self._folder = Path()
+        self._processes: list[Process] = []
+
+    def install(self) -> None:
+        """It is here."""
+
+    def start(self, folder: Path) -> None:
+        """ZooKeeper, then the broker."""
+        self._folder = folder / "logs"
+        zookeeper = Process(["zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")])
+        self._processes.append(zookeeper)
+        config = folder / "broker.toml"
+        config.write_text(
+            f'broker_id = 1\ncluster = "bench"\nlisten = "127.0.0.1:0"\nzookeeper = "{zookeeper.ready()}"\n'
+            f'log_dir = "{self._folder}"\n'
+        )
+        broker = Process(["broker", str(config)])
+        self._processes.append(broker)
+        self._address = broker.ready()
+        self.clients = clients(self._address)
+
+    def pids(self) -> list[int]:
+        """The broker only: ZooKeeper does nothing while messages flow."""
+        return meter.tree(self._processes[-1].pid)
+
+    def create(self, place: str) -> None:
+        """A topic of one partition."""
+        with ClusterClient(self._address) as client:
+            client.create_topic(place, 1)
+
+    def delete(self, place: str) -> None:
+        """The topic and its segments."""
+        with ClusterClient(self._address) as client:
+            client.delete_topic(place)
+
+    def files(self, place: str) -> list[Path]:
+        """The directory of partition 0."""
+        return list(self._folder.glob(f"{place}-0-*"))
+
+    def stop(self) -> None:
+        """End both."""
+        for process in reversed(self._processes):
+            process.kill()
+        self._processes.clear()
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(REPOSITORY), "describe", "--always"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "no git"

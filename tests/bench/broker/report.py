@@ -1,0 +1,233 @@
+"""The page `docs/benchmarks.md` out of a result file: every figure comes from there, words from the template.
+
+`page.md` holds what stays true whatever was measured; `notes.toml` holds the explanations of missed levels
+and of peers that are ahead, each shown only when the figures say so.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from string import Template
+
+from tests.bench.broker import figures
+from tests.bench.broker.figures import Outcome, Result
+from tests.bench.broker.levels import Level, levels
+
+TEMPLATE = Path(__file__).with_name("page.md")
+NOTES = Path(__file__).with_name("notes.toml")
+TITLES = {
+    "produce-1": "One producer, 1 message per request",
+    "produce-50": "One producer, 50 messages per request",
+    "produce-large": "One producer, large batches",
+    "consume": "One consumer",
+    "both": "One producer and one consumer at once",
+}
+UNEXPLAINED = "Not looked into yet."
+KAFKA_PROTOCOL = ("kafka", "kafka-flushed")
+_AHEAD = 1.05
+"""A peer counts as ahead when it is faster by more than the noise between two runs."""
+
+
+def page(result: Result) -> str:
+    """The whole page."""
+    values = {
+        "date": result.get("date", "?"),
+        "command": "make bench-broker QUICK=1" if result.get("quick") else "make bench-broker",
+        "machine": _machine(result),
+        "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "None.",
+        "levels": _levels(result),
+        "missed": "\n".join(_missed(result)) or "None is missed.",
+        "ahead": "\n".join(_ahead(result)) or "No peer is ahead in any cell.",
+        "raw": _raw(result),
+        "systems": _systems(result),
+        "throughput": "\n\n".join(f"### {title}\n\n{_cell(result, cell)}" for cell, title in TITLES.items()),
+        "latency": _latency(result),
+        "cold": _cold(result),
+    }
+    return Template(TEMPLATE.read_text()).substitute(values)
+
+
+def problems(result: Result) -> list[str]:
+    """Systems that could not be started and cells that failed, one line each."""
+    found = []
+    for name, system in result.get("systems", {}).items():
+        if system["missing"]:
+            found.append(f"{name} is missing: {system['missing']}")
+        for client, cell, outcome in _all_cells(result, name):
+            if "failed" in outcome:
+                found.append(f"{name}, {client}, {cell} failed: {outcome['failed']}")
+    return found
+
+
+def one_line(outcome: Outcome) -> str:
+    """A cell's figures for the progress on the terminal."""
+    if "failed" in outcome:
+        return f"FAILED: {outcome['failed']}"
+    parts = []
+    for role, values in outcome["roles"].items():
+        parts.append(f"{role} {figures.rate(outcome, role):>11,.0f} msgs/s")
+        if values["p99_ms"] is not None:
+            parts.append(f"p99 {values['p99_ms']:.1f} ms")
+    return f"{', '.join(parts)}, broker {figures.broker_cpu_per_million(outcome):.3f} s/M"
+
+
+def _all_cells(result: Result, system: str) -> Iterator[tuple[str, str, Outcome]]:
+    for client, measured in result["systems"][system].get("cells", {}).items():
+        for cell, outcome in measured.items():
+            yield client, cell, outcome
+
+
+def _rows_of(result: Result, cell: str) -> Iterator[tuple[str, str, Outcome]]:
+    """(system, client, outcome) of every row that has figures for the cell."""
+    for system in result.get("systems", {}):
+        for client, found, outcome in _all_cells(result, system):
+            if found == cell and "failed" not in outcome:
+                yield system, client, outcome
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; columns after the first two are figures, so they stand right."""
+    line = ["---" if index < 2 else "---:" for index in range(len(head))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, line, *rows])
+
+
+def _machine(result: Result) -> str:
+    machine = result.get("machine", {})
+    return (
+        f"{machine.get('cores', '?')} cores ({machine.get('cpu', '?')}), {machine.get('memory', '?')}, "
+        f"Linux {machine.get('kernel', '?')}, Python {machine.get('python', '?')}"
+    )
+
+
+def _title(result: Result, system: str) -> str:
+    return str(result["systems"][system]["title"])
+
+
+def _levels(result: Result) -> str:
+    rows = []
+    for level in levels(result):
+        sign = "≥" if level.at_least else "≤"
+        measured = "not measured" if level.measured is None else f"{_number(level.measured)} {level.unit}"
+        met = {True: "yes", False: "**no**", None: "?"}[level.met]
+        rows.append([level.what, f"{sign} {_number(level.wanted)} {level.unit}", measured, met])
+    return table(["level", "wanted", "measured", "met?"], rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _notes() -> dict[str, dict[str, str]]:
+    notes: dict[str, dict[str, str]] = tomllib.loads(NOTES.read_text())
+    return notes
+
+
+def _missed(result: Result) -> Iterator[str]:
+    notes = _notes().get("level", {})
+    for level in levels(result):
+        if level.met is False:
+            yield f"- *{level.what}* is {_short_of(level)}. {notes.get(level.key, UNEXPLAINED)}"
+
+
+def _short_of(level: Level) -> str:
+    assert level.measured is not None
+    difference = abs(level.measured - level.wanted) / level.wanted
+    return f"{difference:.0%} {'below' if level.at_least else 'above'} its level"
+
+
+def _ahead(result: Result) -> Iterator[str]:
+    """Peers with a higher rate than Millrace: the same client on Kafka, any real client on the others."""
+    notes = _notes().get("ahead", {})
+    for cell, title in TITLES.items():
+        rows = list(_rows_of(result, cell))
+        for system, client, outcome in rows:
+            if system == "millrace":
+                continue
+            ours = [
+                figures.rate(own, figures.slowest_role(own))
+                for name, used, own in rows
+                if name == "millrace" and (used == client if system in KAFKA_PROTOCOL else used != "replay")
+            ]
+            theirs = figures.rate(outcome, figures.slowest_role(outcome))
+            if ours and theirs > max(ours) * _AHEAD:
+                why = notes.get(f"{cell}.{system}", UNEXPLAINED)
+                times = theirs / max(ours)
+                yield f"- *{title}*: {_title(result, system)} ({client}), {times:.2f} times as fast. {why}"
+
+
+def _raw(result: Result) -> str:
+    rows = [
+        [limit["name"], f"{limit['mb_per_s']:,.0f} MB/s", f"{limit['cpu_s_per_gb']:.2f} s/GB"]
+        for limit in result.get("raw", ())
+    ]
+    return table(["limit", "rate", "CPU, all sides"], rows)
+
+
+def _systems(result: Result) -> str:
+    rows = []
+    for system in result.get("systems", {}).values():
+        idle = system.get("idle_rss")
+        memory = "missing" if idle is None else f"{idle / 1e6:,.0f} MB"
+        rows.append([system["title"], system.get("version", "?"), system["flush"], memory])
+    return table(["system", "version", "flush", "memory, idle"], rows)
+
+
+def _cell(result: Result, cell: str) -> str:
+    cores = int(result.get("machine", {}).get("cores", 2))
+    head = ["system", "client", "messages", "msgs/s", "MB/s", "broker CPU s/M", "memory MB"]
+    stored = cell.startswith("produce")
+    rows = []
+    for system, client, outcome in _rows_of(result, cell):
+        rates = [figures.rate(outcome, role) for role in ("produce", "consume") if role in outcome["roles"]]
+        row = [
+            _title(result, system),
+            client,
+            f"{outcome['messages']:,}",
+            " in, ".join(f"{one:,.0f}" for one in rates) + (" out" if len(rates) > 1 else ""),
+            " / ".join(f"{figures.megabytes(one):,.0f}" for one in rates),
+            f"{figures.broker_cpu_per_million(outcome):.2f}",
+            f"{outcome['usage']['broker_rss'] / 1e6:,.0f}",
+        ]
+        if stored:
+            overhead = outcome["overhead_bytes"]
+            row.append("-" if overhead is None else f"{overhead:.1f}")
+        rows.append([*row, figures.bottleneck(outcome, cores)])
+    overhead_head = ["overhead B/msg"] if stored else []
+    return table([*head, *overhead_head, "bottleneck (cores used)"], rows)
+
+
+def _latency(result: Result) -> str:
+    rows = []
+    for system, client, outcome in _rows_of(result, "latency"):
+        values = outcome["roles"]["latency"]
+        percentiles = [f"{values[key]:,.1f}" for key in ("p50_ms", "p99_ms", "max_ms")]
+        sent = outcome["messages"]
+        cpu = figures.broker_cpu_per_million(outcome)
+        rows.append([_title(result, system), client, f"{sent:,}", *percentiles, f"{cpu:.1f}"])
+    return table(["system", "client", "messages", "p50 ms", "p99 ms", "max ms", "broker CPU s/M"], rows)
+
+
+def _cold(result: Result) -> str:
+    head = ["system", "reader", "messages behind", "GB behind", "read msgs/s", "read MB/s"]
+    rows = []
+    for system, client, outcome in _rows_of(result, "cold"):
+        read = figures.rate(outcome, "consume")
+        written = outcome["roles"]["produce"]
+        p99 = "-" if written["p99_ms"] is None else f"{written['p99_ms']:,.0f}"
+        rows.append(
+            [
+                _title(result, system),
+                client,
+                f"{outcome['messages']:,}",
+                f"{outcome['messages'] * 200 / 1e9:.1f}",
+                f"{read:,.0f}",
+                f"{figures.megabytes(read):,.0f}",
+                f"{figures.rate(outcome, 'produce'):,.0f}",
+                p99,
+                f"{figures.broker_cpu_per_million(outcome):.2f}",
+                f"{outcome['usage']['broker_rss'] / 1e6:,.0f}",
+            ]
+        )
+    return table([*head, "written msgs/s meanwhile", "ack p99 ms", "broker CPU s/M", "memory MB"], rows)
