@@ -55,12 +55,14 @@ def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = 30) 
 
 
 class Process:
-    """One `millrace` command as a real process, its output kept for the failure message."""
+    """One `millrace` command, or another module, as a real process; its output is kept for the report."""
 
-    def __init__(self, arguments: Sequence[str], *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], *, env: Mapping[str, str] | None = None, module: str = "millrace.cli"
+    ) -> None:
         self.arguments = list(arguments)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "millrace.cli", *self.arguments],
+            [sys.executable, "-m", module, *self.arguments],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
