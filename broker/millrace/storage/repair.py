@@ -2,6 +2,9 @@
 
 The messages are lost; this only says so and keeps every other offset where it is. Works on a partition that
 no broker has open.
+
+A control batch takes 72 bytes, a data batch of one empty message 68. Where only such a small one is damaged
+its place cannot be filled, unless the operator gives up the intact batch beside it, too.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ from pathlib import Path
 from millrace.errors import MillraceError
 from millrace.records import MIN_CONTROL_BYTES, BatchHeader, control_batch_of_size
 from millrace.storage.checkpoint import FILE_NAME
-from millrace.storage.inspection import Damage, inspect_partition, read_checkpoint
+from millrace.storage.inspection import Damage, Entry, inspect_partition, read_checkpoint
 from millrace.storage.segment import SegmentFacts
 
 
-def repair_partition(directory: Path, timestamp: int) -> Iterator[Damage]:
+def repair_partition(
+    directory: Path, timestamp: int, *, give_up_neighbours: bool = False
+) -> Iterator[Damage]:
     """Replace every damaged stretch below the checkpoint and give back what was lost there.
 
-    Raises MillraceError when bytes are missing, or too few for a control batch; what came before is done.
+    Raises MillraceError when bytes are missing, or too few for a control batch and the intact batch beside
+    them is not to be given up; what came before is done.
     """
     damaged = [found for found in inspect_partition(directory) if isinstance(found, Damage) and found.flushed]
     for damage in damaged:
@@ -34,15 +40,49 @@ def repair_partition(directory: Path, timestamp: int) -> Iterator[Damage]:
                 "restore the file that held them from a copy, or delete the topic"
             )
         if damage.length < MIN_CONTROL_BYTES:
-            raise MillraceError(
-                f"{damage.path}, position {damage.position}: {damage.length} bytes are too few to be "
-                f"replaced; restore the file from a copy, or seek consumers to {end}"
-            )
+            widened = _with_neighbour(directory, damage) if give_up_neighbours else None
+            if widened is None:
+                raise MillraceError(
+                    f"{damage.path}, position {damage.position}: {damage.length} bytes are too few to be "
+                    f"replaced; restore the file from a copy, seek consumers to {end}, or give up the batch "
+                    "beside them, too, with --give-up-neighbours"
+                )
+            damage = widened
         batch = _replacement(damage, timestamp)
         # Noted first: a repair cut short in between finds the damage again, but never what it has replaced.
         _note_in_checkpoint(directory, damage, batch)
         _overwrite(damage, batch)
         yield damage
+
+
+def _with_neighbour(directory: Path, damage: Damage) -> Damage | None:
+    """The stretch and the intact data batch behind it, else the one before it; None if there is neither.
+
+    Position batches are no neighbours: a mirrored partition must not lose one.
+    """
+    checkpoint = read_checkpoint(directory)
+    flushed = damage.position if checkpoint is None else checkpoint.flushed
+    units: list[tuple[int, int, int]] = []  # start, end with filler, last offset
+    for found in inspect_partition(directory):
+        if not isinstance(found, Entry) or found.path != damage.path:
+            continue
+        end = found.position + found.header.size
+        if found.kind == "filler" and units and units[-1][1] == found.position:
+            units[-1] = (units[-1][0], end, units[-1][2])
+        elif found.kind in ("data", "repaired"):
+            units.append((found.position, end, found.header.last_offset))
+    start, end = damage.position, damage.position + damage.length
+    for unit_start, unit_end, last_offset in sorted(units, reverse=True):
+        if end == unit_start and unit_end <= flushed:
+            return _widened(damage, start, unit_end, (start, last_offset))
+        if start == unit_end:
+            return _widened(damage, unit_start, end, (unit_start, end - 1))
+    return None
+
+
+def _widened(damage: Damage, start: int, end: int, lost: tuple[int, int]) -> Damage:
+    reason = f"{damage.reason}; given up with the batch beside it"
+    return replace(damage, position=start, length=end - start, lost_offsets=lost, reason=reason)
 
 
 def _replacement(damage: Damage, timestamp: int) -> bytes:

@@ -255,6 +255,61 @@ def test_a_stretch_too_short_for_a_control_batch_is_refused_with_the_way_out(tmp
     result = run("repair", logs.path)
     assert isinstance(result.exception, MillraceError)
     assert f"seek consumers to {tiny.end}" in str(result.exception)
+    assert "--give-up-neighbours" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "lost"),
+    [
+        ([batch(3)], [batch(3), batch(2)], "behind"),
+        ([batch(3)], [crowded_batch(500), batch(2)], "behind"),
+        ([batch(2), batch(3)], [], "before"),
+        ([batch(2), crowded_batch(500)], [], "before"),
+    ],
+    ids=[
+        "the next batch",
+        "the next batch and its filler",
+        "the last batch",
+        "the last batch and its filler",
+    ],
+)
+def test_a_short_stretch_goes_with_the_batch_beside_it_when_the_operator_says_so(
+    tmp_path: Path, before: list[bytearray], behind: list[bytearray], lost: str
+) -> None:
+    logs = Logs(tmp_path / "data", [])
+    opened, log = logs.reopen()
+    stored = appended(log, *before, batch(1, b""), *behind)
+    bases, tiny = [each.base_offset for each in stored], stored[len(before)].base_offset
+    log.publish(log.flush())
+    end = log.high_watermark
+    opened.close()
+    logs.damage(tiny + 30)
+    result = run("repair", logs.path, "--give-up-neighbours", "--json")
+    assert result.exception is None, result.exception
+    (repaired,) = json_lines(result)
+    given_up = bases[bases.index(tiny) + (1 if lost == "behind" else -1)]
+    assert repaired["position"] == min(tiny, given_up)
+    assert repaired["lost_offsets"][0] == min(tiny, given_up)
+    assert run("verify", logs.path).exception is None
+    opened, log = logs.reopen()
+    assert log.high_watermark >= end
+    served = {header.base_offset for header in consume(log, 0) if not header.is_control}
+    assert served == set(bases) - {tiny, given_up}, "every other message is where it was"
+    opened.close()
+
+
+def test_a_mirrored_partition_never_gives_up_a_position(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "data", [])
+    opened = logs.open()
+    mirrored = opened.partition("t", 0, TOPIC_ID)
+    tiny = bytes(batch(1, b""))
+    mirrored.append_mirrored(ORIGIN, None, [tiny], position(1, batches=1, records=1))
+    opened.close()
+    (damaged,) = [f for f in inspect_partition(logs.partition) if isinstance(f, Entry) and f.kind == "data"]
+    logs.damage(damaged.position + 30)
+    result = run("repair", logs.path, "--give-up-neighbours")
+    assert isinstance(result.exception, MillraceError)
+    assert "too few" in str(result.exception)
 
 
 def test_repair_does_not_restore_missing_files(logs: Logs) -> None:
