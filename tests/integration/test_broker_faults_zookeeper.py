@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from millrace.errors import ErrorCode
@@ -20,7 +21,15 @@ from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
-from tests.integration.faults.traffic import LZ4, PLAIN, NumberedProducer, Reader, run, run_until_stored
+from tests.integration.faults.traffic import (
+    LZ4,
+    PLAIN,
+    GroupMember,
+    NumberedProducer,
+    Reader,
+    run,
+    run_until_stored,
+)
 from tests.integration.faults.wire import Wire
 from tests.support import Process, wait_until
 
@@ -30,6 +39,20 @@ AWAY_S = 30.0 if "MILLRACE_ROUNDS" in os.environ else 3.0
 ANSWER_S = 25.0
 """The longest that an operation on topics may take to fail: less than what clients wait for it."""
 PARTITIONS = 4
+RETRIED = frozenset(
+    {
+        confluent_kafka.KafkaError._TIMED_OUT,
+        confluent_kafka.KafkaError._WAIT_COORD,
+        confluent_kafka.KafkaError.REQUEST_TIMED_OUT,
+        confluent_kafka.KafkaError.COORDINATOR_NOT_AVAILABLE,
+        confluent_kafka.KafkaError.NOT_COORDINATOR,
+        # The group went to another coordinator meanwhile, and the member joins it anew.
+        confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID,
+        confluent_kafka.KafkaError.ILLEGAL_GENERATION,
+        confluent_kafka.KafkaError.REBALANCE_IN_PROGRESS,
+    }
+)
+"""What a commit may be refused with that the application tries again."""
 
 
 def java_of(process: Process) -> int:
@@ -63,8 +86,13 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
         topic_ids = {name: topic.topic_id for name, topic in client.topics().items()}
     ledger = Ledger("traffic")
     producers = [NumberedProducer(cluster.bootstrap, ledger, kind, PARTITIONS) for kind in (PLAIN, LZ4)]
-    with Reader(cluster.bootstrap, ledger, PARTITIONS) as reader, ThreadPoolExecutor(1) as pool:
+    with (
+        Reader(cluster.bootstrap, ledger, PARTITIONS) as reader,
+        GroupMember(cluster.bootstrap, "traffic") as member,
+        ThreadPoolExecutor(1) as pool,
+    ):
         run_until_stored(producers, 50)
+        wait_until("the group commits", lambda: member.last_commit)
         java = java_of(zookeeper)
         if way == "stopped":
             os.kill(java, signal.SIGSTOP)
@@ -72,9 +100,12 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
             zookeeper.kill()
         away_until = time.monotonic() + AWAY_S
         asked = pool.submit(create_topic, cluster.brokers[1].address, "meanwhile")
+        read = member.read
         while time.monotonic() < away_until:
             run_until_stored(producers, 20, timeout_s=10)
             run(producers, 0.2)
+        assert member.read > read, "a group reads on, although it cannot commit"
+        back = time.monotonic()
         if way == "stopped":
             os.kill(java, signal.SIGCONT)
         else:
@@ -90,6 +121,10 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
         expected = ErrorCode.NONE if AWAY_S < 10 else ErrorCode.REQUEST_TIMED_OUT
         assert asked.result() == expected
         run_until_stored(producers, 50)
+        wait_until("the group commits again", lambda: member.last_commit > back)
+        assert not member.problems, member.problems[0]
+        assert all(error.retriable() or error.code() in RETRIED for error in member.refused), member.refused
+        assert member.longest_commit_s < ANSWER_S
         for producer in producers:
             producer.finish()
         with cluster.client() as client:

@@ -190,6 +190,67 @@ class Reader:
         assert self.seen[partition] == found, f"the reader's partition {partition} is not what is there"
 
 
+class GroupMember:
+    """A consumer in a group, in a thread of its own, that commits what it has read twice a second."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._stop = threading.Event()
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap, "group.id": f"group-of-{topic}", "enable.auto.commit": False,
+                "auto.offset.reset": "earliest", "session.timeout.ms": 10_000, "log_level": 0,
+                "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 20_000,
+            }
+        )  # fmt: skip
+        self._topic = topic
+        self.read = 0
+        self.last_commit: float = 0.0
+        """When the last commit succeeded, by the monotonic clock."""
+        self.longest_commit_s = 0.0
+        self.refused: list[confluent_kafka.KafkaError] = []
+        self.problems: list[str] = []
+        self._thread = threading.Thread(target=self._run, name="member", daemon=True)
+
+    def __enter__(self) -> GroupMember:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        try:
+            self._consumer.subscribe([self._topic])
+            due = time.monotonic()
+            while not self._stop.is_set():
+                for message in self._consumer.consume(500, 0.05):
+                    error = message.error()
+                    if error is None:
+                        self.read += 1
+                    elif error.code() not in _CONNECTION:
+                        self.problems.append(str(error))
+                if self.read and time.monotonic() > due:
+                    self._commit()
+                    due = time.monotonic() + 0.5
+        except Exception as error:  # the thread's end must not hide why
+            self.problems.append(repr(error))
+        finally:
+            self._consumer.close()
+
+    def _commit(self) -> None:
+        begun = time.monotonic()
+        try:
+            self._consumer.commit(asynchronous=False)
+            self.last_commit = time.monotonic()
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError._NO_OFFSET:
+                self.refused.append(error.args[0])
+        self.longest_commit_s = max(self.longest_commit_s, time.monotonic() - begun)
+
+
 def run(producers: Sequence[NumberedProducer], seconds: float) -> None:
     """Let all of them send for a while, at a pace that leaves the machine time for others."""
     deadline = time.monotonic() + seconds
