@@ -113,7 +113,7 @@ class ClusterClient:
     ) -> dict[int, int]:
         """Partition -> offset for LATEST, EARLIEST or a time in ms; all partitions unless some are named.
 
-        For a time: the first batch with a message at or after it, or the high watermark when there is none.
+        For a time: the first message at or after it, or the high watermark when there is none.
         """
         wanted = set(self.topic(topic).partitions if partitions is None else partitions)
         found: dict[int, int] = {}
