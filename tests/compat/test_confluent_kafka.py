@@ -120,17 +120,14 @@ def test_large_messages_pass(broker: RunningBroker, consumer: Any) -> None:
     assert [m.value() for m in read_all(consumer, [TopicPartition(topic, 0, 0)])] == [value, b"behind"]
 
 
-def test_a_group_id_with_assigned_partitions_works_without_committed_offsets(
-    broker: RunningBroker, consumer: Any
-) -> None:
+def test_offsets_are_committed_without_a_subscription(broker: RunningBroker, consumer: Any) -> None:
     topic = broker.create_topic("assigned", 1)
     send(broker, topic, {"value": b"x"}, acks="all")
-    assert [m.value() for m in read_all(consumer, [TopicPartition(topic, 0)])] == [b"x"]
-    assert (
-        consumer.committed([TopicPartition(topic, 0)], timeout=5)[0].offset == confluent_kafka.OFFSET_INVALID
-    )
-    with pytest.raises(KafkaException, match="not supported by broker"):
-        consumer.commit(asynchronous=False)
+    place = TopicPartition(topic, 0)
+    assert [m.value() for m in read_all(consumer, [place])] == [b"x"]
+    assert consumer.committed([place], timeout=5)[0].offset == confluent_kafka.OFFSET_INVALID
+    consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    assert consumer.committed([place], timeout=5)[0].offset == 1
 
 
 def test_offsets_watermarks_and_times_agree(broker: RunningBroker, consumer: Any) -> None:
@@ -151,13 +148,6 @@ def test_an_offset_past_the_end_resets_as_the_client_is_told(broker: RunningBrok
     topic = broker.create_topic("past", 1)
     send(broker, topic, {"value": b"x"}, acks="all")
     assert [m.value() for m in read_all(consumer, [TopicPartition(topic, 0, 1 << 40)])] == [b"x"]
-
-
-def test_subscribing_is_refused_at_once(broker: RunningBroker, consumer: Any) -> None:
-    consumer.subscribe([broker.create_topic("subscribed", 1)])
-    message = consumer.poll(10)
-    assert message is not None
-    assert message.error().code() == KafkaError._UNSUPPORTED_FEATURE
 
 
 def test_transactions_are_refused_at_once(broker: RunningBroker) -> None:

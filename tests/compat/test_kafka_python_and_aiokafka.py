@@ -1,4 +1,4 @@
-"""kafka-python and aiokafka with their own defaults: idempotent producers, admin calls, groups of one."""
+"""kafka-python and aiokafka with their own defaults: idempotent producers, admin calls, assignments."""
 
 from __future__ import annotations
 
