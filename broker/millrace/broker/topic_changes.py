@@ -14,9 +14,8 @@ from millrace.broker import Broker
 from millrace.broker.topics import topic_log_config
 from millrace.cluster_state import TopicState, check_topic_name, new_topic, with_partitions
 from millrace.errors import (
-    BrokerError,
-    ErrorCode,
     InvalidPartitions,
+    RequestTimedOut,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
@@ -24,12 +23,6 @@ from millrace.storage.partition_log import PartitionLog
 
 OPENING_SECONDS = 30.0
 """The most a request waits for logs to open, however long its client would: others need the thread."""
-
-
-class RequestTimedOut(BrokerError):
-    """It was done, but not everything is ready within the time that the client gave."""
-
-    code = ErrorCode.REQUEST_TIMED_OUT
 
 
 def create_topic(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kio.index import load_response_schema
+from kio.serial import entity_reader
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode
-from millrace.handlers import group_apis, kafka_apis
+from millrace.handlers import Handlers, group_apis, kafka_apis
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
-from tests.unit.broker.asking import ChangingCluster, Values, ask, error_codes, request_body
+from tests.unit.broker.asking import AskingClient, ChangingCluster, Values, ask, error_codes, request_body
 from tests.unit.broker.running import Running, topic
 
 TOLD = {
@@ -125,3 +128,17 @@ def test_a_request_cut_anywhere_is_answered(running: Running, api_key: int, vers
         if api_key != ApiKey.API_VERSIONS:  # whose body nobody reads
             assert set(error_codes(entity)) <= {ErrorCode.INVALID_REQUEST}
     assert running.cluster.topics == before
+
+
+@pytest.mark.parametrize("version", [4, 5, 9, 63])
+def test_a_client_newer_than_the_broker_learns_what_the_broker_speaks(running: Running, version: int) -> None:
+    client = AskingClient()
+    frame = struct.pack(">hhih", ApiKey.API_VERSIONS, version, 7, -1) + b"\0\5newer\0"
+    request = Handlers(running.broker, kafka_apis()).handle(client, memoryview(bytearray(frame)))
+    (answer,) = request.parts or ()
+    assert isinstance(answer, bytes)
+    schema: Any = load_response_schema(ApiKey.API_VERSIONS, 0)
+    told, size = entity_reader(schema)(answer[8:], 0)
+    assert size == len(answer) - 8
+    assert told.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert {api.api_key: (api.min_version, api.max_version) for api in told.api_keys}[18] == (0, 3)
