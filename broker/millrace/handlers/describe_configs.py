@@ -14,7 +14,7 @@ from millrace.broker.settings import Setting, broker_settings, topic_settings
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.outcome import outcome_of
 from millrace.handlers.request import Request
-from millrace.handlers.table import Api
+from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.admin_messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
@@ -29,11 +29,17 @@ from millrace.wire.messages import ApiKey
 
 
 def handle(broker: Broker, request: Request) -> None:
-    """Answer from the cluster's snapshot and the broker's own configuration."""
+    """Answer from the cluster's snapshot and the broker's own configuration; in a thread, it may be long."""
     asked = decode(DescribeConfigsRequest, ApiKey.DESCRIBE_CONFIGS, request.api_version, request.body)
-    results = tuple(_result(broker, resource, asked) for resource in asked.resources)
-    response = DescribeConfigsResponse(results=results)
-    request.answer([encode(response, ApiKey.DESCRIBE_CONFIGS, request.api_version)])
+    # Once each, so that a small request cannot ask for an answer of any size.
+    resources = {(each.resource_type, each.resource_name): each for each in asked.resources}
+
+    def work() -> bytes:
+        results = tuple(_result(broker, resource, asked) for resource in resources.values())
+        response = DescribeConfigsResponse(results=results)
+        return encode(response, ApiKey.DESCRIBE_CONFIGS, request.api_version)
+
+    answer_from_thread(broker, request, work)
 
 
 def _result(
