@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +18,14 @@ Start = Callable[..., Process]
 
 
 def free_port() -> int:
-    """A port nobody uses now: for a broker that must come back at the same address."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port nobody uses now: for a broker that must come back at the same address.
+
+    Below those that the system gives to outgoing connections: one of them could take it in the meantime.
+    """
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @dataclass(slots=True)
