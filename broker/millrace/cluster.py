@@ -70,16 +70,12 @@ class Cluster:
     def connect(
         cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000, create: bool = True
     ) -> Cluster:
-        """The cluster's registries, read once; MillraceError within 10 s when ZooKeeper is not there.
-
-        A cluster that is not there is created, or MillraceError without `create`.
-        """
+        """Its registries, read once; MillraceError if ZooKeeper, or without `create` the cluster, is missing."""
         self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
         try:
             if not create and not self.session.read_all([self._id]):
                 raise MillraceError(
-                    f"ZooKeeper at {zookeeper} holds no cluster {cluster!r}: start a broker of it, or name "
-                    f"one of {', '.join(set(self.session.children('/')) - {'zookeeper'}) or 'none'}"
+                    f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it"
                 )
             self._open()
         except BaseException:
@@ -382,17 +378,16 @@ class Cluster:
             ) from None
 
     def _read_brokers(self) -> Mapping[int, Mapping[str, Any]]:
-        found = self._read_all([f"{self._ids}/{name}" for name in self._children(self._ids)], watch=False)
-        return {int(path.rsplit("/", 1)[1]): json.loads(data) for path, data in found.items()}
+        found = self.session.read_all(f"{self._ids}/{name}" for name in self._children(self._ids))
+        return {int(path.rsplit("/", 1)[1]): json.loads(data) for path, (data, _) in found.items()}
 
     def _read_topics(self, dirty: set[str | None]) -> Mapping[str, TopicState]:
-        names = set(self.topics)
-        if dirty & {None, self._topics}:
-            names = set(self._children(self._topics))
+        names = set(self._children(self._topics) if dirty & {None, self._topics} else self.topics)
         changed = {name for name in names if dirty & {None, f"{self._topics}/{name}"}}
         stale = changed | (names - self.topics.keys())
         topics = {name: topic for name, topic in self.topics.items() if name in names - stale}
-        for path, data in self._read_all([f"{self._topics}/{name}" for name in stale], watch=True).items():
+        found = self.session.read_all((f"{self._topics}/{name}" for name in stale), self._on_event)
+        for path, (data, _) in found.items():
             name = path.rsplit("/", 1)[1]
             try:
                 topics[name] = decode_topic(name, data)
@@ -402,18 +397,3 @@ class Cluster:
         if stale - topics.keys():
             self._children(self._topics)  # a topic without an entry was deleted, unless all entries are lost
         return dict(sorted(topics.items()))
-
-    def _read_all(self, paths: list[str], *, watch: bool) -> dict[str, bytes]:
-        """Data of each node that is there, asked for all at once."""
-        watcher = self._on_event if watch else None
-        asked = {path: self._client.get_async(path, watcher) for path in paths}
-
-        def ask(path: str) -> Any:
-            # The first try is under way already; after a lost connection it is made anew.
-            return asked.pop(path, None) or self._client.get_async(path, watcher)
-
-        found = {}
-        for path in paths:
-            with contextlib.suppress(NoNodeError):
-                found[path] = self._call(ask, path)[0]
-        return found

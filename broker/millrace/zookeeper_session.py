@@ -81,16 +81,20 @@ class Session:
                 pass
             raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer") from None
 
-    def read_all(self, paths: Iterable[str]) -> dict[str, tuple[bytes, Any]]:
+    def read_all(
+        self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
+    ) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""
-        asked = {path: self.client.get_async(path) for path in paths}
+        asked = {path: self.client.get_async(path, watch) for path in paths}
+
+        def ask(path: str) -> Any:
+            # The first try is under way already; after a lost connection it is made anew.
+            return asked.pop(path, None) or self.client.get_async(path, watch)
+
         found = {}
         for path in list(asked):
-            # The first try is under way already; after a lost connection it is made anew.
             with contextlib.suppress(NoNodeError):
-                found[path] = self.call(
-                    lambda path=path: asked.pop(path, None) or self.client.get_async(path)
-                )
+                found[path] = self.call(ask, path)
         return found
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:

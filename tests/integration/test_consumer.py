@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from kazoo.client import KazooClient
 
 from millrace.consumer import Consumer, MessageStream, NotOwner
@@ -319,8 +320,9 @@ def test_a_partition_is_handed_over_when_the_message_in_hand_is_done_or_patience
 
 
 def test_a_partition_that_another_still_owns_is_tried_again(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("millrace.consumer.rebalance.RETRY_SECONDS", 0.02)
     site.create(2)
     site.produce(10)
     site.consumer()
@@ -335,6 +337,7 @@ def test_a_partition_that_another_still_owns_is_tried_again(
     wait_until("it has both", lambda: len(reader.messages) == 10)
 
 
+@pytest.mark.long
 def test_a_zookeeper_that_is_away_for_a_while_is_waited_for(site: Site, zookeeper: str) -> None:
     site.create(1)
     site.produce(10)
@@ -373,19 +376,22 @@ def test_a_group_of_the_other_kind_is_refused(site: Site) -> None:
 
 
 def test_a_cluster_that_is_not_there_is_refused_and_not_created(site: Site, zookeeper: str) -> None:
-    with pytest.raises(MillraceError, match=f"no cluster 'nowhere'.*{site.cluster.name}"):
+    with pytest.raises(MillraceError, match="no cluster 'nowhere' in ZooKeeper at"):
         Consumer(zookeeper, "nowhere", "g")
     for options in ({"start": "middle"}, {"queued_bytes": 0}, {"session_timeout_ms": 90_000}):
         with pytest.raises(MillraceError, match=next(iter(options))):
             Consumer(zookeeper, site.cluster.name, "g", **options)
 
 
-def test_topics_created_later_appear_and_new_ones_of_the_same_name_begin_anew(site: Site) -> None:
+def test_new_topics_and_partitions_appear_and_a_topic_created_anew_begins_anew(site: Site) -> None:
     reader = site.reader()
     time.sleep(0.1)
     site.create(2)
     site.produce(20)
     wait_until("it is read", lambda: len(reader.messages) == 20)
+    admin = AdminClient({"bootstrap.servers": site.cluster.bootstrap, "log_level": 0})
+    admin.create_partitions([NewPartitions(site.topic, 3)])[site.topic].result(10)
+    wait_until("the third partition is read", lambda: len(reader.consumer.owned) == 3)
     site.client.delete_topic(site.topic)
     wait_until("its partitions are given up", lambda: reader.consumer.owned == [])
     site.create(1)
@@ -514,12 +520,12 @@ def test_killed_consumers_lose_nothing_and_their_partitions_are_taken_over(
     def start() -> ConsumerProcess:
         consumer = ConsumerProcess(
             site.cluster.zookeeper, site.cluster.name, site.group("g"), site.topic,
-            chance.randint(1, 3), tmp_path / f"{len(started)}",
+            1 + len(started) % 3, tmp_path / f"{len(started)}",
         )  # fmt: skip
         started.append(consumer)
         return consumer
 
-    live = [start() for _ in range(3)]
+    live = [start() for _ in range(3 if KILLS > 1 else 2)]
     try:
         for _ in range(KILLS):
             site.produce(600)
