@@ -70,7 +70,7 @@ class Cluster:
     def connect(
         cls, zookeeper: str, cluster: str, *, session_timeout_ms: int = 6000, create: bool = True
     ) -> Cluster:
-        """Its registries, read once; MillraceError if ZooKeeper, or without `create` the cluster, is missing."""
+        """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there."""
         self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
         try:
             if not create and not self.session.read_all([self._id]):
