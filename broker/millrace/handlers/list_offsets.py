@@ -8,7 +8,7 @@ Left out: v0, and the offset of the largest timestamp (-3), which belongs to v7.
 from __future__ import annotations
 
 from millrace.broker import Broker, Partition
-from millrace.errors import BrokerError, ErrorCode
+from millrace.errors import BrokerError, ErrorCode, InvalidRequest
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
 from millrace.wire.codec import decode, encode
@@ -29,8 +29,10 @@ def handle(broker: Broker, request: Request) -> None:
     """Answer at once, or after a thread has looked up the times."""
     version = request.api_version
     asked = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, version, request.body)
+    seen: set[tuple[str, int]] = set()
     lookups = [
-        (topic.name, [(p, _find(broker, topic.name, p)) for p in topic.partitions]) for topic in asked.topics
+        (topic.name, [(p, _find(broker, topic.name, p, seen)) for p in topic.partitions])
+        for topic in asked.topics
     ]
 
     def look_up() -> bytes:
@@ -46,9 +48,15 @@ def handle(broker: Broker, request: Request) -> None:
         request.answer([look_up()])
 
 
-def _find(broker: Broker, topic: str, wanted: ListOffsetsPartition) -> Partition | BrokerError:
+def _find(
+    broker: Broker, topic: str, wanted: ListOffsetsPartition, seen: set[tuple[str, int]]
+) -> Partition | BrokerError:
+    place = (topic, wanted.partition_index)
+    if place in seen:
+        return InvalidRequest("a partition is named twice")  # as in Kafka: one look-up for each is enough
+    seen.add(place)
     try:
-        return broker.partition(topic, wanted.partition_index)
+        return broker.partition(*place)
     except BrokerError as error:
         return error
 

@@ -67,7 +67,9 @@ def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataR
     if asked.topics is None:
         topics = [_topic(topic, live.keys()) for topic in cluster.topics.values()]
     else:
-        topics = [_wanted(broker, topic, asked.allow_auto_topic_creation) for topic in asked.topics]
+        # Once each, so that a small request cannot ask for an answer of any size.
+        wanted = dict.fromkeys(asked.topics)
+        topics = [_wanted(broker, topic, asked.allow_auto_topic_creation) for topic in wanted]
     return MetadataResponse(
         brokers=tuple(
             MetadataBroker(node_id=number, host=address.host, port=address.port)

@@ -284,6 +284,14 @@ def test_a_name_no_topic_can_have_is_told_at_once(running: Setup, auto_create: b
     assert list(error_codes(answer)) == [ErrorCode.INVALID_TOPIC_EXCEPTION]
 
 
+def test_a_topic_asked_for_many_times_is_told_once(running: Setup) -> None:
+    wanted = {"topics": [{"name": "t"}, {"name": "nope"}] * 50, "allow_auto_topic_creation": False}
+    answer = ask(running, ApiKey.METADATA, 8, wanted)
+    assert [topic.name for topic in answer.topics] == ["t", "nope"]
+    resource = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": None}
+    assert len(ask(running, ApiKey.DESCRIBE_CONFIGS, 1, {"resources": [resource] * 50}).results) == 1
+
+
 @pytest.mark.parametrize("version", [1, 4, 8])
 def test_a_topic_is_created_when_the_broker_is_set_to(running: Setup, version: int) -> None:
     running.configure(auto_create_topics=True)
@@ -341,4 +349,12 @@ def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int)
     assert (listed(0), listed(101), listed(300)) == ((0, 0, 100), (0, 1, 200), (0, 2, 300))
     assert listed(301) == (0, -1, -1)
     assert listed(-1, partition=2) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
+    twice = [{"partition_index": 0, "timestamp": -1}] * 2
+    answer = ask(
+        running,
+        ApiKey.LIST_OFFSETS,
+        version,
+        {"replica_id": -1, "topics": [{"name": "t", "partitions": twice}]},
+    )
+    assert list(error_codes(answer)) == [ErrorCode.NONE, ErrorCode.INVALID_REQUEST]
     assert listed(5, partition=9) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
