@@ -72,7 +72,7 @@ class Session:
         deadline = time.monotonic() + OPERATION_SECONDS
         while True:
             try:
-                return operation(*arguments, **options).get(max(0.1, deadline - time.monotonic()))
+                return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
             except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
                 if not self._closed.is_set() and time.monotonic() < deadline:
                     self._closed.wait(0.1)

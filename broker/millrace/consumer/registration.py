@@ -92,7 +92,7 @@ class Registration:
         timeout = self._session.timeout_ms / 1000
         began = time.monotonic()
         try:
-            self._session.client.set_async(fence.checks[0][0], self._data).get(timeout)
+            self._session.client.set_async(fence.checks[0][0], self._data).get(timeout=timeout)
         except NoNodeError:
             if self.fence is fence:
                 log.warning("group %s: the registration of %s is gone", self._group, self.consumer_id)
