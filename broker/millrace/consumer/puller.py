@@ -141,6 +141,8 @@ class _Puller(threading.Thread):
         for place, answer in found.items():
             if place in asked:
                 self._take(*asked[place], answer)
+        if any(answer.error in _MOVED for answer in found.values()):
+            self.stopping.wait(PAUSE_SECONDS)  # the registry will say where they have gone
         return True
 
     def _ours(self) -> list[OwnedPartition]:
@@ -190,7 +192,6 @@ class _Puller(threading.Thread):
             self._skip_gap(partition, life, offset)
             return
         if answer.error in _MOVED:
-            self.stopping.wait(PAUSE_SECONDS)  # the registry will say where it has gone
             return
         if answer.error == ErrorCode.CORRUPT_MESSAGE:
             self._corrupt(partition, life, offset, CorruptMessage("the broker refuses to send it"))
@@ -229,7 +230,7 @@ class _Puller(threading.Thread):
     def _begin(self, partition: OwnedPartition, life: int) -> None:
         earliest, latest = self._bounds(partition)
         begin = earliest if self._pullers.start == EARLIEST else latest
-        partition.stream.put(partition, life, Jump(begin))
+        partition.stream.put(partition, life, Jump(None, begin))
 
     def _skip_gap(self, partition: OwnedPartition, life: int, offset: int) -> None:
         earliest, latest = self._bounds(partition)
@@ -242,4 +243,4 @@ class _Puller(threading.Thread):
             "what was between is not delivered",
             self._pullers.group, offset, partition, earliest, latest, to,
         )  # fmt: skip
-        partition.stream.put(partition, life, Jump(to))
+        partition.stream.put(partition, life, Jump(offset, to))

@@ -47,8 +47,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """Reading goes on at `offset`, which is not where the last batch ended."""
+    """Reading goes on at `offset` instead of where it was to go on."""
 
+    instead_of: int | None
     offset: int
 
 
@@ -192,6 +193,8 @@ class MessageStream(Iterator[Message]):
         with self._changed:
             if partition.life != life or partition.stopped:
                 return
+            if isinstance(pulled, Jump) and partition.pull_offset != pulled.instead_of:
+                return  # a second puller, where the leader has just moved, has found it out already
             self._queue.append((partition, life, pulled))
             if isinstance(pulled, Batch):
                 self._queued += len(pulled.data)

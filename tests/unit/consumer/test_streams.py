@@ -81,6 +81,12 @@ def test_a_message_is_done_when_the_next_is_asked_for_and_not_before() -> None:
     assert fed.first.done == 2, "what was given up stays undone"
 
 
+def test_what_two_pullers_bring_is_handed_out_once() -> None:
+    fed = Fed()
+    fed.put(batch(0, 2), batch(0, 2), batch(100, 1))
+    assert fed.offsets(3) == [0, 1, 100]
+
+
 def test_a_fetch_inside_a_batch_hands_out_what_was_asked_for() -> None:
     fed = Fed()
     fed.stream.seek(fed.first, 102)
@@ -171,11 +177,13 @@ def test_what_is_in_hand_of_a_partition_that_ended_does_not_count() -> None:
 
 def test_a_jump_takes_effect_behind_what_was_pulled_before_it() -> None:
     fed = Fed()
-    fed.put(batch(500, 1), Jump(90), batch(100, 1))
+    fed.put(batch(500, 1), Jump(501, 90), batch(100, 1))
+    assert fed.first.pull_offset == 101
+    fed.put(Jump(501, 90))  # of a puller that asked in the same moment
     assert fed.first.pull_offset == 101
     assert fed.offsets(1) == [500]
     assert fed.offsets(1) == [100], "though it is before what was taken last"
-    fed.put(Jump(300))
+    fed.put(Jump(101, 300))
     fed.stream.close()
     assert list(fed.stream) == []
 
