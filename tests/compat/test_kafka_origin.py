@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
@@ -15,10 +17,21 @@ from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load
 from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.wire.client import EARLIEST, LATEST
-from tests.brokers import Contents, TestCluster, read_topic
-from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, assert_reads_exactly
+from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic
+from tests.brokers import Contents, TestCluster, read_topic, wait_for_values
+from tests.compat.clients import (
+    CLIENTS,
+    CODECS,
+    CONFLUENT,
+    assert_reads_exactly,
+    assert_seeks_are_exact,
+)
+from tests.compat.java_console import JAVA
 from tests.peers.kafka import KafkaBroker, kafka_tool
 from tests.support import Process, run_millrace, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 TOPICS = (
     "codecs", "mixed", "transactions", "append-time", "compacted", "huge", "recreated", "expiring", "open",
@@ -117,7 +130,10 @@ def world(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> World:
     names = ", ".join(f'"{name}"' for name in TOPICS)
-    settings = f'[log]\nflush_ms = 20\n[mirror.dc1]\nbootstrap = "{kafka.address}"\ntopics = [{names}]\n'
+    settings = (
+        f'[log]\nflush_ms = 20\n[mirror.dc1]\nbootstrap = "{kafka.address}"\n'
+        f'topics = [{names}]\nbatch_topics = ["batched"]\n'
+    )
     folder = tmp_path_factory.mktemp("kafka-origin")
     cluster = TestCluster(start_for_module, f"offline-{uuid4().hex[:6]}", folder, zookeeper, settings)
     return World(kafka, cluster.start_brokers(1, 2))
@@ -150,14 +166,31 @@ def test_every_codec_arrives_batch_by_batch_and_each_client_reads_it(world: Worl
     assert copy.values == expected
     with world.kafka.client() as client:
         assert copy.batches == read_topic(client, "codecs")[1].batches
-    row = world.copied("codecs", 1)
-    for client_of in CLIENTS:
-        assert_reads_exactly(client_of, world.aggregate.bootstrap, "codecs", row.partition, expected)
+    target = world.copied("codecs", 1).partition
+    for reader in [*CLIENTS, JAVA]:
+        delivered = assert_reads_exactly(reader, world.aggregate.bootstrap, "codecs", target, expected)
+        # Behind the first append stands a position batch, which no client may see.
+        gap = next(a for (a, _), (b, _) in itertools.pairwise(delivered) if b > a + 1) + 2
+        seeks = [gap, delivered[-1][0] + 1]
+        assert_seeks_are_exact(reader, world.aggregate.bootstrap, "codecs", target, delivered, seeks)
+
+
+def test_spark_s_kafka_source_reads_a_mirrored_topic(world: World, spark: SparkSession) -> None:
+    rows = (
+        spark.read.format("kafka")
+        .option("kafka.bootstrap.servers", world.aggregate.bootstrap)
+        .option("subscribe", "codecs")
+        .option("minPartitions", "9")
+        .load()
+        .collect()
+    )
+    expected = [value for value in world.copy("codecs", 1).values if value is not None]
+    assert sorted(bytes(row["value"]) for row in rows) == sorted(expected)
 
 
 def transact(world: World, topic: str, values: list[bytes], *, commit: bool) -> None:
     producer = Producer(
-        {"bootstrap.servers": world.kafka.address, "transactional.id": f"tx-{uuid4().hex}", "linger.ms": 2}
+        {"bootstrap.servers": world.kafka.address, "transactional.id": f"tx-{uuid4().hex}", "log_level": 2}
     )
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -185,15 +218,39 @@ def test_committed_transactions_are_copied_and_aborted_ones_stay_behind_counted(
     with world.kafka.client() as client:
         assert position.cursor.next_offset == client.list_offsets("transactions", LATEST, [0])[0] == 16
     target = world.copied("transactions").partition
-    for client_of in CLIENTS:
-        assert_reads_exactly(client_of, world.aggregate.bootstrap, "transactions", target, expected)
+    for reader in [*CLIENTS, JAVA]:
+        assert_reads_exactly(reader, world.aggregate.bootstrap, "transactions", target, expected)
+
+
+def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark: SparkSession) -> None:
+    world.topic("batched", 2)
+    produce(world.kafka.address, "batched", numbered("plain", 3))
+    transact(world, "batched", numbered("committed", 4), commit=True)
+    transact(world, "batched", numbered("aborted", 5), commit=False)
+    settings = MirrorSettings(
+        topic="batched", origin="dc1", origin_bootstrap=world.kafka.address,
+        bootstrap=world.aggregate.bootstrap,
+    )  # fmt: skip
+    parts = mirror_topic(spark, settings)
+    assert [(part.start, part.end, part.records, part.dropped) for part in parts] == [
+        (0, 14, 7, 7), (0, 0, 0, 0),
+    ]  # fmt: skip
+    again = mirror_topic(spark, settings)
+    assert [(part.start, part.end, part.records, part.dropped) for part in again] == [
+        (14, 14, 0, 0), (0, 0, 0, 0),
+    ]  # fmt: skip
+    with world.aggregate.client() as client:
+        found = wait_for_values(client, "batched", 7)
+    assert found[parts[0].target_partition].values == [*numbered("plain", 3), *numbered("committed", 4)]
 
 
 def test_an_open_transaction_waits_and_what_stands_behind_it_too(world: World) -> None:
     world.topic("open")
     produce(world.kafka.address, "open", numbered("plain", 3))
     world.copied("open")
-    producer = Producer({"bootstrap.servers": world.kafka.address, "transactional.id": "open-tx"})
+    producer = Producer(
+        {"bootstrap.servers": world.kafka.address, "transactional.id": "open-tx", "log_level": 2}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce("open", b"in doubt", partition=0)
