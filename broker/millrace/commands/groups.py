@@ -85,7 +85,8 @@ class _Place:
 def describe(group: str, as_json: bool, bootstrap: str) -> None:
     """Show where GROUP is in each partition, how far behind, and who reads it.
 
-    The lag is in bytes, not in messages: on Millrace offsets are byte positions.
+    The lag is in bytes, not in messages: on Millrace an offset is the byte position of a batch, to which the
+    messages in the batch are added one by one.
 
     Example: millrace groups describe warehouse
     """
@@ -100,7 +101,7 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
         found = {"group": group, "kind": _kind(described), "state": described.state, "partitions": fields}
         click.echo(json.dumps(found | {"members": [member.member_id for member in described.members]}))
         return
-    click.echo(f"{group}  {_kind(described)}, {described.state}, {len(described.members)} members")
+    click.echo(f"{group}  {_kind(described)}, {described.state}, members: {len(described.members)}")
     table = Table("topic")
     for column in ("partition", "committed", "high watermark", "lag in bytes"):
         table.add_column(column, justify="right")
@@ -136,7 +137,7 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
         described = asked.describe(group)
         if described.state in ACTIVE:
             raise MillraceError(
-                f"group {group!r} has {len(described.members)} members: stop them, then move it"
+                f"group {group!r} has members ({len(described.members)}): stop them, then move it"
             )
         offsets = _offsets(client, topic, timestamp, offset, partition, bootstrap)
         asked.commit(group, {(topic, number): at for number, at in offsets.items()})
