@@ -95,7 +95,10 @@ class Broker:
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
         for name, number, topic_id in found:
             if (name, topic_id) in gone:
-                self._logs.set_aside(name, number, topic_id)
+                try:
+                    self._logs.set_aside(name, number, topic_id)
+                except OSError as error:  # it takes up room, but nobody is served from it
+                    log.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
 
     def partition(self, topic: str, number: int) -> Partition:
         """The led partition; BrokerError says why it is not here."""

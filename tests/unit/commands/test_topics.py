@@ -1,0 +1,83 @@
+"""What `millrace topics describe` makes of a cluster's answers, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pytest
+from click.testing import CliRunner
+
+from millrace.commands import topics as command
+from millrace.wire.admin_messages import ConfigSource, DescribeConfigsResourceResult
+from millrace.wire.client import TopicMetadata
+
+
+class Answers:
+    """A client of a cluster that mirrors a topic; partition 1 has lost its leader."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def topic(self, name: str) -> TopicMetadata:
+        return TopicMetadata(name, UUID(int=5), {0: 3, 1: -1})
+
+    def list_offsets(self, topic: str, timestamp: int) -> dict[int, int]:
+        return {0: 100 if timestamp == -2 else 900}
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [
+        ("flush.ms", "7", ConfigSource.TOPIC),
+        ("segment.bytes", "4096", ConfigSource.STATIC_BROKER),
+        ("retention.ms", "1", ConfigSource.DEFAULT),
+        ("elsewhere", None, 2),
+        ("mirror.origins", "0=dc1/Page=View-3,1=dc2/PageView-0", ConfigSource.TOPIC),
+    ]
+    told = tuple(DescribeConfigsResourceResult(name=n, value=v, config_source=s) for n, v, s in settings)
+    monkeypatch.setattr(command, "ClusterClient", Answers)
+    monkeypatch.setattr(command, "topic_settings", lambda client, topic: told)
+    monkeypatch.setattr(command, "partition_sizes", lambda client, topic, leaders: {0: 1234})
+
+
+def describe(*arguments: str) -> str:
+    done = CliRunner().invoke(command.topics, ["describe", "PageView", *arguments])
+    assert done.exception is None, done.exception
+    return done.stdout
+
+
+def test_a_mirrored_topic_shows_where_each_partition_comes_from() -> None:
+    table = describe()
+    assert "origin" in table
+    row = next(line for line in table.splitlines() if "dc1" in line)
+    assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
+        "0", "3", "100", "900", "1234", "dc1/Page=View-3",
+    ]  # fmt: skip
+    assert "mirror.origins" not in table, "the column says it"
+
+
+def test_scripts_get_the_same_as_json() -> None:
+    found: dict[str, Any] = json.loads(describe("--json"))
+    assert found["partitions"] == [
+        {
+            "partition": 0, "leader": 3, "start": 100, "high_watermark": 900, "bytes": 1234,
+            "origin": "dc1/Page=View-3",
+        },
+        {
+            "partition": 1, "leader": -1, "start": -1, "high_watermark": -1, "bytes": -1,
+            "origin": "dc2/PageView-0",
+        },
+    ]  # fmt: skip
+    told = {item["name"]: (item["value"], item["source"]) for item in found["settings"]}
+    assert told == {
+        "flush.ms": ("7", "topic"), "segment.bytes": ("4096", "broker"), "retention.ms": ("1", "default"),
+        "elsewhere": (None, "cluster"),
+    }  # fmt: skip
