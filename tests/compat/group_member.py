@@ -186,29 +186,23 @@ async def aiokafka_loop(options: Options) -> None:
     consumer.subscribe([options.topic], listener=Listener())
     await consumer.start()
     while not stopping:
+        # Not under the lock: during a rebalance this waits for its end, which waits for the listener.
+        polled = await consumer.getmany(timeout_ms=50, max_records=BATCH)
+        records = [(r.partition, r.offset, r.value.decode()) for each in polled.values() for r in each]
+        if not records:
+            continue
         async with lock:
-            polled = await consumer.getmany(timeout_ms=50, max_records=BATCH)
-            records = [(r.partition, r.offset, r.value.decode()) for each in polled.values() for r in each]
-            if records:
-                report("got", records)
-                await asyncio.sleep(options.pause_s)
-                await _commit(
-                    consumer, options.topic, next_offsets((p, o) for p, o, _ in records), KafkaError
+            report("got", records)
+            await asyncio.sleep(options.pause_s)
+            offsets = next_offsets((partition, offset) for partition, offset, _ in records)
+            try:
+                await consumer.commit(
+                    {aiokafka.TopicPartition(options.topic, p): offset for p, offset in offsets.items()}
                 )
-        await asyncio.sleep(0.01)
+                report("committed", offsets)
+            except KafkaError as error:
+                report("refused", str(error))
     await consumer.stop()
-
-
-async def _commit(
-    consumer: Any, topic: str, offsets: Mapping[int, int], failure: type[BaseException]
-) -> None:
-    import aiokafka
-
-    try:
-        await consumer.commit({aiokafka.TopicPartition(topic, p): offset for p, offset in offsets.items()})
-        report("committed", offsets)
-    except failure as error:
-        report("refused", str(error))
 
 
 RUNS: Mapping[str, Callable[[Options], None]] = {

@@ -210,7 +210,7 @@ def test_a_cooperative_rebalance_moves_only_what_must_move(members: Members, cli
 
 @pytest.mark.skipif(not shutil.which("kcat"), reason="kcat is not installed")
 def test_kcat_reads_as_a_member_and_resumes(cluster: TestCluster, topic: str) -> None:
-    group = ("-G", f"kcat of {topic}", topic, "-b", cluster.bootstrap, "-q", "-o", "beginning")
+    group = ("-G", f"kcat of {topic}", topic, "-b", cluster.bootstrap, "-q")
     options = ("-X", "auto.offset.reset=earliest", "-X", "session.timeout.ms=3000", "-f", "%s\\n", "-e")
     KCAT.produce(cluster.bootstrap, topic, 0, [b"%d" % n for n in range(100)], "none")
     assert len(kcat(*group[3:], *options, *group[:3]).split()) == 100
