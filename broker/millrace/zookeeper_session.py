@@ -38,6 +38,14 @@ class Session:
     def __init__(self, client: KazooClient, zookeeper: str, timeout_ms: int) -> None:
         self.client, self.zookeeper, self.timeout_ms = client, zookeeper, timeout_ms
         self._closed = threading.Event()
+        self._lost_at: float | None = None
+        client.add_listener(self._on_state)
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._lost_at = None
+        elif self._lost_at is None:
+            self._lost_at = time.monotonic()
 
     @classmethod
     def connect(cls, zookeeper: str, *, timeout_ms: int = 6000) -> Session:
@@ -69,7 +77,8 @@ class Session:
 
         A write that is tried anew may meet its own first try. RequestTimedOut when no answer comes in time.
         """
-        deadline = time.monotonic() + OPERATION_SECONDS
+        # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
+        deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
         while True:
             try:
                 return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
