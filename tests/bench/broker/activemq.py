@@ -99,7 +99,10 @@ class ActiveMq:
         """The first message makes the queue."""
 
     def delete(self, place: str) -> None:
-        """What is consumed is deleted; the rest goes with the broker's folder."""
+        """The queue and the messages nobody consumed."""
+        client = self.clients[0]
+        assert isinstance(client, JmsClient)
+        java.run(client.delete(place))
 
     def files(self, place: str) -> list[Path]:
         """All queues share one store."""
@@ -135,6 +138,10 @@ class JmsClient:
     def latency(self, place: str, rate: int, seconds: int) -> Command:
         """Two connections."""
         return self._load("latency", place, rate=rate, seconds=seconds)
+
+    def delete(self, queue: str) -> Command:
+        """Delete a queue with all that is in it."""
+        return self._load("delete", queue)
 
     def _load(self, what: str, queue: str, **options: object) -> Command:
         return java.load_class(

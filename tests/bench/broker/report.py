@@ -36,6 +36,7 @@ def page(result: Result) -> str:
         "date": result.get("date", "?"),
         "command": "make bench-broker QUICK=1" if result.get("quick") else "make bench-broker",
         "machine": _machine(result),
+        "busy": f"{result.get('busy', 0):.0%}",
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "None.",
         "levels": _levels(result),
         "missed": "\n".join(_missed(result)) or "None is missed.",

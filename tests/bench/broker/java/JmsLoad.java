@@ -6,7 +6,9 @@ import javax.jms.MessageConsumer;
 import javax.jms.MessageProducer;
 import javax.jms.Queue;
 import javax.jms.Session;
+import org.apache.activemq.ActiveMQConnection;
 import org.apache.activemq.ActiveMQConnectionFactory;
+import org.apache.activemq.command.ActiveMQQueue;
 
 /** An ActiveMQ queue over OpenWire with asynchronous sends: produce, consume, latency. */
 public final class JmsLoad {
@@ -23,9 +25,17 @@ public final class JmsLoad {
     switch (options.get("do")) {
       case "produce" -> produce(factory, options);
       case "consume" -> consume(factory, options);
+      case "delete" -> delete(factory, options);
       default -> latency(factory, options);
     }
     System.exit(0); // whatever threads the client keeps
+  }
+
+  private static void delete(ActiveMQConnectionFactory factory, Map<String, String> options)
+      throws Exception {
+    ActiveMQConnection connection = (ActiveMQConnection) factory.createConnection();
+    connection.start();
+    connection.destroyDestination(new ActiveMQQueue(options.get("queue")));
   }
 
   private static Session session(Connection connection, boolean transacted) throws Exception {
