@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,13 @@ def create_topic(bootstrap: str, topic: str) -> int:
     return answer.error_code
 
 
+def find_coordinator(bootstrap: str, group: str) -> int:
+    """The error of asking who coordinates a group, which must be told within ANSWER_S."""
+    with Wire(bootstrap, timeout_s=ANSWER_S) as wire:
+        answer = wire.ask(ApiKey.FIND_COORDINATOR, 0, struct.pack(">h", len(group)) + group.encode())
+    return int.from_bytes(answer[:2], "big")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("way", ["stopped", pytest.param("killed", marks=pytest.mark.long)])
 def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
@@ -89,7 +97,7 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
     with (
         Reader(cluster.bootstrap, ledger, PARTITIONS) as reader,
         GroupMember(cluster.bootstrap, "traffic") as member,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(10) as pool,
     ):
         run_until_stored(producers, 50)
         wait_until("the group commits", lambda: member.last_commit)
@@ -100,6 +108,8 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
             zookeeper.kill()
         away_until = time.monotonic() + AWAY_S
         asked = pool.submit(create_topic, cluster.brokers[1].address, "meanwhile")
+        # More than the broker has threads for what takes long.
+        asked_too = [pool.submit(find_coordinator, cluster.brokers[1].address, f"g{n}") for n in range(9)]
         read = member.read
         while time.monotonic() < away_until:
             run_until_stored(producers, 20, timeout_s=10)
@@ -120,11 +130,16 @@ def test_clients_go_on_without_zookeeper_and_all_is_registered_when_it_is_back(
         # It waits for a ZooKeeper that is away for a moment only.
         expected = ErrorCode.NONE if AWAY_S < 10 else ErrorCode.REQUEST_TIMED_OUT
         assert asked.result() == expected
+        assert {future.result() for future in asked_too} <= {
+            ErrorCode.NONE,
+            ErrorCode.REQUEST_TIMED_OUT,
+            ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        }
         run_until_stored(producers, 50)
         wait_until("the group commits again", lambda: member.last_commit > back)
         assert not member.problems, member.problems[0]
         assert all(error.retriable() or error.code() in RETRIED for error in member.refused), member.refused
-        assert member.longest_commit_s < ANSWER_S
+        assert member.longest_commit_s < AWAY_S + ANSWER_S, "its client tries again for as long as it takes"
         for producer in producers:
             producer.finish()
         with cluster.client() as client:
