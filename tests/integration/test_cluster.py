@@ -19,7 +19,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress, OriginRecreated
+from millrace.cluster_state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import (
     ConfigError,
     MillraceError,
@@ -228,9 +228,11 @@ def test_a_topic_is_changed_by_compare_and_set(members: list[Member]) -> None:
 
     def count_up(cluster: Cluster, name: str) -> None:
         for number in range(20):
-            cluster.change_topic(
-                "clicks", lambda state, n=number: replace(state, settings={**state.settings, name: str(n)})
-            )
+
+            def change(state: TopicState, value: str = str(number)) -> TopicState:
+                return replace(state, settings={**state.settings, name: value})
+
+            cluster.change_topic("clicks", change)
 
     threads = [
         threading.Thread(target=count_up, args=each)
