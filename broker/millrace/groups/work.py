@@ -98,7 +98,7 @@ def _code(error: BaseException) -> ErrorCode:
     if not isinstance(error, BrokerError):
         log.error("work on consumer groups failed", exc_info=error)
         return ErrorCode.UNKNOWN_SERVER_ERROR
-    if error.code is ErrorCode.UNKNOWN_SERVER_ERROR:
+    if error.code in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_SERVER_ERROR):
         log.warning("consumer groups: %s", error)
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     return error.code

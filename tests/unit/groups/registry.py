@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from millrace.consumer_registry import CommittedOffset, Fence, GroupKind, Place, StreamsMember
-from millrace.errors import BrokerError, GroupNotEmpty, InconsistentGroupKind, NotCoordinator, UnknownGroup
+from millrace.errors import (
+    GroupNotEmpty,
+    InconsistentGroupKind,
+    NotCoordinator,
+    RequestTimedOut,
+    UnknownGroup,
+)
 
 
 @dataclass
@@ -41,7 +47,7 @@ class MemoryRegistry:
             self.blocked.release()
             assert self.may_go_on.wait(20)
         if self.away:
-            raise BrokerError("ZooKeeper at test does not answer")
+            raise RequestTimedOut("ZooKeeper at test does not answer")
 
     def groups(self) -> dict[str, GroupKind]:
         self._ask()

@@ -95,6 +95,11 @@ def test_a_session_timeout_outside_the_limits_is_refused(driven: Driven, seconds
     assert driven.group.idle
 
 
+def test_what_clients_ask_for_by_themselves_is_within_the_limits(driven: Driven) -> None:
+    for default in (6.0, 10.0, 45.0):  # of old Kafka, aiokafka, and of librdkafka and Java
+        assert driven.member(session_s=default).join() is None
+
+
 def test_a_member_stays_as_long_as_it_is_heard_of(driven: Driven) -> None:
     leader, member = driven.stable(2)
     for number in range(20):

@@ -1,0 +1,334 @@
+"""Consumer groups on real brokers: every version of every API, coordinators that die, stall and come back.
+
+More clients and longer scenarios are in tests/compat/test_groups.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.errors import ErrorCode
+from millrace.groups.choice import coordinator_of
+from millrace.wire import group_messages as gm
+from millrace.wire.client import ClusterClient
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import (
+    ApiKey,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+from millrace.zookeeper_session import Session
+from tests.brokers import TestCluster
+from tests.compat.groups import Members, feed
+from tests.support import Process, wait_until
+
+SETTINGS = (
+    "group_min_session_timeout_ms = 500\ngroup_initial_rebalance_delay_ms = 100\n[log]\nflush_ms = 20\n"
+)
+NONE = ErrorCode.NONE
+PROTOCOLS = (gm.JoinGroupRequestProtocol(name="range", metadata=b"topics"),)
+
+VERSIONS: dict[ApiKey, tuple[range, type[Any]]] = {
+    ApiKey.OFFSET_COMMIT: (range(2, 8), gm.OffsetCommitResponse),
+    ApiKey.OFFSET_FETCH: (range(1, 6), OffsetFetchResponse),
+    ApiKey.FIND_COORDINATOR: (range(3), FindCoordinatorResponse),
+    ApiKey.JOIN_GROUP: (range(6), gm.JoinGroupResponse),
+    ApiKey.HEARTBEAT: (range(4), gm.HeartbeatResponse),
+    ApiKey.LEAVE_GROUP: (range(4), gm.LeaveGroupResponse),
+    ApiKey.SYNC_GROUP: (range(4), gm.SyncGroupResponse),
+    ApiKey.DESCRIBE_GROUPS: (range(5), gm.DescribeGroupsResponse),
+    ApiKey.LIST_GROUPS: (range(3), gm.ListGroupsResponse),
+    ApiKey.DELETE_GROUPS: (range(2), gm.DeleteGroupsResponse),
+}
+
+
+class Asking:
+    """A client that asks one broker, in one version of an API or another."""
+
+    def __init__(self, client: ClusterClient, broker_id: int, *, lowest: bool = False) -> None:
+        self.client, self.broker_id, self.lowest = client, broker_id, lowest
+
+    def ask(self, key: ApiKey, message: object) -> Any:
+        versions, response = VERSIONS[key]
+        version = versions[0] if self.lowest else versions[-1]
+        raw = self.client.ask(self.broker_id, key, version, encode(message, key, version))
+        return decode(response, key, version, raw)
+
+    def join(self, group: str, member_id: str = "") -> Any:
+        request = gm.JoinGroupRequest(
+            group_id=group, session_timeout=10_000, rebalance_timeout=10_000, member_id=member_id,
+            protocol_type="consumer", protocols=PROTOCOLS,
+        )  # fmt: skip
+        return self.ask(ApiKey.JOIN_GROUP, request)
+
+    def joined(self, group: str) -> Any:
+        """In the group, alone, as its leader; an id is asked for first where the version does that."""
+        answer = self.join(group)
+        if answer.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            answer = self.join(group, answer.member_id)
+        assert answer.error_code == NONE
+        assert answer.leader == answer.member_id
+        return answer
+
+    def sync(self, group: str, joined: Any, assignment: bytes = b"all") -> Any:
+        assigned = gm.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment)
+        return self.ask(
+            ApiKey.SYNC_GROUP,
+            gm.SyncGroupRequest(
+                group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+                assignments=(assigned,),
+            ),
+        )  # fmt: skip
+
+    def heartbeat(self, group: str, joined: Any) -> ErrorCode:
+        request = gm.HeartbeatRequest(
+            group_id=group, generation_id=joined.generation_id, member_id=joined.member_id
+        )
+        return ErrorCode(self.ask(ApiKey.HEARTBEAT, request).error_code)
+
+    def commit(self, group: str, offset: int, joined: Any = None, topic: str = "t") -> ErrorCode:
+        partition = gm.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        request = gm.OffsetCommitRequest(
+            group_id=group, topics=(gm.OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+            member_id=joined.member_id if joined else "",
+            generation_id_or_member_epoch=joined.generation_id if joined else -1,
+        )  # fmt: skip
+        return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
+
+    def committed(self, group: str) -> int:
+        topics = (OffsetFetchRequestTopic(name="t", partition_indexes=(0,)),)
+        answer = self.ask(ApiKey.OFFSET_FETCH, OffsetFetchRequest(group_id=group, topics=topics))
+        return int(answer.topics[0].partitions[0].committed_offset)
+
+    def coordinator(self, group: str) -> int:
+        """Its id, or minus the error."""
+        answer = self.ask(ApiKey.FIND_COORDINATOR, FindCoordinatorRequest(key=group))
+        return int(-answer.error_code if answer.error_code else answer.node_id)
+
+    def describe(self, group: str) -> gm.DescribedGroup:
+        answer = self.ask(ApiKey.DESCRIBE_GROUPS, gm.DescribeGroupsRequest(groups=(group,)))
+        found: gm.DescribedGroup = answer.groups[0]
+        return found
+
+    def listed(self) -> list[str]:
+        return [group.group_id for group in self.ask(ApiKey.LIST_GROUPS, gm.ListGroupsRequest()).groups]
+
+    def delete(self, group: str) -> ErrorCode:
+        answer = self.ask(ApiKey.DELETE_GROUPS, gm.DeleteGroupsRequest(groups_names=(group,)))
+        return ErrorCode(answer.results[0].error_code)
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> TestCluster:
+    """Broker 1 leads all partitions."""
+    folder = tmp_path_factory.mktemp("groups")
+    made = TestCluster(start_for_module, "group-tests", folder, zookeeper, SETTINGS).start_brokers(1)
+    with made.client() as client:
+        client.create_topic("t", 4)
+    return made.start_brokers(2)
+
+
+@pytest.fixture
+def client(cluster: TestCluster) -> Iterator[ClusterClient]:
+    for number, broker in cluster.brokers.items():
+        if not broker.process.running:
+            cluster.restart(number)
+    with cluster.client() as connected:
+        yield connected
+
+
+def group_of(broker_id: int, name: str) -> str:
+    """A group's name such that the choice falls on this broker."""
+    names = (f"{name} {number}" for number in range(1000))
+    return next(each for each in names if coordinator_of(each, (1, 2)) == broker_id)
+
+
+@pytest.mark.parametrize("lowest", [True, False])
+def test_a_group_lives_and_ends_in_the_first_and_in_the_last_versions(
+    client: ClusterClient, lowest: bool
+) -> None:
+    group = group_of(1, f"life {lowest}")
+    one, two = (Asking(client, broker_id, lowest=lowest) for broker_id in (1, 2))
+    assert one.coordinator(group) == two.coordinator(group) == 1
+    assert one.describe(group).group_state == "Dead"
+    joined = one.joined(group)
+    assert [member.metadata for member in joined.members] == [b"topics"]
+    assert one.commit(group, 1, joined) is ErrorCode.REBALANCE_IN_PROGRESS
+    assert one.sync(group, joined).assignment == b"all"
+    assert one.heartbeat(group, joined) is NONE
+    assert one.commit(group, 7, joined) is NONE
+    assert one.committed(group) == two.committed(group) == 7
+    assert one.commit(group, 8) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert one.commit(group, 8, joined, topic="nope") is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    shown = one.describe(group)
+    assert (shown.group_state, shown.protocol_data) == ("Stable", "range")
+    assert shown.members[0].client_host == "/127.0.0.1"
+    assert shown.members[0].member_assignment == b"all"
+    assert group in one.listed()
+    assert group not in two.listed()
+    assert two.describe(group).error_code == ErrorCode.NOT_COORDINATOR
+    assert two.heartbeat(group, joined) is ErrorCode.NOT_COORDINATOR
+    assert one.delete(group) is ErrorCode.NON_EMPTY_GROUP
+    identity = gm.MemberIdentity(member_id=joined.member_id)
+    left = one.ask(
+        ApiKey.LEAVE_GROUP,
+        gm.LeaveGroupRequest(group_id=group, member_id=joined.member_id, members=(identity,)),
+    )
+    assert left.error_code == NONE
+    assert lowest or left.members[0].error_code == NONE
+    assert one.describe(group).group_state == "Empty"
+    assert one.commit(group, 9) is NONE, "who assigns partitions itself, or an administrator"
+    assert one.delete(group) is NONE
+    assert one.delete(group) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert two.committed(group) == -1
+
+
+@pytest.mark.parametrize(
+    ("key", "version"), [(key, version) for key, (versions, _) in VERSIONS.items() for version in versions]
+)
+def test_every_version_answers_in_its_own_layout(client: ClusterClient, key: ApiKey, version: int) -> None:
+    """The codec refuses an answer with a byte too few or of another version's fields."""
+    empty = {
+        ApiKey.OFFSET_COMMIT: gm.OffsetCommitRequest(group_id="", topics=()),
+        ApiKey.OFFSET_FETCH: OffsetFetchRequest(group_id="", topics=()),
+        ApiKey.FIND_COORDINATOR: FindCoordinatorRequest(key=""),
+        ApiKey.JOIN_GROUP: gm.JoinGroupRequest(
+            group_id="", session_timeout=1, protocol_type="", protocols=()
+        ),
+        ApiKey.HEARTBEAT: gm.HeartbeatRequest(group_id="", generation_id=1, member_id=""),
+        ApiKey.LEAVE_GROUP: gm.LeaveGroupRequest(group_id="x"),
+        ApiKey.SYNC_GROUP: gm.SyncGroupRequest(group_id="x", generation_id=1, member_id=""),
+        ApiKey.DESCRIBE_GROUPS: gm.DescribeGroupsRequest(groups=("", "x")),
+        ApiKey.LIST_GROUPS: gm.ListGroupsRequest(),
+        ApiKey.DELETE_GROUPS: gm.DeleteGroupsRequest(groups_names=("",)),
+    }[key]
+    raw = client.ask(1, key, version, encode(empty, key, version))
+    answer = decode(VERSIONS[key][1], key, version, raw)
+    assert encode(answer, key, version) == bytes(raw)
+
+
+def test_a_group_that_never_commits_leaves_nothing_in_zookeeper(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    cluster = TestCluster(start, "console", tmp_path, zookeeper, SETTINGS).start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("t", 1)
+        asking = Asking(client, 1)
+        asking.joined("console-consumer-4711")
+        assert asking.commit("with offsets", 1) is NONE
+    session = Session.connect(zookeeper)
+    assert session.children("/console/consumers") == ["console-consumer-4711", "with%20offsets"]
+    cluster.brokers[1].process.stop()
+    assert session.children("/console/consumers") == ["with%20offsets"]
+    assert "coordinator" not in session.children("/console/consumers/with%20offsets")
+    session.close()
+
+
+def test_a_coordinator_that_stalls_is_replaced_and_fenced(
+    client: ClusterClient, cluster: TestCluster
+) -> None:
+    """It is stopped until ZooKeeper has given it up, and goes on with members and offsets of its own."""
+    group, stalled = group_of(2, "stalled"), Asking(client, 2)
+    joined = stalled.joined(group)
+    stalled.sync(group, joined)
+    assert stalled.commit(group, 5, joined) is NONE
+    other = Asking(client, 1)
+    cluster.brokers[2].process.signal(signal.SIGSTOP)
+    try:
+        wait_until("the other one is to coordinate it", lambda: other.coordinator(group) == 1)
+        again = other.joined(group)
+        other.sync(group, again)
+        assert other.committed(group) == 5
+        assert other.commit(group, 6, again) is NONE
+    finally:
+        cluster.brokers[2].process.signal(signal.SIGCONT)
+    assert stalled.commit(group, 99, joined) in (
+        ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    )  # fmt: skip
+    wait_until(
+        "it knows", lambda: stalled.heartbeat(group, joined) is ErrorCode.NOT_COORDINATOR, timeout_s=10
+    )
+    assert other.committed(group) == stalled.committed(group) == 6
+    assert other.heartbeat(group, again) is NONE
+
+
+@pytest.mark.long
+def test_a_broker_that_restarts_takes_up_its_group_at_once(
+    client: ClusterClient, cluster: TestCluster
+) -> None:
+    group, asking = group_of(2, "restarted"), Asking(client, 2)
+    joined = asking.joined(group)
+    asking.sync(group, joined)
+    assert asking.commit(group, 5, joined) is NONE
+    cluster.brokers[2].kill()
+    cluster.restart(2)
+    wait_until("it coordinates again", lambda: Asking(client, 2).coordinator(group) == 2)
+    assert asking.heartbeat(group, joined) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert asking.committed(group) == 5
+    assert asking.joined(group).generation_id == 1
+
+
+def test_members_and_their_coordinator_are_killed_and_nothing_is_lost(
+    start: Callable[..., Process], client: ClusterClient, cluster: TestCluster
+) -> None:
+    members = Members(start, cluster.bootstrap, "t", group_of(2, "killed"))
+    with feed(cluster.bootstrap, "t", 4) as sent:
+        for _ in range(3):
+            members.add("confluent-kafka", pause_s=0.02)
+        members.balanced(4)
+        members.started[0].kill()
+        cluster.brokers[2].kill()
+        members.balanced(4)
+        known = len(sent)
+        wait_until("the group reads on", lambda: len(sent) > known + 50)
+    members.received(sent)
+    members.check_deliveries()
+
+
+@pytest.mark.long
+def test_without_zookeeper_commits_fail_in_time_and_members_stay(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    data = ("--data-dir", str(tmp_path / "zookeeper"))
+    zookeeper = start("zookeeper", "--port", "0", *data)
+    address = zookeeper.ready()
+    cluster = TestCluster(start, "away", tmp_path, address, SETTINGS).start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("t", 1)
+        asking = Asking(client, 1)
+        joined = asking.joined("g")
+        asking.sync("g", joined)
+        assert zookeeper.stop() == 0
+        beating = threading.Event()
+        codes: list[ErrorCode] = []
+        beats = threading.Thread(target=_beat, args=(cluster, joined, beating, codes))
+        beats.start()
+        for _ in range(3):
+            began = time.monotonic()
+            assert asking.commit("g", 1, joined) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+            assert time.monotonic() - began < 8
+        assert asking.coordinator("g") == 1
+        start("zookeeper", "--port", address.rpartition(":")[2], *data).ready()
+        wait_until("commits work again", lambda: asking.commit("g", 2, joined) is NONE)
+        beating.set()
+        beats.join()
+        assert set(codes) == {NONE}
+        assert asking.committed("g") == 2
+
+
+def _beat(cluster: TestCluster, joined: Any, stopping: threading.Event, codes: list[ErrorCode]) -> None:
+    with cluster.client() as client:
+        while not stopping.wait(1.0):
+            codes.append(Asking(client, 1).heartbeat("g", joined))
