@@ -117,7 +117,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, broker(Path(folder)) as (address, pid):
         print(f"resident after the start: {replay.rss_bytes(pid) / 1e6:.0f} MB")
-        replay.warm_up(Path(folder), 1 << 30)
+        replay.warm_up(Path(folder), 4 << 30)
         for name, raw in (
             ("page-cache write", replay.page_cache_write(Path(folder), 512 << 20)),
             ("loopback copy", replay.loopback_copy(1 << 30)),

@@ -37,7 +37,7 @@ from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import Flushed, PartitionLog
 from millrace.storage.position import MirrorPosition
-from millrace.wire.messages import FetchRequest
+from millrace.wire.fetch import AskedFetch
 
 __all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
 
@@ -338,7 +338,7 @@ class Broker:
 
         return self.call(append)
 
-    def fetch(self, request: FetchRequest, answer: Callable[[Found], None]) -> Fetch:
+    def fetch(self, request: AskedFetch, answer: Callable[[Found], None]) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""
         fetch = Fetch(self, request, answer)
         fetch.start()

@@ -38,8 +38,11 @@ class Producing(Protocol):
 class Parked(Protocol):
     """A fetch that waits for more records."""
 
+    def grown(self, size: int) -> None:
+        """So many bytes were published."""
+
     def wake(self) -> None:
-        """Something was published, or the partition has gone."""
+        """There is something to tell: the partition has gone, or can get no more records."""
 
 
 class Partition:
@@ -153,8 +156,7 @@ class Partition:
 
     def wake_parked(self) -> None:
         """Let every parked fetch look again."""
-        parked, self.parked = self.parked, set()
-        for fetch in parked:
+        for fetch in self.parked:
             fetch.wake()
 
     def _flush_is_due(self) -> None:
@@ -176,12 +178,14 @@ class Partition:
             self._refuse_waiting(StorageError(f"{self.name} could not be flushed"))
             self.wake_parked()
         else:
+            before = self.log.visible_end
             self.log.publish(flushed)
             visible, start = self.log.visible_end, self.log.log_start_offset
             while self._unsynced and self._unsynced[0][0] <= visible:
                 _, producing, index, outcomes = self._unsynced.popleft()
                 producing.appended(index, outcomes, start)
-            self.wake_parked()
+            for fetch in self.parked:
+                fetch.grown(visible - before)
             self.see_to_flush()
         if self._when_idle is not None:
             self._when_idle()

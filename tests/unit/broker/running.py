@@ -20,7 +20,7 @@ from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.position import Origin
-from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
+from millrace.wire.fetch import AskedFetch
 
 NEVER_MS = 3_600_000
 ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
@@ -129,15 +129,9 @@ class Running:
     def fetch(
         self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
     ) -> list[Found]:
-        topics = tuple(
-            FetchTopic(
-                topic=name,
-                partitions=(FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=1 << 20),),
-            )
-            for name, p, offset in places
-        )
+        topics = [(name, [(p, offset, 1 << 20)]) for name, p, offset in places]
         answers: list[Found] = []
-        request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
+        request = AskedFetch(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
         self.broker.fetch(request, answers.append)
         return answers
 

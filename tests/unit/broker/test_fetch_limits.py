@@ -6,14 +6,12 @@ import pytest
 
 from millrace.broker import Found
 from millrace.broker import fetch as fetch_module
-from millrace.wire.messages import FetchPartition, FetchRequest, FetchTopic
-from tests.unit.broker.running import NEVER_MS, Running, Start
+from millrace.wire.fetch import AskedFetch
+from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 
-def wants(partitions: int) -> FetchRequest:
-    asked = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1)
-    topics = (FetchTopic(topic="t", partitions=(asked,) * partitions),)
-    return FetchRequest(max_wait=NEVER_MS, min_bytes=1, max_bytes=1 << 20, topics=topics)
+def wants(partitions: int) -> AskedFetch:
+    return AskedFetch(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1)] * partitions)])
 
 
 def waiting(running: Running) -> int:
@@ -51,3 +49,29 @@ def test_fetches_of_many_partitions_do_not_wait_when_too_many_are_waited_for(
     running.broker.partition("t", 0).settle()
     running.turn()
     assert (len(answers), running.broker.parked_partitions) == (13, 0)
+
+
+def test_a_fetch_that_waits_for_more_looks_again_when_there_may_be_enough(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    read = fetch_module.Fetch._read
+
+    def counting(fetch: fetch_module.Fetch) -> object:
+        looks.append(1)
+        return read(fetch)
+
+    monkeypatch.setattr(fetch_module.Fetch, "_read", counting)
+    running = start(topic("t", *[1] * 50))
+    answers = running.fetch(*[("t", number, 0) for number in range(50)], min_bytes=1000)
+    for number in range(50):
+        running.produce("x" * 20, partition=number)
+        running.turn()
+        running.broker.partition("t", number).settle()
+        running.turn()
+        if answers:
+            break
+    (found,) = answers
+    sizes = [read.records.length for _, reads in found for read in reads if read.records is not None]
+    assert 1000 <= sum(sizes) < 1000 + sizes[0]
+    assert len(looks) == 2, "when it came and when there was enough"

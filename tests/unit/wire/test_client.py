@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -15,7 +16,7 @@ from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPar
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.codec import decode, encode
 from millrace.wire.connection import Connection, ConnectionFailed
-from millrace.wire.fetch import encode_partition, encode_response
+from millrace.wire.fetch import encode_response
 from millrace.wire.messages import (
     ApiKey,
     CreatableTopicResult,
@@ -201,9 +202,7 @@ def test_a_late_answer_is_never_taken_for_the_next_ones(broker: ScriptedBroker) 
         number = broker.asked.count(ApiKey.FETCH)
         if number == 1:
             slow.wait(5)
-        head = encode_partition(11, 0, 0, number, 0, 0)
-        parts = encode_response(11, [("t", [(head, None)])])
-        return b"".join(part for part in parts if isinstance(part, bytes))
+        return fetched(0, high_watermark=number)
 
     broker.serve = serve
     with ClusterClient(f"127.0.0.1:{broker.port}", timeout_s=0.3) as client:
@@ -213,9 +212,18 @@ def test_a_late_answer_is_never_taken_for_the_next_ones(broker: ScriptedBroker) 
         assert client.fetch("t", {0: 0}, max_bytes=10, max_wait_ms=0)[0].high_watermark >= 2
 
 
-def fetched(partition: int, records: bytes = b"") -> bytes:
-    parts = encode_response(11, [("t", [(encode_partition(11, partition, 0, 9, 0, len(records)), None)])])
-    return b"".join(part for part in parts if isinstance(part, bytes)) + records
+@dataclass(frozen=True)
+class Records:
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+
+def fetched(partition: int, records: bytes = b"", *, high_watermark: int = 9) -> bytes:
+    parts = encode_response(11, [("t", [(partition, 0, high_watermark, 0, Records(records))])])
+    return b"".join(part.data if isinstance(part, Records) else part for part in parts)
 
 
 def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import struct
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode as KioErrorCode
 from kio.serial import entity_reader, entity_writer
@@ -149,10 +152,65 @@ def test_old_produce_responses_have_their_old_layout(version: int) -> None:
     assert struct.unpack(layout, body)[3:6] == (1, 2, 35)
 
 
+def fetch_body(version: int) -> bytes:
+    schema: Any = load_request_schema(FETCH, version)
+    module = __import__(schema.__module__, fromlist=["x"])
+    wanted = {"alpha": [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)], "β": [(1, -1, 0)], "c": []}
+    topics = tuple(
+        module.FetchTopic(
+            topic=name,
+            partitions=tuple(
+                module.FetchPartition(partition=p, fetch_offset=offset, partition_max_bytes=size)
+                for p, offset, size in partitions
+            ),
+        )
+        for name, partitions in wanted.items()
+    )
+    forgotten = {}
+    if version >= 7:
+        forgotten["forgotten_topics_data"] = (module.ForgottenTopic(topic="f", partitions=(1, 2)),)
+    request = schema(
+        replica_id=-1, max_wait=datetime.timedelta(milliseconds=500), min_bytes=3, max_bytes=1 << 20,
+        isolation_level=1, topics=topics, **forgotten,
+    )  # fmt: skip
+    out = io.BytesIO()
+    entity_writer(schema)(out, request)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
+    asked = fetch.decode_request(version, memoryview(fetch_body(version)))
+    assert asked[:3] == (500, 3, 1 << 20)
+    assert asked.topics == [
+        ("alpha", [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)]), ("β", [(1, -1, 0)]), ("c", []),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", range(4, 12))
+def test_a_fetch_request_cut_anywhere_is_refused(version: int) -> None:
+    body = memoryview(fetch_body(version))
+    for cut in range(len(body)):
+        with pytest.raises(InvalidRequest):
+            fetch.decode_request(version, body[:cut])
+
+
+@given(st.binary(max_size=80), st.integers(4, 11))
+def test_a_fetch_request_of_any_bytes_is_read_or_refused(data: bytes, version: int) -> None:
+    with contextlib.suppress(InvalidRequest):
+        fetch.decode_request(version, memoryview(data))
+
+
+def test_a_fetch_of_too_many_partitions_is_refused() -> None:
+    wanted = struct.pack(">iqi", 0, 0, 1) * 10_000
+    body = struct.pack(">iiiibihsi", -1, 0, 1, 1, 0, 1, 1, b"t", 10_000) + wanted
+    with pytest.raises(InvalidRequest, match="10000 partitions"):
+        fetch.decode_request(4, memoryview(body))
+
+
 def fetch_parts(version: int) -> bytes:
-    def part(index: int, error: int, records: Records | None) -> tuple[bytes, Records | None]:
-        size = records.length if records else 0
-        return fetch.encode_partition(version, index, error, 900, 100, size), records
+    def part(index: int, error: int, records: Records | None) -> tuple[int, int, int, int, Records | None]:
+        return index, error, 900, 100, records
 
     topics = [
         ("alpha", [part(0, 0, Records(b"first")), part(1, 3, None), part(2, 0, Records(b"second"))]),
