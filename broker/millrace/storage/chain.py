@@ -10,7 +10,7 @@ last offset, where it ends in bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from millrace.records import HEADER_BYTES, MAGIC, BatchHeader, batch_crc
 
@@ -93,11 +93,11 @@ def read_batch(fd: int, base: int, position: int, header: BatchHeader) -> bytes 
     return batch if len(batch) == header.size and batch_crc(batch) == header.crc else None
 
 
-def find_batches(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, BatchHeader]]:
-    """Every intact batch that identifies itself and begins in [low, high], whatever surrounds it.
+def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, BatchHeader]]:
+    """Every header that identifies itself and begins in [low, high], whatever surrounds it.
 
-    Intact means position, magic, length within `limit` and CRC. Batches inside another's payload are found
-    too: the caller decides what an overlap means.
+    Its batch ends at or before `limit`; whether it is intact is not looked at. Batches inside another's
+    payload are found too: the caller decides what an overlap means.
     """
     data = os.pread(fd, high - low + HEADER_BYTES, low - base)
     found = []
@@ -110,21 +110,22 @@ def find_batches(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
             position = low + index
             if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
                 header = BatchHeader.parse(data, index)
-                if (
-                    header is not None
-                    and Chain(position).accepts(header, limit)
-                    and read_batch(fd, base, position, header)
-                ):
+                if header is not None and Chain(position).accepts(header, limit):
                     found.append((position, header))
             index = data.find(prefix, index + 1, stop)
     return found
+
+
+def intact(fd: int, base: int, found: Iterable[tuple[int, BatchHeader]]) -> list[tuple[int, BatchHeader]]:
+    """Those of the found batches whose CRC fits."""
+    return [(position, header) for position, header in found if read_batch(fd, base, position, header)]
 
 
 def next_batch(fd: int, base: int, start: int, limit: int) -> int | None:
     """Position of the first intact, self-identifying batch at or after `start`; None if there is none."""
     step = 1 << 20
     for low in range(start, limit, step):
-        found = find_batches(fd, base, low, min(low + step, limit) - 1, limit)
+        found = intact(fd, base, find_headers(fd, base, low, min(low + step, limit) - 1, limit))
         if found:
             return found[0][0]
     return None

@@ -73,9 +73,10 @@ class Reader:
             segment = files.segments[index + 1]
             file = self._file(segment)
         limit = min(segment.end, visible.data_end)
-        first_bytes = self._check_first(file.fileno(), segment, position, limit)
+        headers = HeaderReader(file.fileno(), segment.base)
+        first_bytes = self._check_first(headers, file.fileno(), segment, position, limit)
         length = max(first_bytes, min(max_bytes, limit - position))
-        self.boundaries.note_slice(file.fileno(), segment.base, position, position + length)
+        self.boundaries.note_slice(headers, position, position + length)
         return FileSlice(file, position - segment.base, length)
 
     def _file(self, segment: Segment) -> ReadFile:
@@ -94,9 +95,11 @@ class Reader:
         """
         self._warm = {}
 
-    def _check_first(self, fd: int, segment: Segment, position: int, limit: int) -> int:
+    def _check_first(
+        self, headers: HeaderReader, fd: int, segment: Segment, position: int, limit: int
+    ) -> int:
         """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
-        header = HeaderReader(fd, segment.base).header(position)
+        header = headers.header(position)
         if header is None or not Chain(position).accepts(header, limit):
             raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
         if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:

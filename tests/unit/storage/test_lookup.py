@@ -10,8 +10,8 @@ import pytest
 
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader
-from millrace.storage import lookup
-from millrace.storage.chain import find_batches, walk
+from millrace.storage import chain, lookup
+from millrace.storage.chain import find_headers, walk
 from millrace.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
     appended,
@@ -75,13 +75,33 @@ def test_far_from_the_segments_base_the_log_is_searched_not_walked(
 
     def noted(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, BatchHeader]]:
         reads.append(high - low)
-        return find_batches(fd, base, low, high, limit)
+        return find_headers(fd, base, low, high, limit)
 
-    monkeypatch.setattr(lookup, "find_batches", noted)
+    monkeypatch.setattr(lookup, "find_headers", noted)
     monkeypatch.setattr(lookup, "walk", None)
     fresh(log)
     assert batches_at(log, base + 7)[0].base_offset == base
     assert reads[0] <= len(batch(20, b"x" * 100))
+    log.close()
+
+
+def test_a_look_up_among_small_batches_beside_a_large_one_computes_one_crc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    results = appended(log, batch(1, b"x" * 200_000), *[batch(1, b"x" * 100) for _ in range(900)])
+    flush(log)
+    checked = []
+    read_batch = chain.read_batch
+
+    def counted(fd: int, base: int, position: int, header: BatchHeader) -> bytes | None:
+        checked.append(position)
+        return read_batch(fd, base, position, header)
+
+    monkeypatch.setattr(chain, "read_batch", counted)
+    fresh(log)
+    assert batches_at(log, results[800].base_offset)[0].base_offset == results[800].base_offset
+    assert checked == [results[800].base_offset]
     log.close()
 
 
@@ -91,7 +111,7 @@ def test_a_sequential_reader_of_large_batches_never_searches(
     log = open_log(tmp_path)
     appended(log, *[batch(3, b"x" * 100_000) for _ in range(10)])
     flush(log)
-    monkeypatch.setattr(lookup, "find_batches", None)
+    monkeypatch.setattr(lookup, "find_headers", None)
     monkeypatch.setattr(lookup, "walk", None)
     assert len(list(consume(log, 0, max_bytes=1_000_000))) == 10
     log.close()
