@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from millrace.errors import ErrorCode
 from millrace.records import iter_records, split_batches
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 
@@ -19,8 +20,10 @@ Found = dict[int, bytes]
 class Ledger:
     """Every promise of one topic; `tell` may be called from any thread."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str, *, expires: bool = False) -> None:
+        """`expires`: the topic's retention may take the oldest messages, nothing else."""
         self.topic = topic
+        self._expires = expires
         self.broken: list[str] = []
         """What was told that contradicts an earlier promise."""
         self._promises: dict[int, Found] = {}
@@ -58,15 +61,20 @@ class Ledger:
             assert mark >= self._marks.get(partition, 0), f"{where}: the high watermark went back"
             self._marks[partition] = mark
             found = read[partition] = read_all(client, self.topic, partition, mark)
+            start = client.list_offsets(self.topic, EARLIEST, [partition])[
+                partition
+            ]  # may have moved meanwhile
+            assert start == 0 or self._expires, f"{where}: the log begins at {start}"
+            kept = {offset: value for offset, value in promised.items() if offset >= start}
             wrong = {
-                offset: found.get(offset) for offset in promised if found.get(offset) != promised[offset]
+                offset: found.get(offset) for offset, value in kept.items() if found.get(offset) != value
             }
             if wrong:
                 offset = min(wrong)
                 raise AssertionError(
-                    f"{where}: {len(wrong)} of {len(promised)} promises of {self.topic}-{partition} are "
+                    f"{where}: {len(wrong)} of {len(kept)} promises of {self.topic}-{partition} are "
                     f"broken, first offset {offset}: promised {promised[offset]!r}, found {wrong[offset]!r}; "
-                    f"high watermark {mark}"
+                    f"the log is {start} to {mark}, what was read begins at {min(found, default=None)}"
                 )
             for offset, value in found.items():
                 self.tell(partition, offset, value, where)
@@ -80,6 +88,10 @@ def read_all(client: ClusterClient, topic: str, partition: int, end: int) -> Fou
     found: Found = {}
     while offset < end:
         answer = client.fetch(topic, {partition: offset}, max_bytes=8 << 20, max_wait_ms=0)[partition]
+        start = client.list_offsets(topic, EARLIEST, [partition])[partition]
+        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE and start > offset:
+            offset = start  # retention was faster
+            continue
         assert answer.error == 0, f"{topic}-{partition} answers error {answer.error} at {offset}"
         before = offset
         for header, batch in split_batches(answer.records):
