@@ -10,10 +10,12 @@ last offset, where it ends in bytes.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Iterator
 
-from millrace.records import HEADER_BYTES, MAGIC, BatchHeader, batch_crc
+from millrace.records import HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
 
+_FIRST_FIELDS = struct.Struct(">qiib")
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
 """Below this one large read serves several headers; above it 61 bytes per batch are cheaper."""
@@ -93,11 +95,11 @@ def read_batch(fd: int, base: int, position: int, header: BatchHeader) -> bytes 
     return batch if len(batch) == header.size and batch_crc(batch) == header.crc else None
 
 
-def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, BatchHeader]]:
-    """Every header that identifies itself and begins in [low, high], whatever surrounds it.
+def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, int]]:
+    """(position, end) of every batch whose header identifies itself in [low, high], whatever surrounds it.
 
-    Its batch ends at or before `limit`; whether it is intact is not looked at. Batches inside another's
-    payload are found too: the caller decides what an overlap means.
+    It ends at or before `limit`; whether it is intact is not looked at. Batches inside another's payload
+    are found too: the caller decides what an overlap means.
     """
     data = os.pread(fd, high - low + HEADER_BYTES, low - base)
     found = []
@@ -109,16 +111,19 @@ def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
         while index >= 0:
             position = low + index
             if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
-                header = BatchHeader.parse(data, index)
-                if header is not None and Chain(position).accepts(header, limit):
-                    found.append((position, header))
+                _, length, _, magic = _FIRST_FIELDS.unpack_from(data, index)
+                end = position + length + LENGTH_OVERHEAD
+                if magic == MAGIC and position + HEADER_BYTES <= end <= limit:
+                    found.append((position, end))
             index = data.find(prefix, index + 1, stop)
     return found
 
 
-def intact(fd: int, base: int, found: Iterable[tuple[int, BatchHeader]]) -> list[tuple[int, BatchHeader]]:
-    """Those of the found batches whose CRC fits."""
-    return [(position, header) for position, header in found if read_batch(fd, base, position, header)]
+def intact(fd: int, base: int, found: Iterable[tuple[int, int]]) -> list[tuple[int, BatchHeader]]:
+    """The headers of those found batches whose CRC fits."""
+    reader = HeaderReader(fd, base)
+    headers = ((position, reader.header(position)) for position, _ in found)
+    return [(at, header) for at, header in headers if header and read_batch(fd, base, at, header)]
 
 
 def next_batch(fd: int, base: int, start: int, limit: int) -> int | None:

@@ -73,7 +73,7 @@ def test_far_from_the_segments_base_the_log_is_searched_not_walked(
     base = results[50].base_offset
     reads = []
 
-    def noted(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, BatchHeader]]:
+    def noted(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, int]]:
         reads.append(high - low)
         return find_headers(fd, base, low, high, limit)
 
