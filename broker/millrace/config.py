@@ -69,11 +69,12 @@ class ClientLimits:
     """A client that leaves more than this of its answers unread is not read from until it takes them. Records
     do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
-    """The same for a client with this many requests that have no answer yet. When 16 times as many wait on
-    all connections together, each gets 16."""
-    max_buffered_bytes: int = 256 << 20
-    """Unfinished requests and unread answers of all connections together. Above it, connections that hold
-    more than their share are closed, those first that have completed nothing for the longest time."""
+    """The same for a client with this many requests that have no answer yet. When 8 times as many wait on
+    all connections together, each gets 8."""
+    max_buffered_bytes: int = 128 << 20
+    """Unfinished requests of all connections together; above it they are received one after the other, and a
+    connection that sends its own slower than 256 KiB/s is closed. And once more for the unread answers of
+    all; above it connections that leave the most unread are closed."""
 
     def __post_init__(self) -> None:
         if self.max_buffered_bytes < 2 * self.max_frame_bytes:

@@ -18,12 +18,13 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from millrace.config import ClientLimits
 from millrace.errors import MillraceError
 from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
+from millrace.server import admission
 from millrace.server.admission import Admission, Budget
 from millrace.server.connection import ClientConnection
 from millrace.server.statistics import Statistics
@@ -43,6 +44,12 @@ every connection there is."""
 ACCEPTS_PER_TURN = 64
 """A client that connects all the time must not keep the others waiting."""
 BACKLOG = 4096
+TURN_BYTES = 16 << 20
+"""Connections that are ready together read so much in a turn, but no less than a little each."""
+TURN_S = 0.05
+"""And they share so much time; who is left over is served in the next turn ..."""
+MIN_SHARE_S = 0.0005
+"""... but each one that is served gets so much."""
 IDLE_CHECKS = 4
 """So often per idle time is looked for idle connections."""
 
@@ -56,11 +63,11 @@ class Server:
         self._mailbox = mailbox
         self.limits = limits
         self.admission = Admission(limits)
-        self.budget = Budget(limits)
+        self.budget: Budget[ClientConnection] = Budget(limits)
         self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
         """How often an API (key) answered with an error (code), for metrics."""
-        self.now = time.monotonic()
+        self.now: float = time.monotonic()
         """When this turn began."""
         self._listener = _listen(host, port)
         self.host, self.port = host, self._listener.getsockname()[1]
@@ -69,9 +76,11 @@ class Server:
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
-        self.frame_buffers = FrameBuffers()
+        self.frame_buffers: FrameBuffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
+        self._looked_at = self.now
+        self._late = False
         self._running = False
 
     def stop(self) -> None:
@@ -83,16 +92,25 @@ class Server:
         self._handle, self._end_of_turn = handle, end_of_turn
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        self._close_slow()
+        self._forget_time_used()
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
-            ready = self._epoll.poll(-1 if timeout is None else timeout)
+            ready = self._epoll.poll(-1 if timeout is None else timeout, len(self._connections) + 2)
             self.now = time.monotonic()
-            accepting = False
+            if self._late:
+                ready.sort(key=self._time_used)
+            busy = len(ready) + len(self._unserved) + 1
+            self._share_s = max(MIN_SHARE_S, TURN_S / busy)
+            self._read_bytes = max(admission.CROWDED_READ_BYTES, TURN_BYTES // busy)
+            accepting, self._looked_at = False, self.now
             for fd, events in ready:
                 connection = self._connections.get(fd)
                 if connection is not None:
                     self._ready(connection, events)
+                    if self._account(connection) > TURN_S:
+                        break  # the others are still ready in the next turn
                 elif fd == self._listener.fileno():
                     accepting = True
                 elif fd == self._mailbox.wake_fd:
@@ -100,8 +118,27 @@ class Server:
             if accepting:  # after the others: a new connection may get the number of one closed just now
                 self._accept()
             self._serve_the_rest()
+            self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
             self._mailbox.run()
             self._finish_turn()
+
+    def _account(self, connection: ClientConnection) -> float:
+        """Note what a client's turn has taken; how long the whole turn has taken so far."""
+        now = time.monotonic()
+        connection.used_s += now - self._looked_at
+        self._looked_at = now
+        return now - self.now
+
+    def _time_used(self, ready: tuple[int, int]) -> float:
+        """What the client has used of the loop's time lately: who has used little goes first."""
+        connection = self._connections.get(ready[0])
+        return -1.0 if connection is None else connection.used_s
+
+    def _forget_time_used(self) -> None:
+        """Half of it, every second."""
+        for connection in self._connections.values():
+            connection.used_s /= 2
+        self._mailbox.after(1.0, self._forget_time_used)
 
     def close(self) -> None:
         """Close every socket. Answers that are due are sent as far as the clients take them at once."""
@@ -131,7 +168,7 @@ class Server:
         del self._connections[fd]
         self._unserved.pop(connection, None)
         self.admission.leave(connection.host)
-        self.budget.note(connection, 0, 0)
+        self.budget.note(connection, unfinished=0, unserved=0, unread=0, waiting=0, now=self.now)
         connection.forget()
 
     def _accept(self) -> None:
@@ -172,17 +209,33 @@ class Server:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
         self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
 
-    def note(self, connection: ClientConnection, held: int, waiting: int) -> None:
-        """Count what a connection holds; when all hold too much, the greediest are closed."""
-        self.budget.note(connection, held, waiting)
-        if self.budget.spent:
-            total = self.budget.held
-            victims = self.budget.victims(self._connections.values())
-            log.warning(
-                "closed %d connections, such as %s: unfinished requests and unread answers of all hold "
-                "%d bytes (max_buffered_bytes), %d of them theirs",
-                len(victims), victims[0].address, total, sum(victim.held for victim in victims),
-            )  # fmt: skip
+    def note(
+        self, connection: ClientConnection, unfinished: int, unserved: int, unread: int, waiting: int
+    ) -> None:
+        """Count what a connection holds; when too many answers are left unread, the greediest are closed."""
+        self.budget.note(
+            connection, unfinished=unfinished, unserved=unserved, unread=unread, waiting=waiting, now=self.now
+        )
+        total = self.budget.unread
+        self._close_for_all(
+            self.budget.greedy(self._connections.values()),
+            f"{total} bytes of answers were left unread by all together (max_buffered_bytes)",
+        )
+
+    def _resume(self) -> None:
+        """Read again from those who had to wait with a large request."""
+        for connection in self.budget.resumed(self.now):
+            self.touch(connection)
+
+    def _close_slow(self) -> None:
+        """Close who keeps others waiting by sending a large request too slowly; again and again."""
+        slow = self.budget.slow(self.now)
+        self._close_for_all(slow, "they held up others by sending requests slowly (max_buffered_bytes)")
+        self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
+
+    def _close_for_all(self, victims: Sequence[ClientConnection], why: str) -> None:
+        if victims:
+            log.warning("closed %d connections, such as %s: %s", len(victims), victims[0].address, why)
             for victim in victims:
                 self.drop(victim)
             self.admission.closed_greedy += len(victims)
@@ -204,8 +257,12 @@ class Server:
         framer, room = connection.framer, connection.framer.room
         if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
             self._write_staged()
+        target = self._buffer[self._used :][: self._read_bytes] if room is None else room
+        self.frame_buffers.scarce = crowded = self.budget.crowded
+        if crowded:
+            target = target[: admission.CROWDED_READ_BYTES]
         try:
-            count = connection.socket.recv_into(self._buffer[self._used :] if room is None else room)
+            count = connection.socket.recv_into(target)
         except BlockingIOError:
             return
         except OSError:
@@ -221,7 +278,8 @@ class Server:
         self._serve(connection)
 
     def _serve(self, connection: ClientConnection) -> None:
-        """Hand over the frames that are there, until answers pile up."""
+        """Hand over the frames that are there, until answers pile up or the connection's time is up."""
+        several = False
         try:
             while not connection.closed and not connection.full:
                 request = self._next_request(connection)
@@ -230,6 +288,9 @@ class Server:
                 connection.requests.append(request)
                 connection.unanswered += request.count
                 self.statistics.served(request, self.now)
+                if several and time.monotonic() - self._looked_at > self._share_s:
+                    break
+                several = True
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
@@ -240,7 +301,8 @@ class Server:
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)
         else:
-            connection.weigh()
+            if connection.holds_much:
+                connection.weigh()
             self.touch(connection)
 
     def _next_request(self, connection: ClientConnection) -> Request | None:
@@ -254,9 +316,12 @@ class Server:
         """Go on with those that had more requests in their bytes than one turn serves."""
         if self._unserved:
             unserved, self._unserved = self._unserved, {}
-            for connection in unserved:
-                if not connection.closed:
+            for connection in sorted(unserved, key=lambda connection: connection.used_s):
+                if self._looked_at - self.now > 2 * TURN_S:
+                    self._unserved[connection] = None
+                elif not connection.closed:
                     self._serve(connection)
+                    self._account(connection)
 
     def _write_staged(self) -> None:
         """Have the staged records written: after it, nothing needs the shared buffer any more."""
@@ -266,6 +331,7 @@ class Server:
 
     def _finish_turn(self) -> None:
         self._write_staged()
+        self._resume()
         touched, self._touched = self._touched, {}
         for connection in touched:
             if not connection.closed:

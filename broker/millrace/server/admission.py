@@ -3,9 +3,12 @@
 Keeps the counts and says what has to go; closes nothing itself. Knows no sockets and no protocol.
 
 What one client can make the broker hold is bounded for each connection; that bound times thousands of
-connections is more than a machine has, so there is a sum for all of them, too. An honest client's bytes go
-within moments: when the sum is spent, who holds more than an even share and has completed nothing for the
-longest time goes first.
+connections is more than a machine has, so there are sums for all of them, too.
+
+Unfinished requests: when their sum is spent, only the oldest large one goes on being read, until others are
+whole and gone; who then sends too slowly is closed, so the oldest is never one that does not end.
+Unread answers: when their sum is spent, who holds more than an even share and has completed nothing for the
+longest time is closed.
 """
 
 from __future__ import annotations
@@ -13,25 +16,39 @@ from __future__ import annotations
 import resource
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from millrace.config import ClientLimits
 
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
-CROWD = 16
+CROWD = 8
 """So many times one connection's limit of waiting requests may wait in all; beyond it each gets so few."""
+LARGE_BYTES = 8 << 10
+"""Every connection may hold so much of an unfinished request, whatever the others do, ..."""
+CROWDED_READ_BYTES = 16 << 10
+"""... and one read more. The two of 4,000 connections are three quarters of the budget."""
+MIN_RATE = 256 << 10
+"""Bytes a second at which a large request must come while others wait for their turn, ..."""
+PATIENCE_S = 2.0
+"""... seen over so long."""
 
 
 class Holder(Protocol):
     """A connection, as far as it holds memory."""
 
-    held: int
-    """Bytes, as noted last."""
+    unfinished: int
+    """Bytes of a request that is not whole, as noted last."""
+    unserved: int
+    """Bytes of requests whose turn has not come, as noted last."""
+    unread: int
+    """Bytes of answers, as noted last."""
     waiting: int
     """Requests without an answer, as noted last."""
     served_at: float
     """When a whole request of it came last, or when it was opened."""
+    paused: bool
+    """True while it may not be read."""
 
 
 H = TypeVar("H", bound=Holder)
@@ -83,38 +100,95 @@ class Admission:
             del self._addresses[address]
 
 
-class Budget:
+class Budget(Generic[H]):
     """What all connections hold together."""
 
     def __init__(self, limits: ClientLimits) -> None:
         self._limits = limits
-        self.held = 0
-        """Bytes of unfinished requests and of answers not yet taken."""
+        self.unfinished = 0
+        """Bytes of requests that are not whole."""
+        self.unserved = 0
+        """Bytes of requests whose turn has not come."""
+        self.unread = 0
+        """Bytes of answers not yet taken."""
         self.waiting = 0
         """Requests without an answer."""
         self.request_limit = limits.max_queued_requests
         """How many requests one connection may have waiting at present."""
+        self._large: dict[H, float] = {}
+        """Who holds much of an unfinished request, the oldest first, and since when it may send the rest."""
+        self._paused = 0
 
-    def note(self, holder: Holder, held: int, waiting: int) -> None:
+    def note(
+        self, holder: H, *, unfinished: int, unserved: int, unread: int, waiting: int, now: float
+    ) -> None:
         """Remember what a connection holds now in place of what it held before."""
-        self.held += held - holder.held
+        self.unfinished += unfinished - holder.unfinished
+        self.unserved += unserved - holder.unserved
+        self.unread += unread - holder.unread
         self.waiting += waiting - holder.waiting
-        holder.held, holder.waiting = held, waiting
+        holder.unfinished, holder.unserved, holder.unread = unfinished, unserved, unread
+        holder.waiting = waiting
         limit = self._limits.max_queued_requests
         self.request_limit = limit if self.waiting < CROWD * limit else min(CROWD, limit)
+        if unfinished > LARGE_BYTES:
+            self._large.setdefault(holder, now)
+            if not holder.paused and self._must_wait(holder):
+                holder.paused = True
+                self._paused += 1
+        elif holder in self._large:
+            del self._large[holder]
+            self._paused -= holder.paused
+            holder.paused = False
+
+    def _must_wait(self, holder: H) -> bool:
+        return self.unfinished > self._limits.max_buffered_bytes and holder is not next(iter(self._large))
 
     @property
-    def spent(self) -> bool:
-        """True when connections must be closed."""
-        return self.held > self._limits.max_buffered_bytes
+    def held(self) -> int:
+        """All these bytes."""
+        return self.unfinished + self.unserved + self.unread
 
-    def victims(self, holders: Iterable[H]) -> Sequence[H]:
-        """The connections to close, so that an eighth of the budget is free again."""
-        holding = [holder for holder in holders if holder.held]
-        share = self.held / len(holding)
-        greedy = sorted((h for h in holding if h.held >= share), key=lambda holder: holder.served_at)
-        excess, count = self.held - self._limits.max_buffered_bytes * 7 // 8, 0
+    @property
+    def crowded(self) -> bool:
+        """True while a sum is spent, so that only little should be read at once."""
+        limit = self._limits.max_buffered_bytes
+        return self.unserved > limit // 2 or self.unfinished > limit
+
+    def resumed(self, now: float) -> Sequence[H]:
+        """Who was paused and may be read again; ask it at the end of a turn."""
+        if not self._paused:
+            return ()
+        if self.unfinished > self._limits.max_buffered_bytes * 3 // 4:
+            oldest = next(iter(self._large))
+            found = [oldest] if oldest.paused else []
+        else:
+            found = [holder for holder in self._large if holder.paused]
+        for holder in found:
+            holder.paused = False
+            self._large[holder] = now
+        self._paused -= len(found)
+        return found
+
+    def slow(self, now: float) -> Sequence[H]:
+        """Who keeps others from being read by sending a large request too slowly."""
+        if not self._paused:
+            return ()
+        return [
+            holder
+            for holder, since in self._large.items()
+            if not holder.paused and now - since > PATIENCE_S and holder.unfinished < (now - since) * MIN_RATE
+        ]
+
+    def greedy(self, holders: Iterable[H]) -> Sequence[H]:
+        """The connections to close, so that an eighth of the room for answers is free again; mostly none."""
+        if self.unread <= self._limits.max_buffered_bytes:
+            return ()
+        holding = [holder for holder in holders if holder.unread]
+        share = self.unread / len(holding)
+        greedy = sorted((h for h in holding if h.unread >= share), key=lambda holder: holder.served_at)
+        excess, count = self.unread - self._limits.max_buffered_bytes * 7 // 8, 0
         while excess > 0 and count < len(greedy):
-            excess -= greedy[count].held
+            excess -= greedy[count].unread
             count += 1
         return greedy[:count]

@@ -30,6 +30,7 @@ SEND_BYTES = 256 << 10
 """Small answers are joined to about this much for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
 """Parts this large are sent as they are: the same bytes may be in the answers to many."""
+FEW_REQUESTS = 8
 ANONYMOUS = "User:ANONYMOUS"
 
 
@@ -37,8 +38,9 @@ class ClientConnection:
     """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
 
     __slots__ = (
-        "_events", "_out", "_server", "address", "closed", "errors", "framer", "held", "host", "principal",
-        "queued_bytes", "repeated", "requests", "served_at", "socket", "took_at", "unanswered", "waiting",
+        "_events", "_held", "_out", "_server", "address", "closed", "errors", "framer", "host", "paused",
+        "principal", "queued_bytes", "repeated", "requests", "served_at", "socket", "took_at", "unanswered",
+        "unfinished", "unread", "unserved", "used_s", "waiting",
     )  # fmt: skip
 
     def __init__(self, server: Server, client: socket.socket, host: str, port: int) -> None:
@@ -54,8 +56,11 @@ class ClientConnection:
         """How many requests those stand for."""
         self.repeated: Repeated | None = None
         self.closed = False
+        self.used_s = 0.0
         self.queued_bytes = 0
-        self.held = self.waiting = 0
+        self.unfinished = self.unserved = self.unread = self.waiting = 0
+        self.paused = False
+        self._held = 0
         self.served_at = self.took_at = server.now
         self._out: deque[Part | memoryview] = deque()
         self._events: int = select.EPOLLIN | select.EPOLLRDHUP
@@ -73,13 +78,23 @@ class ClientConnection:
         """True when the client has done nothing since then, and nothing here is still to be done for it."""
         if self.served_at > since or self.took_at > since:
             return False
+        if self.paused:
+            return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
+
+    @property
+    def holds_much(self) -> bool:
+        """False while what it holds can as well be noted at the end of the turn."""
+        return self.framer.held > 0 or self.unanswered > FEW_REQUESTS or self._held > 0
 
     def weigh(self) -> None:
         """Note what this connection holds, if that has changed."""
-        held, waiting = self.framer.held + self.queued_bytes, self.unanswered
-        if held != self.held or waiting != self.waiting:
-            self._server.note(self, held, waiting)
+        framer = self.framer
+        held = framer.held + self.queued_bytes
+        if held != self._held or self.unanswered != self.waiting:
+            self._held = held
+            unserved = framer.unserved
+            self._server.note(self, framer.held - unserved, unserved, self.queued_bytes, self.unanswered)
 
     def answered(self, size: int) -> None:
         """Some request has its answer now, for which `size` bytes of memory are needed."""
@@ -112,7 +127,7 @@ class ClientConnection:
         if self.closed:
             return
         events = select.EPOLLRDHUP
-        if not (self.full or self.framer.waiting):
+        if not (self.full or self.framer.waiting or self.paused):
             events |= select.EPOLLIN
         if self._out:
             events |= select.EPOLLOUT

@@ -20,7 +20,9 @@ _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
-"""Frames in between get their memory at once; of a larger one a client may send no more than its length."""
+"""Frames in between get their memory before they are whole ..."""
+_AHEAD = 16
+"""... when so small a part of them is there: a client that sends lengths and no more must not get memory."""
 _SPARE_BYTES = 4 << 20
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
@@ -36,6 +38,8 @@ class FrameBuffers:
     def __init__(self) -> None:
         self._spare: list[bytearray] = []
         self._in_use: list[bytearray] = []
+        self.scarce = False
+        """True while frames must not get memory before their bytes have come."""
 
     def take(self, size: int) -> bytearray:
         """At least `size` bytes with anything in them."""
@@ -102,6 +106,11 @@ class RequestFramer:
         return self._position < len(self._data)
 
     @property
+    def unserved(self) -> int:
+        """Bytes of frames not handed out, since the last `release`."""
+        return len(self._data)
+
+    @property
     def rest(self) -> tuple[memoryview, int]:
         """Received bytes and where the next frame begins in them; nothing while one cut in two is awaited."""
         return (_NOTHING, 0) if self._filled else (self._data, self._position)
@@ -127,7 +136,8 @@ class RequestFramer:
         start += _SIZE_BYTES
         end = start + size
         if end > len(data):
-            self._expect(_SIZE_BYTES + size)
+            self._wanted = _SIZE_BYTES + size
+            self._make_room()
             self._keep(len(data) - self._position)
             return None
         self._position = end
@@ -138,13 +148,13 @@ class RequestFramer:
         if self._position >= len(self._data):
             self._data = _NOTHING
             self._position = 0
-            self.held = self._filled
+            self.held = len(self._kept)
             return
         if not self._own:
             self._data = memoryview(bytearray(self._data[self._position :]))
             self._own = True
             self._position = 0
-        self.held = self._filled + len(self._data)
+        self.held = len(self._kept) + len(self._data)
 
     def _refuse(self, size: int) -> NoReturn:
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
@@ -152,10 +162,12 @@ class RequestFramer:
             f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
         )
 
-    def _expect(self, size: int) -> None:
-        """Make room for a frame of so many bytes, of which `_filled` are there."""
-        self._wanted = size
-        if _LARGE_BYTES <= size <= _LARGEST_BYTES:
+    def _make_room(self) -> None:
+        """Get the memory for the whole unfinished frame, once enough of it has come."""
+        size, come = self._wanted, self._filled + len(self._data) - self._position
+        if self._buffers.scarce:
+            return
+        if _LARGE_BYTES <= size <= _LARGEST_BYTES and len(self._kept) < size <= come * _AHEAD:
             buffer = self._buffers.take(size)
             buffer[: self._filled] = self._kept
             self._kept = buffer
@@ -175,7 +187,8 @@ class RequestFramer:
             (size,) = _SIZE.unpack_from(self._kept)
             if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
                 self._refuse(size)
-            self._expect(_SIZE_BYTES + size)
+            self._wanted = _SIZE_BYTES + size
+        self._make_room()
         self._keep(self._wanted - self._filled)
         if self._filled < self._wanted:
             return None

@@ -14,6 +14,7 @@ import pytest
 
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
+from millrace.server import admission
 from millrace.server.admission import Admission, Budget
 from tests.support import wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
@@ -91,11 +92,11 @@ def test_connections_leave_file_descriptors_to_the_logs(
 
 
 def test_an_address_that_has_left_is_not_remembered() -> None:
-    admission = Admission(ClientLimits())
+    clients = Admission(ClientLimits())
     for number in range(1000):
-        assert admission.refusal(f"10.0.0.{number}", 5) is None
-        admission.leave(f"10.0.0.{number}")
-    assert (admission.open, admission.accepted, len(admission._addresses)) == (0, 1000, 0)
+        assert clients.refusal(f"10.0.0.{number}", 5) is None
+        clients.leave(f"10.0.0.{number}")
+    assert (clients.open, clients.accepted, len(clients._addresses)) == (0, 1000, 0)
 
 
 def test_clients_that_open_and_close_all_the_time_do_not_hold_up_the_others(
@@ -186,39 +187,91 @@ def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
 
 
 def test_unfinished_requests_of_all_connections_share_a_budget(
-    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture
+    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = start(max_buffered_bytes=1024 * KIB)
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.3)
+    running = start(max_buffered_bytes=2048 * KIB)
     held: list[int] = []
-    greedy = [connect(running) for _ in range(100)]
+    greedy = [connect(running) for _ in range(40)]
     with caplog.at_level(logging.WARNING):
         for client in greedy:
-            with contextlib.suppress(OSError):
-                client.socket.sendall(struct.pack(">i", 200 * KIB) + bytes(150 * KIB))
-            running.on_loop(lambda: held.append(running.server.budget.held))
+            client.socket.setblocking(False)
+            client.socket.send(struct.pack(">i", 200 * KIB) + bytes(150 * KIB))
+            running.on_loop(lambda: held.append(running.server.budget.unfinished))
         honest = connect(running)
         honest.send(7, bytes(200 * KIB))
+        modest = connect(running)
+        for _ in range(10):
+            assert is_served(modest)
         assert honest.receive() == (7, bytes(200 * KIB))
-    assert max(held) <= 1024 * KIB
-    running.on_loop(lambda: held.append(sum(c.held for c in running.server._connections.values())))
-    assert held[-1] == running.server.budget.held
-    assert "(max_buffered_bytes)" in caplog.records[0].message
-    assert len(caplog.records) < 100  # one line closes several
+    small = admission.LARGE_BYTES + admission.CROWDED_READ_BYTES
+    assert max(held) <= (2048 + 256) * KIB + 40 * small
+    assert "they held up others by sending requests slowly" in caplog.records[0].message
+    assert len(caplog.records) < 20  # one line closes several
+    for client in [*greedy, honest, modest]:
+        client.close()
+    open_connections(running, 0)
+    assert (running.server.budget.held, running.server.budget._paused) == (0, 0)
 
 
-def test_the_budget_takes_first_from_who_has_made_no_progress_for_longest() -> None:
-    class Held:
-        def __init__(self, served_at: float) -> None:
-            self.served_at, self.held, self.waiting = served_at, 0, 0
+def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
+    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start(max_buffered_bytes=512 * KIB)
+    clients = [connect(running) for _ in range(40)]
+    for client in clients:  # every request has begun before the first is whole
+        client.socket.sendall(struct.pack(">ii", 4 + 100 * KIB, 1) + bytes(50 * KIB))
+    threads = [threading.Thread(target=client.socket.sendall, args=(bytes(50 * KIB),)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for client in clients:
+        assert client.receive() == (1, bytes(100 * KIB))
+    for thread in threads:
+        thread.join(10)
+    assert running.server.admission.open == 40
+    assert not caplog.records
 
-    budget = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=800))
+
+class Held:
+    def __init__(self, served_at: float = 0.0) -> None:
+        self.served_at = served_at
+        self.unfinished = self.unserved = self.unread = self.waiting = 0
+        self.paused = False
+
+    def note(self, budget: Budget[Held], *, unfinished: int = 0, unread: int = 0) -> None:
+        budget.note(self, unfinished=unfinished, unserved=0, unread=unread, waiting=0, now=0.0)
+
+
+def test_only_the_oldest_large_request_goes_on_when_the_budget_is_spent() -> None:
+    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=1000 * KIB))
+    oldest, second, third = Held(), Held(), Held()
+    oldest.note(budget, unfinished=500 * KIB)
+    second.note(budget, unfinished=400 * KIB)
+    third.note(budget, unfinished=200 * KIB)
+    assert [each.paused for each in (oldest, second, third)] == [False, False, True]
+    second.note(budget, unfinished=450 * KIB)
+    assert second.paused
+    assert budget.resumed(1.0) == []
+    oldest.note(budget, unfinished=600 * KIB)
+    assert not oldest.paused
+    assert budget.slow(admission.PATIENCE_S) == []
+    assert budget.slow(10.0) == [oldest]
+    oldest.note(budget)  # it is whole, or closed
+    assert budget.resumed(11.0) == [second, third]
+    assert budget.slow(12.0) == ()
+    for each in (second, third):
+        each.note(budget)
+    assert (budget.held, budget.resumed(12.0)) == (0, ())
+
+
+def test_unread_answers_cost_first_who_has_made_no_progress_for_longest() -> None:
+    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=800))
     small, stuck, busy, fresh = (Held(at) for at in (0.0, 1.0, 50.0, 60.0))
-    for holder, held in ((small, 10), (stuck, 300), (busy, 300), (fresh, 300)):
-        budget.note(holder, held, 0)
-    assert budget.spent
-    assert budget.victims([small, stuck, busy, fresh]) == [stuck]
-    budget.note(stuck, 0, 0)
-    assert (budget.held, budget.spent) == (610, False)
+    for holder, unread in ((small, 10), (stuck, 300), (busy, 300), (fresh, 300)):
+        holder.note(budget, unread=unread)
+    assert budget.greedy([small, stuck, busy, fresh]) == [stuck]
+    stuck.note(budget)
+    assert (budget.held, budget.greedy([small, busy, fresh])) == (610, ())
 
 
 def test_unread_answers_of_all_connections_share_the_budget(start: Start, connect: Connect) -> None:
@@ -232,7 +285,7 @@ def test_unread_answers_of_all_connections_share_the_budget(start: Start, connec
         with contextlib.suppress(OSError):
             for number in range(100):  # 10 MB that nobody reads
                 reader.send(number, b"much")
-        running.on_loop(lambda: held.append(running.server.budget.held))
+        running.on_loop(lambda: held.append(running.server.budget.unread))
     assert is_served(connect(running))
     assert max(held) <= 2048 * KIB
     assert running.server.admission.open < 30
@@ -244,10 +297,10 @@ def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, co
     hoarders = [connect(running) for _ in range(30)]
     for client in hoarders:
         client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(50)))
-    wait_until("no more is served", lambda: running.server.budget.request_limit == 16, timeout_s=10)
+    wait_until("no more is served", lambda: running.server.budget.request_limit == 8, timeout_s=10)
     running.serve = lambda request, text: request.answer([text])
     assert is_served(connect(running))
-    assert len(running.requests) <= 16 * 20 + 20 + 14 * 16 + 1
+    assert len(running.requests) <= 8 * 20 + 20 + 30 * 8 + 1
     for client in hoarders:
         client.close()
     open_connections(running, 1)

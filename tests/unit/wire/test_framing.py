@@ -123,7 +123,7 @@ def test_large_frames_do_not_depend_on_how_much_each_read_brings(sizes: list[int
         while (frame := framer.next_frame()) is not None:
             frames.append(frame)
         framer.release()
-        assert framer.held <= position
+        assert framer.held <= 16 * position + (64 << 10)
         found += map(bytes, frames)  # at the end of the turn each is still there
         buffers.end_of_turn()
         shared[:] = b"\xff" * len(shared)
@@ -138,11 +138,11 @@ def test_the_rest_of_a_large_frame_is_received_in_place_into_memory_that_is_used
     framer = RequestFramer(1 << 20, buffers)
     places = []
     for _ in range(2):
-        framer.receive_data(memoryview(bytearray(framed([bytes(100_000)])[:1000])))
+        framer.receive_data(memoryview(bytearray(framed([bytes(100_000)])[:10_000])))
         assert framer.next_frame() is None
         room = framer.room
         assert room is not None
-        assert len(room) == 100_004 - 1000
+        assert len(room) == 100_004 - 10_000
         framer.received(len(room))
         frame = framer.next_frame()
         assert frame is not None
@@ -152,9 +152,10 @@ def test_the_rest_of_a_large_frame_is_received_in_place_into_memory_that_is_used
     assert places[0] == places[1]
 
 
-def test_a_length_alone_takes_no_memory_that_only_a_huge_request_would_need() -> None:
+@pytest.mark.parametrize("megabytes", [1, 8, 90])
+def test_a_length_alone_takes_no_memory(megabytes: int) -> None:
     framer = RequestFramer(100 << 20, FrameBuffers())
-    framer.receive_data(memoryview(struct.pack(">i", 90 << 20) + b"x" * 100))
+    framer.receive_data(memoryview(struct.pack(">i", megabytes << 20) + b"x" * 100))
     assert framer.next_frame() is None
     assert framer.room is None
     framer.release()
