@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from millrace.audit.publish import AUDIT_TOPIC_SETTINGS
 from millrace.config import LogConfig, parse_address
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
@@ -163,6 +164,9 @@ def _aggregate(config: UpConfig) -> str:
             raise ConfigError(
                 f"clusters.{name} needs `brokers` to start, or `bootstrap` of what runs already"
             )
+    elsewhere = [cluster.bootstrap for cluster in config.clusters.values() if cluster.bootstrap]
+    if len(elsewhere) > len(set(elsewhere)):
+        raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]
     if len(names) != 1:
         raise ConfigError("exactly one cluster needs a `mirror` table: the aggregate one")
@@ -233,7 +237,8 @@ def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
         # A mirrored audit topic is made by the mirror, one target partition for each origin partition.
         for topic, partitions in {**cluster.topics, cluster.audit_topic: 1}.items():
             if topic not in existing:
-                client.create_topic(topic, partitions)
+                settings = AUDIT_TOPIC_SETTINGS if topic == cluster.audit_topic else {}
+                client.create_topic(topic, partitions, settings)
 
 
 def _start_audit(

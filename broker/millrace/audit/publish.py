@@ -25,6 +25,8 @@ from millrace.errors import MillraceError
 from millrace.registry.client import SchemaRegistryClient
 
 MAX_MESSAGE_BYTES = 8 << 20
+AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
+"""For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 # librdkafka looks for expired messages once a second, and those in a request wait for it to end first.

@@ -29,7 +29,7 @@ from millrace.audit.messages import (
     OffsetRange,
     ReaderPosition,
 )
-from millrace.audit.publish import AuditPublisher
+from millrace.audit.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace.audit.turns import PartitionKey, Turns
 from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
 from millrace.records import Cursor, iter_records, split_batches
@@ -141,7 +141,7 @@ class AuditReader:
     def _ensure_audit_topic(self) -> None:
         if self._config.audit_topic not in self._client.topics():
             try:
-                self._client.create_topic(self._config.audit_topic, 1)
+                self._client.create_topic(self._config.audit_topic, 1, AUDIT_TOPIC_SETTINGS)
             except TopicAlreadyExists:
                 return
 
