@@ -1,0 +1,89 @@
+"""Control batches, which clients skip, and the filler that keeps offsets from overlapping.
+
+What they mean is their users' business, except for the filler's.
+"""
+
+from __future__ import annotations
+
+from millrace.compression import Buffer
+from millrace.records.header import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader
+from millrace.records.messages import seal, write_bytes, write_varint
+
+# A control batch is one record whose key says what it marks: version 0, type 1, "commit". It is the one
+# type every client skips without looking at the value (measured), so all of ours carry it.
+CONTROL_KEY = b"\x00\x00\x00\x01"
+
+
+def control_batch(base_offset: int, value: bytes, *, timestamp: int) -> bytes:
+    """A control batch with `value`: clients skip it, Millrace may read it."""
+    record = bytearray(b"\0\0\0")
+    write_bytes(record, CONTROL_KEY)
+    write_bytes(record, value)
+    record += b"\0"
+    body = bytearray()
+    write_varint(body, len(record))
+    return _single_record_batch(
+        body + record, base_offset=base_offset, timestamp=timestamp, last_offset_delta=0
+    )
+
+
+def _single_record_batch(body: Buffer, *, base_offset: int, timestamp: int, last_offset_delta: int) -> bytes:
+    header = BatchHeader(
+        base_offset, HEADER_BYTES + len(body) - LENGTH_OVERHEAD, -1, MAGIC, 0, CONTROL_BIT,
+        last_offset_delta, timestamp, timestamp, -1, -1, -1, 1,
+    )  # fmt: skip
+    return seal(header, body)
+
+
+MIN_CONTROL_BYTES = len(control_batch(0, b"", timestamp=0))
+
+
+def control_batch_of_size(
+    base_offset: int, size: int, *, timestamp: int, last_offset_delta: int = 0
+) -> bytes:
+    """A control batch of exactly `size` bytes (at least MIN_CONTROL_BYTES), padded with zeros."""
+    room = size - MIN_CONTROL_BYTES
+    if room < 0:
+        raise ValueError(f"a control batch has at least {MIN_CONTROL_BYTES} bytes, not {size}")
+    # Two lengths in front of the padding take 1 to 5 bytes each. Written minimally they would make some
+    # sizes unreachable (126, for one), so both get the width that the larger needs; readers do not mind.
+    width = next(w for w in range(1, 6) if room + 16 < 1 << (7 * w - 1))
+    if room < 2 * (width - 1):
+        width = 1
+    record = bytearray(b"\0\0\0")
+    write_bytes(record, CONTROL_KEY)
+    padding = room - 2 * (width - 1)
+    record += _wide_varint(padding, width) + bytes(padding) + b"\0"
+    body = _wide_varint(len(record), width) + record
+    return _single_record_batch(
+        body, base_offset=base_offset, timestamp=timestamp, last_offset_delta=last_offset_delta
+    )
+
+
+def _wide_varint(value: int, width: int) -> bytes:
+    """The zigzag varint of a small positive value in exactly `width` bytes."""
+    groups = [(value << 1) >> (7 * index) & 0x7F for index in range(width)]
+    return bytes([group | 0x80 for group in groups[:-1]] + groups[-1:])
+
+
+def filler_size(header: BatchHeader) -> int:
+    """Bytes of the filler that must follow the batch in a log of byte-position offsets; 0 for most."""
+    overlap = header.last_offset_delta + 1 - header.size
+    # One more than needed, so that the filler's last offset delta is never 0.
+    return max(MIN_CONTROL_BYTES, overlap + 2) if overlap > 0 else 0
+
+
+def filler_after(header: BatchHeader, *, timestamp: int) -> bytes | None:
+    """The control batch that must follow a batch with more records than bytes; None for all others.
+
+    Offsets are byte positions: without it the next batch's base would lie below this one's last offset.
+    The filler is the one batch whose base offset is not its position; its last offset is its last byte, and
+    its last offset delta, above 0, tells it from every other control batch.
+    """
+    size = filler_size(header)
+    if size == 0:
+        return None
+    end = header.base_offset + header.size + size
+    return control_batch_of_size(
+        header.next_offset, size, timestamp=timestamp, last_offset_delta=end - 1 - header.next_offset
+    )

@@ -1,0 +1,37 @@
+"""Where a reader stands in a partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millrace.records.control import filler_size
+from millrace.records.header import BatchHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Where a reader stands in a partition: the next offset it wants, and where the next batch must begin.
+
+    `next_base` is the byte position after the last batch read, or None when no batch was read yet. It is
+    what tells a gap from the ordinary jump between a batch's last offset and the next batch.
+    """
+
+    next_offset: int
+    next_base: int | None = None
+
+    def follows(self, header: BatchHeader) -> bool:
+        """True if no record can lie between this cursor and the batch.
+
+        The batch covers the wanted offset, begins at it (consecutive offsets, as in Apache Kafka), or
+        begins where the last one ended in bytes (byte-position offsets, as in Millrace).
+        """
+        return header.base_offset <= self.next_offset or header.base_offset == self.next_base
+
+    def after(self, header: BatchHeader) -> Cursor:
+        """The cursor behind the batch."""
+        if header.is_control and header.last_offset_delta > 0:
+            # A filler stands below its base offset and says by its last offset where it ends.
+            return Cursor(header.next_offset, header.next_offset)
+        # Behind the filler, if one must follow: a fetch from the next offset leaves it out, because that
+        # offset is a byte position inside it.
+        return Cursor(header.next_offset, header.base_offset + header.size + filler_size(header))

@@ -1,0 +1,160 @@
+"""The records inside a batch: reading them one by one, and building a batch of messages."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from millrace.compression import Buffer, Codec, compress, decompress
+from millrace.errors import CorruptMessage
+from millrace.records.header import (
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    TIMESTAMP_TYPE_BIT,
+    BatchHeader,
+    batch_crc,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message: `offset` and `timestamp` (ms) are absolute."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
+    """A zigzag varint and the position behind it."""
+    result = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (result >> 1) ^ -(result & 1), position
+        shift += 7
+        if shift > 63:
+            raise CorruptMessage("a varint of more than 10 bytes")
+
+
+def write_varint(out: bytearray, value: int) -> None:
+    """Append a zigzag varint."""
+    value = (value << 1) ^ (value >> 63)
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
+    size, position = read_varint(data, position)
+    if size < 0:
+        return None, position
+    end = position + size
+    if end > len(data):
+        raise CorruptMessage("a record's field reaches past its batch")
+    return bytes(data[position:end]), end
+
+
+def iter_records(header: BatchHeader, batch: Buffer) -> Iterator[Record]:
+    """Every record of a whole batch, in order; CorruptMessage when the framing is broken."""
+    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:])
+    position = 0
+    try:
+        for _ in range(header.records_count):
+            size, start = read_varint(data, position)
+            record, end = _read_record(header, data, start)
+            if end != start + size:
+                raise CorruptMessage(f"the batch at offset {header.base_offset} has a record of wrong length")
+            yield record
+            position = end
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CorruptMessage(f"the batch at offset {header.base_offset} ends inside a record") from error
+    if position != len(data):
+        raise CorruptMessage(f"the batch at offset {header.base_offset} has bytes after its last record")
+
+
+def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Record, int]:
+    timestamp_delta, position = read_varint(data, position + 1)  # skips the unused record attributes
+    offset_delta, position = read_varint(data, position)
+    key, position = _read_bytes(data, position)
+    value, position = _read_bytes(data, position)
+    count, position = read_varint(data, position)
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, position = _read_bytes(data, position)
+        content, position = _read_bytes(data, position)
+        headers.append(((name or b"").decode(), content))
+    # With the timestamp-type bit set the broker's append time, in max_timestamp, holds for every record.
+    fixed = header.attributes & TIMESTAMP_TYPE_BIT
+    timestamp = header.max_timestamp if fixed else header.base_timestamp + timestamp_delta
+    return Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers)), position
+
+
+def write_bytes(out: bytearray, value: bytes | None) -> None:
+    """Append a length and the bytes; -1 for None."""
+    if value is None:
+        write_varint(out, -1)
+    else:
+        write_varint(out, len(value))
+        out += value
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What goes into a batch: one record before it has an offset. `timestamp` in ms."""
+
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+
+
+def build_batch(
+    messages: Iterable[Message],
+    *,
+    codec: Codec = Codec.NONE,
+    base_offset: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    attributes: int = 0,
+) -> bytes:
+    """One whole batch of the messages (at least one), CRC included."""
+    messages = list(messages)
+    body = bytearray()
+    for delta, message in enumerate(messages):
+        record = bytearray(b"\0")
+        write_varint(record, message.timestamp - messages[0].timestamp)
+        write_varint(record, delta)
+        write_bytes(record, message.key)
+        write_bytes(record, message.value)
+        write_varint(record, len(message.headers))
+        for name, content in message.headers:
+            write_bytes(record, name.encode())
+            write_bytes(record, content)
+        write_varint(body, len(record))
+        body += record
+    packed = compress(codec, body)
+    return seal(
+        BatchHeader(
+            base_offset, HEADER_BYTES + len(packed) - LENGTH_OVERHEAD, -1, MAGIC, 0, attributes | codec,
+            len(messages) - 1, messages[0].timestamp, max(message.timestamp for message in messages),
+            producer_id, producer_epoch, base_sequence, len(messages),
+        ),
+        packed,
+    )  # fmt: skip
+
+
+def seal(header: BatchHeader, packed: Buffer) -> bytes:
+    """Header and records as one batch, its CRC computed."""
+    batch = bytearray(HEADER.pack(*header) + packed)
+    struct.pack_into(">I", batch, 17, batch_crc(batch))
+    return bytes(batch)
