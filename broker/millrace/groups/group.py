@@ -279,7 +279,6 @@ class Group:
         if self.state in (State.STABLE, State.COMPLETING):
             for member in self._members:
                 member.answer_sync(SyncGroupResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS))
-            self._unsynced.clear()
             self._phase.set(self._rebalance_timeout_s)
         elif self.state is State.EMPTY:
             self._gathering_until = self._clock.now() + self._rebalance_timeout_s
@@ -382,8 +381,6 @@ class Group:
             self._empty()
 
     def _empty(self) -> None:
-        self._unsynced.clear()
-        self.generation += 1
         self.state, self._protocol, self._gathering_until = State.EMPTY, "", None
         self._phase.cancel()
 

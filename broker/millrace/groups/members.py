@@ -19,7 +19,7 @@ EXPECTED_BYTES = 500
 
 
 class Members:
-    """The members of one group. The first one to enter leads, until somebody says otherwise."""
+    """The members of one group."""
 
     def __init__(self, memory: Memory) -> None:
         self.leader: str | None = None
@@ -60,16 +60,15 @@ class Members:
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
-        self.leader = self.leader or member.member_id
         self.weigh(member)
 
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
-        """Let a member go; whatever of it waits is answered `code`. Another one leads, if it did."""
+        """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
         del self._members[member.member_id]
         if member.instance_id is not None:
             del self._static[member.instance_id]
         if member.member_id == self.leader:
-            self.leader = new_leader or next(iter(self._members), None)
+            self.leader = new_leader
         self._memory.add(-member.bytes_held)
         member.send_away(code)
 

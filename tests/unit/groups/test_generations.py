@@ -98,9 +98,11 @@ def test_a_newcomer_makes_a_stable_group_rebalance_and_heartbeats_say_so(driven:
 
 def test_members_that_do_not_join_in_time_are_left_behind(driven: Driven) -> None:
     leader, lazy = driven.stable(2, rebalance_s=5.0)
+    driven.time.passes(4.0)
     new = driven.member("new", rebalance_s=5.0)
     new.join()
     leader.join()
+    lazy.heartbeat()
     driven.time.passes(4.9)
     lazy.heartbeat()
     assert new.joins == []
@@ -118,6 +120,16 @@ def test_another_member_leads_when_the_leader_does_not_join(driven: Driven) -> N
     driven.time.passes(5.0)
     assert member.leads
     assert len(member.joins[-1].members) == 2
+
+
+def test_a_group_nobody_of_which_joins_in_time_is_empty(driven: Driven) -> None:
+    first, second = driven.stable(2, rebalance_s=3.0)
+    first.join()
+    first.goes_away()
+    driven.time.passes(3.0)
+    assert driven.group.idle
+    for member in (first, second):
+        assert member.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_a_leader_that_fails_between_join_and_sync_is_replaced(driven: Driven) -> None:
@@ -263,6 +275,7 @@ def test_a_snapshot_shows_what_members_told_and_got_while_stable(driven: Driven)
 
 def test_a_dropped_group_sends_everybody_to_look_for_another_coordinator(driven: Driven) -> None:
     leader, member, waiting = driven.joined(3)
+    driven.member("expected").join(needs_id=True)
     member.sync()
     waiting.metadata = b"changed"
     waiting.join()

@@ -12,7 +12,7 @@ from millrace.groups.limits import Memory
 from millrace.groups.member import NEW_MEMBER_S
 from millrace.groups.snapshot import State
 from millrace.wire.group_messages import MemberIdentity
-from tests.unit.groups.driving import SESSION_S, Driven, new_group, sync_all
+from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 
 # Ids
 
@@ -61,6 +61,15 @@ def test_a_rebalance_goes_on_when_an_id_is_given_back(driven: Driven) -> None:
     member.metadata = b"changed"
     member.join()
     assert new.leave() is ErrorCode.NONE
+    assert member.generation == 2
+
+
+def test_a_rebalance_goes_on_when_nobody_comes_back_with_an_id(driven: Driven) -> None:
+    (member,) = driven.stable(1)
+    driven.member("new").join(needs_id=True)
+    member.metadata = b"changed"
+    member.join()
+    driven.time.passes(SESSION_S)
     assert member.generation == 2
 
 
@@ -117,6 +126,15 @@ def test_a_member_that_is_not_heard_of_is_left_behind(driven: Driven) -> None:
     assert leader.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
     leader.join()
     assert leader.generation == 2
+
+
+def test_asking_again_is_being_heard_of(driven: Driven) -> None:
+    leader, member = driven.stable(2)
+    for _ in range(3):
+        driven.time.passes(SESSION_S * 0.9)
+        leader.sync()
+        member.join()
+    assert driven.group.snapshot().state is State.STABLE
 
 
 def test_a_group_whose_members_all_fall_silent_is_empty(driven: Driven) -> None:
@@ -221,6 +239,20 @@ def test_a_member_that_leaves_while_it_waits_is_answered(driven: Driven) -> None
     assert member.joins[-1].error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_member_that_leaves_while_it_waits_for_its_assignment_is_answered(driven: Driven) -> None:
+    _, member = driven.joined(2)
+    member.sync()
+    member.leave()
+    assert member.syncs[-1].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_members_that_leave_before_they_ask_for_anything_are_not_missed(driven: Driven) -> None:
+    for member in driven.joined(3):
+        member.leave()
+    driven.time.passes(NEVER_S)
+    assert driven.group.idle
+
+
 def test_the_last_member_that_leaves_leaves_an_empty_group(driven: Driven) -> None:
     members = driven.stable(3)
     for member in members:
@@ -293,6 +325,16 @@ def test_leaders_that_assign_too_much_are_refused() -> None:
         (leader,) = driven.joined(1)
         assert leader.sync({leader.member_id: b"x" * 20_000}) is ErrorCode.GROUP_MAX_SIZE_REACHED
         assert leader.sync({leader.member_id: b"x"}) is None
+
+
+def test_what_members_tell_anew_and_are_assigned_is_counted(driven: Driven) -> None:
+    leader, member = driven.joined(2)
+    before = driven.memory.used
+    leader.sync({leader.member_id: b"x" * 1000, member.member_id: b"x" * 500})
+    assert driven.memory.used == before + 1500
+    member.metadata = b"y" * 3000
+    member.join()
+    assert driven.memory.used == before + 1500 + 3000 - len(b"topics")
 
 
 def driven_empty_size() -> int:
