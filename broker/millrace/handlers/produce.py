@@ -9,11 +9,12 @@ from __future__ import annotations
 from millrace.broker import Broker
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.request import NOTHING, Request, response_frame
+from millrace.handlers.request import NOTHING, Client, Request, response_frame
 from millrace.handlers.table import Api
 from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import (
+    KnownRequests,
     ProducedPartition,
     ProduceRequest,
     RepeatedRequest,
@@ -87,8 +88,34 @@ def handle(broker: Broker, request: Request) -> None:
     if not asked.batches:
         answer.send()
     elif refusal is None and len(asked.batches) == 1:
-        requests = RepeatedRequest.of(request.frame, request.body)
-        request.client.repeated = None if requests is None else _Repeated(broker, request, asked, requests)
+        _learn(broker, request, asked)
+
+
+def _learn(broker: Broker, request: Request, asked: ProduceRequest) -> None:
+    """Remember a request that has been served, for when it is repeated."""
+    client, requests = request.client, RepeatedRequest.of(request.frame, request.body)
+    if requests is None:
+        return
+    known = client.repeated
+    if not isinstance(known, _Known) or known.requests.length != len(requests.constant):
+        known = client.repeated = _Known(len(requests.constant))
+    topic, number, _ = asked.batches[0]
+    repeated = _Repeated(broker, (topic, number), request.api_version, asked.acks, requests)
+    known.requests.learn(requests.constant, repeated)
+
+
+class _Known:
+    """Serves the requests of one client that repeat one of those served before."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self, length: int) -> None:
+        self.requests: KnownRequests[_Repeated] = KnownRequests(length)
+
+    def serve(self, client: Client, framer: RequestFramer) -> Request | None:
+        """One place for the answers to all requests that repeat the next one; None if that is not known."""
+        repeated = self.requests.next(*framer.rest)
+        return None if repeated is None else repeated.serve(client, framer)
 
 
 class _Repeated:
@@ -99,18 +126,15 @@ class _Repeated:
     A request then costs 2.5 us instead of 9, and the general way is the same for the log and the client.
     """
 
-    __slots__ = ("_acks", "_broker", "_client", "_place", "_requests", "_version")
+    __slots__ = ("_acks", "_broker", "_place", "_requests", "_version")
 
     def __init__(
-        self, broker: Broker, request: Request, asked: ProduceRequest, requests: RepeatedRequest
+        self, broker: Broker, place: tuple[str, int], version: int, acks: int, requests: RepeatedRequest
     ) -> None:
-        ((topic, number, _),) = asked.batches
-        self._broker, self._client = broker, request.client
-        self._version, self._acks = request.api_version, asked.acks
-        self._place = topic, number
-        self._requests = requests
+        self._broker, self._version, self._acks = broker, version, acks
+        self._place, self._requests = place, requests
 
-    def serve(self, framer: RequestFramer) -> Request | None:
+    def serve(self, client: Client, framer: RequestFramer) -> Request | None:
         """One place for the answers to all requests that repeat; None when the next one does not."""
         partition = self._broker.partitions.get(self._place)
         if partition is None or partition.mirrored:
@@ -122,7 +146,7 @@ class _Repeated:
             return None
         framer.skip_to(found.end)
         numbers = found.correlation_ids
-        request = Request(self._client, ApiKey.PRODUCE, self._version, numbers[0], NOTHING)
+        request = Request(client, ApiKey.PRODUCE, self._version, numbers[0], NOTHING)
         request.count = len(numbers)
         answers = _RepeatedAnswers(request, self._acks, self._place, numbers)
         self._broker.stage(partition, found.batches, found.headers, answers)

@@ -28,7 +28,7 @@ MIN_SHARED_BYTES = 16 << 10
 class Repeated(Protocol):
     """What a client asked for lately, to serve the same again with less work."""
 
-    def serve(self, framer: RequestFramer) -> Request | None:
+    def serve(self, client: Client, framer: RequestFramer) -> Request | None:
         """Serve the next frames as one request, so far as they repeat the last; None when they do not."""
 
 

@@ -307,8 +307,10 @@ class Server:
 
     def _next_request(self, connection: ClientConnection) -> Request | None:
         framer, repeated = connection.framer, connection.repeated
-        if repeated is not None and (request := repeated.serve(framer)) is not None:
-            return request
+        if repeated is not None and framer.waiting:
+            request = repeated.serve(connection, framer)
+            if request is not None:
+                return request
         frame = framer.next_frame()
         return None if frame is None else self._handle(connection, frame)
 

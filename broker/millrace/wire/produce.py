@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from millrace.errors import InvalidRequest
 from millrace.records import HeaderFields, plain_batch
@@ -33,6 +33,9 @@ _NULL_STRING = b"\xff\xff"
 _ONE_TOPIC = b"\0\0\0\1"
 _NO_THROTTLE = b"\0\0\0\0"
 _NO_RECORD_ERRORS = b"\0\0\0\0"
+MAX_KNOWN_REQUESTS = 1024
+"""Of one client, at about 500 bytes each."""
+T = TypeVar("T")
 
 
 class ProduceRequest(NamedTuple):
@@ -129,8 +132,9 @@ class RepeatedRequest:
 
     def __init__(self, frame: memoryview, records: memoryview) -> None:
         self._versions = bytes(frame[:4])
-        self._constant = bytes(frame[8 : len(frame) - len(records) - 4])
-        self._layout = struct.Struct(f">i4si{len(self._constant)}si")
+        self.constant = bytes(frame[8 : len(frame) - len(records) - 4])
+        """What stands between the correlation id and the records; it says what the request asks for."""
+        self._layout = struct.Struct(f">i4si{len(self.constant)}si")
         self.overhead = len(frame) - len(records)
         """Bytes of such a request, its length not counted, that are not its batch."""
 
@@ -144,7 +148,7 @@ class RepeatedRequest:
         """The requests from `position` on, while they are whole, repeat the first and hold good batches."""
         found = RepeatedBatches([], [], [], position)
         unpack, header_size = self._layout.unpack_from, self._layout.size
-        versions, constant = self._versions, self._constant
+        versions, constant = self._versions, self.constant
         while len(data) - position >= header_size:
             frame_size, its_versions, correlation_id, its_constant, size = unpack(data, position)
             if its_constant != constant or its_versions != versions or size > max_batch_bytes:
@@ -158,6 +162,27 @@ class RepeatedRequest:
             found.headers.append(plain[1])
             found.end = position
         return found
+
+
+class KnownRequests(Generic[T]):
+    """What a client's requests mean, by their constant part; all those parts are of one length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._layout = struct.Struct(f">12x{length}s")
+        self._meanings: dict[bytes, T] = {}
+
+    def learn(self, constant: bytes, meaning: T) -> None:
+        """Remember one more; too many are all forgotten."""
+        if len(self._meanings) >= MAX_KNOWN_REQUESTS:
+            self._meanings.clear()
+        self._meanings[constant] = meaning
+
+    def next(self, data: memoryview, position: int) -> T | None:
+        """What the request at `position` means; None when that is not known."""
+        if len(data) - position < self._layout.size:
+            return None
+        return self._meanings.get(self._layout.unpack_from(data, position)[0])
 
 
 @dataclass(slots=True)
@@ -177,9 +202,13 @@ def encode_repeated_response(
     body = encode_response(version, [(topic, 1)], [ProducedPartition(partition, 0, 0, log_start_offset)])
     split = len(_ONE_TOPIC) + len(_topic(topic, 1)) + 6
     before, after = body[:split], body[split + 8 :]
-    pack = struct.Struct(f">ii{len(before)}sq{len(after)}s").pack
-    size = 4 + len(body)
+    pack, size = _answer_layout(len(before), len(after)).pack, 4 + len(body)
     return b"".join([pack(size, number, before, base, after) for number, base in answers])
+
+
+@lru_cache(maxsize=1024)
+def _answer_layout(before: int, after: int) -> struct.Struct:
+    return struct.Struct(f">ii{before}sq{after}s")
 
 
 def encode_response(

@@ -58,7 +58,7 @@ class Client:
 
     def _next(self) -> Request | None:
         if self._may_repeat and self.repeated is not None:
-            request = self.repeated.serve(self._framer)
+            request = self.repeated.serve(self, self._framer)
             if request is not None:
                 return request
         frame = self._framer.next_frame()
@@ -173,3 +173,12 @@ def test_a_hundred_requests_that_repeat_each_other_take_two_places(tmp_path: Pat
     found = outcome(tmp_path, [data], may_repeat=True)
     assert found[-1] == 2, "the first, and all that repeat it"
     assert found[2] == 100
+
+
+def test_requests_for_several_partitions_in_turn_take_a_place_each_and_are_served_alike(
+    tmp_path: Path,
+) -> None:
+    data = b"".join(Sent(partition=number % 2).frame(number) for number in range(100))
+    found = outcome(tmp_path / "one", [data], may_repeat=True)
+    assert (found[2], found[-1]) == (100, 100)
+    assert found[:-1] == outcome(tmp_path / "other", [data], may_repeat=False)[:-1]
