@@ -1,0 +1,65 @@
+"""What a health check finds wrong with a broker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from millrace.metrics import health
+from millrace.metrics.health import Health
+from tests.unit.broker.running import Disk, Running, Start, topic
+
+
+@contextmanager
+def turning(running: Running) -> Iterator[None]:
+    """The broker's loop runs in a thread."""
+    stop = threading.Event()
+
+    def turns() -> None:
+        running.until("the test's end", stop.is_set)
+
+    thread = threading.Thread(target=turns)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(10)
+
+
+def connect(running: Running, connected: bool = True) -> Health:
+    client = SimpleNamespace(connected=connected)
+    running.cluster.session = SimpleNamespace(client=client)  # type: ignore[attr-defined]
+    return Health(running.broker)
+
+
+def test_a_broker_that_works_has_no_problems(start: Start) -> None:
+    running = start()
+    with turning(running):
+        assert connect(running).problems() == []
+
+
+def test_a_loop_that_hangs_is_a_problem(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOP_TIMEOUT_S", 0.05)
+    assert connect(start()).problems() == ["the broker's loop has not answered within 0 s"]
+
+
+def test_a_lost_zookeeper_is_a_problem(start: Start) -> None:
+    running = start()
+    with turning(running):
+        assert connect(running, connected=False).problems() == ["not connected to ZooKeeper"]
+
+
+def test_a_failed_disk_is_a_problem_of_its_partitions(start: Start, disk: Disk) -> None:
+    running = start(topic("t", *[1] * 13))
+    disk.fails = True
+    outcomes = [running.produce(acks_all=True, partition=number) for number in range(13)]
+    running.turn()
+    running.until("the failures", lambda: all(outcome.heard for outcome in outcomes))
+    with turning(running):
+        problems = connect(running).problems()
+    assert len(problems) == health.MAX_LOGS + 1
+    assert "takes no writes until the broker restarts" in problems[0]
+    assert problems[-1] == "and 3 partitions more"
