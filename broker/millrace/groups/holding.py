@@ -8,6 +8,7 @@ ZooKeeper refuses its offsets. Runs on the loop; ZooKeeper is asked in threads.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from typing import Protocol
 from millrace.cluster_state import BrokerAddress, TopicState
 from millrace.config import BrokerConfig
 from millrace.consumer_registry import ConsumerRegistry, Fence, GroupKind
-from millrace.errors import ErrorCode
+from millrace.errors import ErrorCode, GroupNotEmpty, NotCoordinator, UnknownGroup
 from millrace.groups.choice import coordinator_of
 from millrace.groups.commits import Commits
 from millrace.groups.group import Group
@@ -32,6 +33,10 @@ SWEEP_S = 2.0
 IDLE_S = 10.0
 """A group without members is coordinated this much longer: one that only commits offsets would otherwise be
 taken over and given up again with every commit."""
+FIRST_TIDY_S = 60.0
+TIDY_S = 3600.0
+"""When to look for what killed coordinators have left; it is little, and reading all groups is not."""
+CLAIMS = 5
 CLOSE_S = 3.0
 """How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
 
@@ -70,6 +75,7 @@ class Holding:
         self._taking: dict[str, list[Waiting[Held]]] = {}
         self._leaving: set[str] = set()
         clock.after(SWEEP_S, self._sweep)
+        clock.after(FIRST_TIDY_S, self._tidy)
 
     def get(self, name: str) -> Held | None:
         """The group, if it is coordinated here."""
@@ -119,8 +125,11 @@ class Holding:
 
     def _take(self, name: str) -> Fence | int:
         """In a thread: become the coordinator, or say who is it."""
-        self._registry.claim(name, GroupKind.CLASSIC)
-        return self._registry.coordinate(name, self._config.broker_id)
+        for _ in range(CLAIMS):
+            self._registry.claim(name, GroupKind.CLASSIC)
+            with contextlib.suppress(UnknownGroup):  # deleted in between, as one that had nothing
+                return self._registry.coordinate(name, self._config.broker_id)
+        raise NotCoordinator(f"group {name!r} is deleted again and again")
 
     def _hold(self, name: str, fence: Fence) -> Held:
         group = Group(name, self._config, self._clock, self._memory)
@@ -185,6 +194,21 @@ class Holding:
             self._registry.resign(name, fence)
         else:
             self._registry.delete_group(name, fence=fence)
+
+    def _tidy(self) -> None:
+        """Have those of our share deleted that were left behind, without offsets, by a killed coordinator."""
+        held = set(self._held)
+
+        def work() -> None:
+            for name, kind in self._registry.groups().items():
+                if kind is not GroupKind.CLASSIC or name in held or not self.is_ours(name):
+                    continue
+                if self._registry.coordinator(name) is None and not self._registry.offsets(name):
+                    with contextlib.suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
+                        self._registry.delete_group(name)
+
+        self.work.run(work, lambda _: None, lambda _: None)
+        self._clock.after(TIDY_S, self._tidy)
 
     def close(self) -> None:
         """Give up every group, so that others take over at once."""

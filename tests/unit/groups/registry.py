@@ -64,6 +64,8 @@ class MemoryRegistry:
 
     def coordinate(self, group: str, broker_id: int) -> Fence | int:
         self._ask()
+        if group not in self.entries:
+            raise UnknownGroup("none")
         entry = self.entries[group]
         if entry.coordinator not in (None, broker_id):
             return entry.coordinator or 0

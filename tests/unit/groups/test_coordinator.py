@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from millrace.consumer_registry import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import Group, State
 from millrace.groups.choice import coordinator_of
-from millrace.groups.holding import IDLE_S
+from millrace.groups.holding import FIRST_TIDY_S, IDLE_S
 from millrace.groups.work import WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
@@ -133,6 +135,40 @@ def test_a_group_with_members_is_kept(one: Broker) -> None:
     one.join(MINE)
     one.passes(IDLE_S + 5)
     assert one.groups.held(MINE) is not None
+
+
+def test_what_a_killed_coordinator_left_of_groups_without_offsets_is_deleted_by_whose_share_it_is(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.passes(FIRST_TIDY_S - 5)
+    kept = [name_for(1, number) for number in (1, 2, 3)]
+    one.commit(kept[0])
+    one.join(kept[1])
+    registry.entries[kept[2]] = Entry(GroupKind.CLASSIC, coordinator=2)
+    for name in (MINE, THEIRS):
+        registry.entries[name] = Entry(GroupKind.CLASSIC)
+    streams = name_for(1, 4)
+    registry.entries[streams] = Entry(GroupKind.STREAMS)
+    one.passes(5)
+    one.until("ours is gone", lambda: MINE not in registry.entries)
+    assert sorted(registry.entries) == sorted([*kept, THEIRS, streams])
+
+
+def test_a_group_that_is_deleted_while_it_is_taken_over_is_claimed_again(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims: list[str] = []
+    claim = registry.claim
+
+    def claimed_too_early(group: str, kind: GroupKind) -> None:
+        claim(group, kind)
+        claims.append(group)
+        if len(claims) == 1:
+            del registry.entries[group]
+
+    monkeypatch.setattr(registry, "claim", claimed_too_early)
+    assert isinstance(one.use(MINE), Group)
+    assert len(claims) == 2
 
 
 def test_a_broker_that_stops_gives_its_groups_up(

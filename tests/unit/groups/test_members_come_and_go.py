@@ -219,6 +219,19 @@ def test_a_known_member_whose_connection_closes_may_come_back_within_its_session
     assert second.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_a_member_whose_connection_closes_after_long_waiting_is_not_kept_for_ever(driven: Driven) -> None:
+    leader, member = driven.joined(2)
+    member.sync()
+    for _ in range(3):
+        driven.time.passes(SESSION_S / 2)
+        leader.heartbeat()
+    member.goes_away()
+    for _ in range(2):
+        driven.time.passes(SESSION_S / 2)
+        leader.heartbeat()
+    assert member.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 # Leaving
 
 
