@@ -41,6 +41,8 @@ class ClusterConfig:
 
     brokers: Sequence[str] = ()
     """HOST:PORT of each broker to start; port 0 takes a free one."""
+    metrics: Sequence[str] = ()
+    """HOST:PORT of each broker's metrics, in the brokers' order; empty: none."""
     bootstrap: str = ""
     """Instead of `brokers`: HOST:PORT[,HOST:PORT...] of a cluster that runs already, of Apache Kafka for
     example. Nothing of it is started or stopped."""
@@ -167,6 +169,9 @@ def _aggregate(config: UpConfig) -> str:
     elsewhere = [cluster.bootstrap for cluster in config.clusters.values() if cluster.bootstrap]
     if len(elsewhere) > len(set(elsewhere)):
         raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
+    for name, cluster in config.clusters.items():
+        if cluster.metrics and len(cluster.metrics) != len(cluster.brokers):
+            raise ConfigError(f"clusters.{name}.metrics needs an address for each of its brokers, or none")
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]
     if len(names) != 1:
         raise ConfigError("exactly one cluster needs a `mirror` table: the aggregate one")
@@ -215,12 +220,14 @@ def _start_brokers(
 ) -> str:
     """Start a cluster's brokers and wait for all; its bootstrap addresses."""
     brokers = []
-    for broker_id, listen in enumerate(cluster.brokers, start=1):
+    metrics = cluster.metrics or [""] * len(cluster.brokers)
+    for broker_id, (listen, metrics_listen) in enumerate(zip(cluster.brokers, metrics, strict=True), start=1):
         label = f"{name}-{broker_id}"
         file = data / f"{label}.toml"
         own = [
             f"broker_id = {broker_id}",
             f"listen = {json.dumps(listen)}",
+            f"metrics_listen = {json.dumps(metrics_listen)}",
             f"log_dir = {json.dumps(str(data / label))}",
         ]
         file.write_text("\n".join([*own, *settings]) + "\n")

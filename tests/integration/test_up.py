@@ -18,6 +18,9 @@ FREE_PORTS = [
     'clusters.dc1.brokers=["127.0.0.1:0"]',
     'clusters.dc2.brokers=["127.0.0.1:0"]',
     'clusters.offline.brokers=["127.0.0.1:0", "127.0.0.1:0"]',
+    'clusters.dc1.metrics=["127.0.0.1:0"]',
+    "clusters.dc2.metrics=[]",
+    "clusters.offline.metrics=[]",
 ]
 
 

@@ -32,6 +32,9 @@ def up(file: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"zookeeper  {endpoints.zookeeper}")
         for name, bootstrap in endpoints.bootstraps.items():
             click.echo(f"{name:<10} {bootstrap}")
+        for name, cluster in config.clusters.items():
+            for address in cluster.metrics:
+                click.echo(f"metrics    http://{address}/metrics of {name}")
         click.echo(f"registry   {endpoints.registry_url}")
         click.echo(f"auditor    {endpoints.auditor_url}")
         click.echo(f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}")

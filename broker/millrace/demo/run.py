@@ -197,9 +197,9 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
     if unknown := kafka.keys() - {name for name, cluster in config.clusters.items() if not cluster.mirror}:
         raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no datacenter of that name")
     clusters = {
-        name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers])
+        name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers], metrics=())
         if name not in kafka
-        else replace(cluster, brokers=(), bootstrap=kafka[name])
+        else replace(cluster, brokers=(), metrics=(), bootstrap=kafka[name])
         for name, cluster in config.clusters.items()
     }
     return replace(
