@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -166,7 +166,7 @@ class _Scan:
 
     def _skip_to(self, segment: Segment, position: int) -> None:
         log.warning("%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position)
-        self.state = replace(self.state, end=position)
+        self.state = self.state._replace(end=position)
 
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
@@ -213,7 +213,7 @@ class _Scan:
         segment.append([filler], len(filler), now)
         segment.close()  # the next append opens it again; nobody would close it if this recovery failed
         segment.facts.largest_unit = max(segment.facts.largest_unit, header.size + len(filler))
-        self.kept = replace(self.kept, end=self.kept.end + len(filler))
+        self.kept = self.kept._replace(end=self.kept.end + len(filler))
 
 
 def _truncate(segment: Segment, end: int) -> None:

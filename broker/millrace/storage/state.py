@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from millrace.records import BatchHeader
 from millrace.storage.position import MirrorPosition
 
 
-@dataclass(frozen=True, slots=True)
-class LogState:
+class LogState(NamedTuple):
     """A log up to one append; a partition log holds one as appended and one as flushed."""
 
     end: int
@@ -29,7 +29,7 @@ class LogState:
         if holds_offsets(header, self.end):
             messages = self.messages + (0 if header.is_control else header.records_count)
             return LogState(end, header.next_offset, end, messages, mirror)
-        return replace(self, end=end, mirror=mirror)
+        return self._replace(end=end, mirror=mirror)
 
 
 def holds_offsets(header: BatchHeader, position: int) -> bool:

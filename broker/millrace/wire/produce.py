@@ -13,8 +13,7 @@ them where they are and writes them from there; kio would copy them twice (a 945
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
@@ -22,6 +21,8 @@ from millrace.errors import InvalidRequest
 from millrace.records import HeaderFields, plain_batch
 from millrace.wire.codec import MAX_DECODED_ITEMS
 
+MAX_BATCHES = 10_000
+"""In one request. An empty one takes 8 bytes on the wire and 400 here."""
 _ACKS = struct.Struct(">hii")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -103,6 +104,7 @@ def _decode_request(version: int, body: memoryview) -> ProduceRequest:
         if count < 0 or items > MAX_DECODED_ITEMS:
             raise InvalidRequest(f"a produce request for more than {MAX_DECODED_ITEMS} partitions, or for -1")
         topics.append((name, count))
+        _check_count(len(batches) + count)
         for _ in range(count):
             number, size = _PAIR.unpack_from(body, position)
             position += 8
@@ -112,6 +114,11 @@ def _decode_request(version: int, body: memoryview) -> ProduceRequest:
             batches.append((name, number, body[position:end]))
             position = end
     return ProduceRequest(transactional_id, acks, topics, batches)
+
+
+def _check_count(count: int) -> None:
+    if count > MAX_BATCHES:
+        raise InvalidRequest(f"a produce request with {count} batches or topics; {MAX_BATCHES} are allowed")
 
 
 def _string(body: memoryview, position: int) -> tuple[str, int]:
@@ -127,7 +134,7 @@ class RepeatedRequest:
 
         size int32, [api_key, version], correlation_id int32, [client id ... partition], records bytes
 
-    Reading a request in this way, with its header and topic, costs 0.2 us; in the general way 2.5 us.
+    One look at such a request tells what the general way needs four for: frame, header, topic, batch.
     """
 
     def __init__(self, frame: memoryview, records: memoryview) -> None:
@@ -146,22 +153,23 @@ class RepeatedRequest:
 
     def read(self, data: memoryview, position: int, max_batch_bytes: int) -> RepeatedBatches:
         """The requests from `position` on, while they are whole, repeat the first and hold good batches."""
-        found = RepeatedBatches([], [], [], position)
+        numbers: list[int] = []
+        batches: list[memoryview] = []
+        headers: list[HeaderFields] = []
         unpack, header_size = self._layout.unpack_from, self._layout.size
-        versions, constant = self._versions, self.constant
-        while len(data) - position >= header_size:
+        versions, constant, end = self._versions, self.constant, len(data)
+        while end - position >= header_size:
             frame_size, its_versions, correlation_id, its_constant, size = unpack(data, position)
             if its_constant != constant or its_versions != versions or size > max_batch_bytes:
                 break
-            position += header_size
-            if frame_size + 4 != header_size + size or (plain := plain_batch(data, position, size)) is None:
+            start = position + header_size
+            if frame_size + 4 != header_size + size or (plain := plain_batch(data, start, size)) is None:
                 break
-            position += size
-            found.correlation_ids.append(correlation_id)
-            found.batches.append(plain[0])
-            found.headers.append(plain[1])
-            found.end = position
-        return found
+            position = start + size
+            numbers.append(correlation_id)
+            batches.append(plain[0])
+            headers.append(plain[1])
+        return RepeatedBatches(numbers, batches, headers, position)
 
 
 class KnownRequests(Generic[T]):
@@ -185,8 +193,7 @@ class KnownRequests(Generic[T]):
         return self._meanings.get(self._layout.unpack_from(data, position)[0])
 
 
-@dataclass(slots=True)
-class RepeatedBatches:
+class RepeatedBatches(NamedTuple):
     """The correlation ids, batches and headers of some requests, and the position behind the last of them."""
 
     correlation_ids: list[int]
@@ -195,20 +202,29 @@ class RepeatedBatches:
     end: int
 
 
-def encode_repeated_response(
-    version: int, topic: str, partition: int, log_start_offset: int, answers: Iterable[tuple[int, int]]
-) -> bytes:
-    """The frames of successful answers for one partition: [(correlation id, base offset)], one each."""
-    body = encode_response(version, [(topic, 1)], [ProducedPartition(partition, 0, 0, log_start_offset)])
-    split = len(_ONE_TOPIC) + len(_topic(topic, 1)) + 6
-    before, after = body[:split], body[split + 8 :]
-    pack, size = _answer_layout(len(before), len(after)).pack, 4 + len(body)
-    return b"".join([pack(size, number, before, base, after) for number, base in answers])
+class RepeatedAnswer:
+    """Encodes successful answers for one partition, which differ in correlation id and offset only."""
 
+    def __init__(self, version: int, topic: str, partition: int) -> None:
+        self._version, self._topic, self._partition = version, topic, partition
+        self._log_start_offset = -1
+        self._prepare()
 
-@lru_cache(maxsize=1024)
-def _answer_layout(before: int, after: int) -> struct.Struct:
-    return struct.Struct(f">ii{before}sq{after}s")
+    def _prepare(self) -> None:
+        result = ProducedPartition(self._partition, 0, 0, self._log_start_offset)
+        body = encode_response(self._version, [(self._topic, 1)], [result])
+        split = len(_ONE_TOPIC) + len(_topic(self._topic, 1)) + 6
+        self._size, self._before, self._after = 4 + len(body), body[:split], body[split + 8 :]
+        self._pack = struct.Struct(f">ii{split}sq{len(self._after)}s").pack
+
+    def frames(self, correlation_ids: Sequence[int], bases: Sequence[int], log_start_offset: int) -> bytes:
+        """Whole responses, one for each base offset."""
+        if log_start_offset != self._log_start_offset:
+            self._log_start_offset = log_start_offset
+            self._prepare()
+        pack, size, before, after = self._pack, self._size, self._before, self._after
+        pairs = zip(correlation_ids, bases, strict=True)
+        return b"".join([pack(size, number, before, base, after) for number, base in pairs])
 
 
 def encode_response(
