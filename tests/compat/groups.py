@@ -95,6 +95,15 @@ class Members:
 
         wait_until(f"{len(self.alive)} members share {partitions} partitions", shared, timeout_s=timeout_s)
 
+    def commit_again(self, *, timeout_s: float = 60) -> None:
+        """Wait until every living member has committed something that it has not by now."""
+        before = {member.name: len(member.events("committed")) for member in self.alive}
+        wait_until(
+            "all members commit again",
+            lambda: all(len(m.events("committed")) > before.get(m.name, 0) for m in self.alive),
+            timeout_s=timeout_s,
+        )
+
     def received(self, values: Collection[str], *, timeout_s: float = 60) -> None:
         """Wait until each of these values has been read by somebody."""
         wanted = set(values)

@@ -5,6 +5,7 @@ More clients and longer scenarios are in tests/compat/test_groups.py.
 
 from __future__ import annotations
 
+import random
 import signal
 import threading
 import time
@@ -30,7 +31,7 @@ from millrace.wire.messages import (
 from millrace.zookeeper_session import Session
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
-from tests.support import Process, wait_until
+from tests.support import ROUNDS, Process, wait_until
 
 SETTINGS = (
     "group_min_session_timeout_ms = 500\ngroup_initial_rebalance_delay_ms = 100\n[log]\nflush_ms = 20\n"
@@ -293,6 +294,41 @@ def test_members_and_their_coordinator_are_killed_and_nothing_is_lost(
         members.balanced(4)
         known = len(sent)
         wait_until("the group reads on", lambda: len(sent) > known + 50)
+    members.received(sent)
+    members.check_deliveries()
+
+
+@pytest.mark.long
+def test_rounds_of_kills_lose_nothing_and_repeat_only_what_was_not_committed(
+    start: Callable[..., Process], zookeeper: str, tmp_path: Path
+) -> None:
+    """Members of three clients; each round kills one of them, the coordinator, or both at once."""
+    clients = ("confluent-kafka", "kafka-python", "aiokafka")
+    cluster = TestCluster(start, "rounds", tmp_path, zookeeper, SETTINGS).start_brokers(1)
+    with cluster.client() as client:
+        client.create_topic("t", 4)
+    cluster.start_brokers(2, 3)
+    # The coordinator changes between 2 and 3, because 1 leads all partitions.
+    names = (f"rounds {number}" for number in range(1000))
+    group = next(n for n in names if (coordinator_of(n, (1, 2)), coordinator_of(n, (1, 3))) == (2, 3))
+    members = Members(start, cluster.bootstrap, "t", group)
+    with cluster.client() as client, feed(cluster.bootstrap, "t", 4, per_second=200) as sent:
+        for name in clients:
+            members.add(name, assignor="roundrobin", pause_s=0.01)
+        members.balanced(4)
+        for number in range(ROUNDS):
+            what = random.choice(("member", "coordinator", "both"))
+            if what != "coordinator":
+                random.choice(members.alive).kill()
+                members.add(clients[number % 3], assignor="roundrobin", pause_s=0.01)
+            coordinator = Asking(client, 1).coordinator(group)
+            if what != "member":
+                cluster.brokers[coordinator].kill()
+                time.sleep(random.uniform(0, 3))
+                cluster.restart(coordinator)
+            members.balanced(4)
+            wait_until("it has a coordinator", lambda: Asking(client, 1).coordinator(group) in (2, 3))
+            members.commit_again()
     members.received(sent)
     members.check_deliveries()
 
