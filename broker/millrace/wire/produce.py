@@ -21,8 +21,6 @@ from millrace.errors import InvalidRequest
 from millrace.records import HeaderFields, plain_batch
 from millrace.wire.codec import MAX_DECODED_ITEMS
 
-MAX_BATCHES = 10_000
-"""In one request. An empty one takes 8 bytes on the wire and 400 here."""
 _ACKS = struct.Struct(">hii")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -104,7 +102,6 @@ def _decode_request(version: int, body: memoryview) -> ProduceRequest:
         if count < 0 or items > MAX_DECODED_ITEMS:
             raise InvalidRequest(f"a produce request for more than {MAX_DECODED_ITEMS} partitions, or for -1")
         topics.append((name, count))
-        _check_count(len(batches) + count)
         for _ in range(count):
             number, size = _PAIR.unpack_from(body, position)
             position += 8
@@ -114,11 +111,6 @@ def _decode_request(version: int, body: memoryview) -> ProduceRequest:
             batches.append((name, number, body[position:end]))
             position = end
     return ProduceRequest(transactional_id, acks, topics, batches)
-
-
-def _check_count(count: int) -> None:
-    if count > MAX_BATCHES:
-        raise InvalidRequest(f"a produce request with {count} batches or topics; {MAX_BATCHES} are allowed")
 
 
 def _string(body: memoryview, position: int) -> tuple[str, int]:
