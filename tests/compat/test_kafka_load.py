@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.errors import PySparkException
 
 from millrace.errors import MillraceError
 from millrace.producer import AuditedProducer
@@ -25,7 +26,7 @@ from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import EMPTY_EVENT, loaded_rows
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 START_MS = 1_431_856_800_000
 
@@ -40,11 +41,11 @@ class World:
 
     def topic(self, name: str, partitions: int = 2, **settings: str) -> str:
         with self.kafka.client() as client:
-            for topic, count in ((name, partitions), ("audit", 1)):
-                if topic not in client.topics():
-                    client.create_topic(
-                        topic, count, {k.replace("_", "."): v for k, v in settings.items() if topic == name}
-                    )
+            # Kafka's retention goes by the events' own times, and these lie years back.
+            configs = {"retention.ms": "-1"} | {k.replace("_", "."): v for k, v in settings.items()}
+            client.create_topic(name, partitions, configs)
+            if "audit" not in client.topics():
+                client.create_topic("audit", 1)
         with SchemaRegistryClient(self.registry) as client:
             client.register(name, json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text()))
         return name
@@ -184,6 +185,22 @@ def test_a_topic_created_anew_is_refused_until_it_is_accepted(world: World, tmp_
     with pytest.raises(MillraceError, match="was deleted and created anew"):
         world.load(tmp_path, topic)
     assert world.load(tmp_path, topic, accept_new_topic=True).rows == 9
+
+
+def test_what_expires_while_a_query_runs_fails_it_or_is_left_out_as_asked(world: World) -> None:
+    topic = world.topic("KafkaLosing", 1)
+    one_by_one: dict[str, Any] = {"batch.num.messages": 1}
+    world.publish(topic, 10, **one_by_one)
+
+    def frame(fail: str) -> DataFrame:
+        reader = world.spark.read.format("millrace").option("bootstrap", world.kafka.address)
+        return reader.option("subscribe", topic).option("failOnDataLoss", fail).load()
+
+    strict, lenient = frame("true"), frame("false")
+    world.delete_records(topic, 4)
+    with pytest.raises(PySparkException, match=r"offsets \[0, 4\) expired while the query ran"):
+        strict.collect()
+    assert sorted(row["offset"] for row in lenient.collect()) == list(range(4, 10))
 
 
 def test_the_data_source_reads_committed_records_and_the_broker_s_own_time(world: World) -> None:

@@ -168,7 +168,7 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     supervisor = Supervisor(options.scratch / "logs")
     try:
         for name in options.kafka:
-            _check_empty(config.clusters[name], name)
+            _prepare(config.clusters[name], name)
         endpoints = start(config, supervisor, faulty)
         yield endpoints
         supervisor.check()
@@ -176,11 +176,16 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
         supervisor.stop()
 
 
-def _check_empty(cluster: ClusterConfig, name: str) -> None:
-    """MillraceError when a cluster that is not the demo's own holds messages that are not the demo's."""
+def _prepare(cluster: ClusterConfig, name: str) -> None:
+    """Create what topics a cluster that runs already does not have; MillraceError when one holds messages."""
     with ClusterClient(cluster.bootstrap) as client:
+        existing = client.topics()
+        for topic, partitions in cluster.topics.items():
+            if topic not in existing:
+                # Apache Kafka goes by the events' own times, and those of a log file may be years back.
+                client.create_topic(topic, partitions, {"retention.ms": "-1"})
         topics = (*cluster.topics, cluster.audit_topic)
-        for topic in client.topics().keys() & topics:
+        for topic in existing.keys() & topics:
             if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
                 raise MillraceError(
                     f"topic {topic} of {name} at {cluster.bootstrap} holds messages already, and the demo"

@@ -6,15 +6,14 @@ ids). Does not decode records, commits no offsets, joins no group.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
-from uuid import UUID
 
 from millrace.config import parse_addresses
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.storage.position import Origin, PositionMismatch
 from millrace.wire.codec import decode, encode
 from millrace.wire.connection import Connection, ConnectionFailed
@@ -38,11 +37,11 @@ from millrace.wire.messages import (
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
-    MetadataTopic,
 )
 from millrace.wire.mirror_append import MIRROR_APPEND_VERSION, MirrorAppend, MirrorAppended
 from millrace.wire.mirror_append import decode_response as decode_mirror_append
 from millrace.wire.mirror_append import encode_request as encode_mirror_append
+from millrace.wire.topic_metadata import TopicMetadata
 
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
 
@@ -61,15 +60,6 @@ _READ_COMMITTED = 1
 _CONNECT_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.1
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    """A topic as the cluster describes it: partition -> id of the leading broker (-1: nobody leads it)."""
-
-    name: str
-    topic_id: UUID
-    partitions: Mapping[int, int]
 
 
 class ClusterClient:
@@ -101,7 +91,7 @@ class ClusterClient:
     def topics(self) -> dict[str, TopicMetadata]:
         """Every topic of the cluster by name."""
         response = self._retry(lambda deadline: self._metadata(None, deadline))
-        return {t.name: _topic_metadata(t) for t in response.topics if t.name and not t.error_code}
+        return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}
 
     def broker_ids(self) -> list[int]:
         """Every live broker of the cluster."""
@@ -159,7 +149,15 @@ class ClusterClient:
                 found.clear()
             return found
 
-        return self._retry(attempt)
+        return {p: self._with_bounds(topic, p, one) for p, one in self._retry(attempt).items()}
+
+    def _with_bounds(self, topic: str, partition: int, fetched: FetchedPartition) -> FetchedPartition:
+        """What was fetched; where the offset is out of range with the bounds Apache Kafka leaves out."""
+        if fetched.error != ErrorCode.OFFSET_OUT_OF_RANGE or fetched.log_start_offset >= 0:
+            return fetched
+        earliest = self.list_offsets(topic, EARLIEST, [partition])[partition]
+        latest = self.list_offsets(topic, LATEST, [partition])[partition]
+        return dataclasses.replace(fetched, log_start_offset=earliest, high_watermark=latest)
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create the topic and wait until every partition has a leader; BrokerError when it is refused."""
@@ -317,7 +315,7 @@ class ClusterClient:
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
         (topic,) = self._metadata((name,), deadline).topics
         raise_error(topic.error_code, f"topic {name!r} on {self.bootstrap}")
-        metadata = _topic_metadata(topic)
+        metadata = TopicMetadata.of(topic)
         self._leaders[name] = metadata.partitions
         return metadata
 
@@ -390,8 +388,3 @@ class ClusterClient:
                     found[partition] = fetched
         if moved:
             raise TryAgain(f"nobody leads {topic}-{moved[0]} on {self.bootstrap}")
-
-
-def _topic_metadata(topic: MetadataTopic) -> TopicMetadata:
-    partitions = {p.partition_index: p.leader_id for p in topic.partitions}
-    return TopicMetadata(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))

@@ -226,6 +226,24 @@ def fetched(partition: int, records: bytes = b"", *, high_watermark: int = 9) ->
     return b"".join(part.data if isinstance(part, Records) else part for part in parts)
 
 
+def test_an_offset_out_of_range_comes_with_the_log_s_bounds_although_kafka_does_not_send_them(
+    broker: ScriptedBroker, client: ClusterClient
+) -> None:
+    def serve(api_key: int, version: int, body: bytes) -> bytes:
+        if api_key == ApiKey.METADATA:
+            return broker.metadata(broker.topic())
+        if api_key == ApiKey.LIST_OFFSETS:
+            (topic,) = decode(ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, body).topics
+            return listed({1: {EARLIEST: 30, LATEST: 40}[topic.partitions[0].timestamp]})
+        errors = [(partition, code, -1, -1, None) for partition, code in ((0, 0), (1, 1))]
+        return b"".join(part for part in encode_response(11, [("t", errors)]) if isinstance(part, bytes))
+
+    broker.serve = serve
+    found = client.fetch("t", {0: 5, 1: 5}, max_bytes=10, max_wait_ms=0)
+    assert (found[1].error, found[1].log_start_offset, found[1].high_watermark) == (1, 30, 40)
+    assert found[0].log_start_offset == -1
+
+
 def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroker) -> None:
     quiet = ScriptedBroker()
     partitions = tuple(
