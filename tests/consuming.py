@@ -37,6 +37,11 @@ class Proxy:
         """Let nothing pass from now on."""
         self._cut.set()
 
+    def break_off(self) -> None:
+        """Close what is connected, and answer nothing that connects from now on."""
+        self._cut.set()
+        self._break()
+
     def mend(self) -> None:
         """Break what is connected, and let what connects from now on pass."""
         self._cut.clear()

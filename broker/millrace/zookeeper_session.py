@@ -80,28 +80,31 @@ class Session:
         # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
         while True:
-            try:
-                return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
-            except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
-                if not self._closed.is_set() and time.monotonic() < deadline:
-                    self._closed.wait(0.1)
-                    continue
-            except KazooTimeoutError:
-                pass
-            raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer") from None
+            # Without a connection kazoo would keep the request, and send it long after we have given up.
+            if self.client.connected:
+                try:
+                    return operation(*arguments, **options).get(timeout=max(0.1, deadline - time.monotonic()))
+                except (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError):
+                    pass
+                except KazooTimeoutError:
+                    break
+            if time.monotonic() >= deadline or self._closed.wait(0.1):
+                break
+        raise RequestTimedOut(f"ZooKeeper at {self.zookeeper} does not answer")
 
     def read_all(
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""
-        asked = {path: self.client.get_async(path, watch) for path in paths}
+        wanted = list(paths)
+        asked = {path: self.client.get_async(path, watch) for path in wanted if self.client.connected}
 
         def ask(path: str) -> Any:
             # The first try is under way already; after a lost connection it is made anew.
             return asked.pop(path, None) or self.client.get_async(path, watch)
 
         found = {}
-        for path in list(asked):
+        for path in wanted:
             with contextlib.suppress(NoNodeError):
                 found[path] = self.call(ask, path)
         return found

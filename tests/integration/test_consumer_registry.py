@@ -24,9 +24,11 @@ from millrace.errors import (
     InconsistentGroupKind,
     InvalidGroup,
     NotCoordinator,
+    RequestTimedOut,
     UnknownGroup,
 )
 from millrace.zookeeper_session import Session
+from tests.consuming import Proxy
 from tests.support import wait_until
 
 ID = UUID(int=7)
@@ -124,22 +126,55 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert others.offsets("g") == everything
     assert ours.offsets("g", [("clicks", 1), ("clicks", 9), ("nothing", 0)]) == {("clicks", 1): at(12)}
     assert ours.offsets("unknown") == {}
-    others.delete_offsets("g", [("clicks", 1), ("views", 3), ("nothing", 0)])
+    lives[1].session.client.delete(ours._offset("g", ("clicks", 1)))
     ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
-    assert others.offsets("g") == {("clicks", 0): at(10), ("clicks", 1): at(13)}
+    assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}
     with pytest.raises(UnknownGroup):
         ours.commit("unknown", {("clicks", 0): at(1)})
 
 
+def test_what_is_too_large_for_one_transaction_is_written_in_several(registry: ConsumerRegistry) -> None:
+    group, topic = "g" * 500, "t" * 240
+    fence = registry.register(group, "c1", MEMBER)
+    large = {(topic, number): at(number, "\u00e4" * 4096) for number in range(50)}
+    registry.commit(group, large, fence=fence)
+    assert registry.offsets(group) == large
+    streams = {(topic, number): "c1-0" for number in range(1300)}
+    assert registry.own(group, streams, fence)
+    assert registry.own(group, streams, fence), "a try whose answer was lost"
+    registry.disown(group, streams, fence)
+    registry.unregister(group, fence)
+    registry.rewind(group, large)
+    registry.delete_group(group)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction holds ten changes or so."""
+    monkeypatch.setattr("millrace.consumer_registry.entries.MAX_PART_BYTES", 2000)
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_many_offsets_are_committed_and_deleted(registry: ConsumerRegistry) -> None:
     registry.claim("g", GroupKind.CLASSIC)
-    many = {("clicks", number): at(number, "m" * 100) for number in range(1100)}
+    many = {("clicks", number): at(number) for number in range(40)}
     registry.commit("g", many)
     assert registry.offsets("g") == many
     fence = registry.coordinate("g", 1)
     assert isinstance(fence, Fence)
     registry.delete_group("g", fence=fence)
     assert registry.groups() == {}
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_of_many_partitions_too_none_is_owned_when_one_has_an_owner(lives: tuple[Life, Life]) -> None:
+    ours, others = (life.registry for life in lives)
+    fences = ours.register("g", "c1", MEMBER), others.register("g", "c2", MEMBER)
+    streams = {("clicks", number): "c1-0" for number in range(40)}
+    assert others.own("g", {("clicks", 39): "c2-0"}, fences[1])
+    assert not ours.own("g", streams, fences[0])
+    ours.disown("g", streams, fences[0])
+    assert others.owners("g") == {("clicks", 39): "c2-0"}, "of others nothing is given up"
 
 
 def test_a_commit_is_all_or_nothing(lives: tuple[Life, Life]) -> None:
@@ -307,6 +342,25 @@ def test_only_a_group_that_nobody_uses_is_deleted(lives: tuple[Life, Life]) -> N
         others.delete_group("g")
 
 
+def test_a_consumer_that_comes_while_its_group_is_deleted_stays_registered(
+    lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, others = (life.registry for life in lives)
+    ours.claim("g", GroupKind.STREAMS)
+    owners = ours.owners
+
+    def late(group: str) -> dict[tuple[str, int], str]:
+        monkeypatch.setattr(ours, "owners", owners)
+        found = owners(group)
+        others.register("g", "c1", MEMBER)
+        return found
+
+    monkeypatch.setattr(ours, "owners", late)
+    with pytest.raises(GroupNotEmpty):
+        ours.delete_group("g")
+    assert others.members("g") == {"c1": MEMBER}
+
+
 def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]) -> None:
     ours, others = (life.registry for life in lives)
     ours.claim("g", GroupKind.STREAMS)
@@ -334,3 +388,31 @@ def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
     with pytest.raises(Exception, match="does not answer"):
         ours.registry.groups()
     assert time.monotonic() - began < 5
+
+
+def test_what_could_not_be_asked_of_a_zookeeper_that_was_away_is_not_done_later(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 0.3)
+    way = Proxy(zookeeper)
+    session = Session.connect(way.address, timeout_ms=10_000)
+    cluster = f"groups-{uuid.uuid4().hex[:8]}"
+    session.client.ensure_path(f"/{cluster}")
+    registry = ConsumerRegistry(session, cluster)
+    registry.claim("g", GroupKind.STREAMS)
+    before = session.id
+    way.break_off()
+    wait_until("it is noticed", lambda: not session.client.connected)
+    monkeypatch.setattr(registry, "kind", lambda group: GroupKind.STREAMS)
+    for number in range(3):
+        with pytest.raises(RequestTimedOut):
+            registry.register("g", f"given up {number}", MEMBER)
+        with pytest.raises(RequestTimedOut):
+            registry.members("g")
+    assert len(session.client._queue) == 0, "what waits there is done late, and fills the memory"
+    way.mend()
+    wait_until("it is back", lambda: session.client.connected)
+    assert session.id == before
+    assert registry.members("g") == {}
+    session.close()
+    way.close()

@@ -37,6 +37,7 @@ from millrace.consumer_registry.entries import (
     encode_kind,
     encode_member,
     encode_offset,
+    in_parts,
     name_of,
     node_name,
     place_of,
@@ -58,8 +59,6 @@ __all__ = [
     "consumer_of", "current_offsets", "stream_name",
 ]  # fmt: skip
 
-MAX_CHANGES = 500
-"""In one transaction: the server refuses a request of 1 MiB."""
 TRIES = 20
 """Of a transaction whose nodes others create or delete at the same time."""
 
@@ -128,6 +127,7 @@ class ConsumerRegistry:
         """
         path = self._group(group)
         for _ in range(TRIES):
+            below = self._below(path)  # first: what comes after the questions must not be deleted
             if self.kind(group) is None:
                 raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
             if self._session.children(f"{path}/ids") or self.owners(group):
@@ -135,7 +135,7 @@ class ConsumerRegistry:
             if fence is None and (broker := self.coordinator(group)) is not None:
                 raise NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
             last = (f"{path}/coordinator", path)  # what the fence checks
-            if self._delete_all(sorted(self._below(path), key=last.__contains__), fence):
+            if self._delete_all(sorted(below, key=last.__contains__), fence):
                 return
         raise GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
 
@@ -145,23 +145,16 @@ class ConsumerRegistry:
         return [*found, path]
 
     def _delete_all(self, paths: list[str], fence: Fence | None) -> bool:
-        for start in range(0, len(paths), MAX_CHANGES):
-            part = paths[start : start + MAX_CHANGES]
+        for part in in_parts(dict.fromkeys(paths, b"")):
             self._known.difference_update(part)
 
-            def delete(change: TransactionRequest, part: list[str] = part) -> None:
+            def delete(change: TransactionRequest, part: Iterable[str] = part) -> None:
                 for each in part:
                     change.delete(each)
 
             if self._transact(delete, fence) is None:
                 return False
         return True
-
-    def _delete_present(self, paths: Iterable[str], fence: Fence | None) -> None:
-        for _ in range(TRIES):
-            if self._delete_all(sorted(self._session.read_all(paths)), fence):
-                return
-        raise BrokerError(f"ZooKeeper's entries of cluster {self._cluster} change too fast to be deleted")
 
     # Offsets
 
@@ -176,22 +169,23 @@ class ConsumerRegistry:
     def commit(
         self, group: str, offsets: Mapping[Place, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
-        """Write offsets of a group that was claimed, all of them in one transaction (per 500).
+        """Write offsets of a group that was claimed, in one transaction unless they are too many for it.
 
         NotCoordinator or NotOwner when the fence does not hold any more, UnknownGroup when the group is gone.
         """
-        found = {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
-        paths = list(found)
-        for start in range(0, len(paths), MAX_CHANGES):
-            self._commit(group, {path: found[path] for path in paths[start : start + MAX_CHANGES]}, fence)
+        for part in in_parts(self._encoded(group, offsets)):
+            self._commit(group, part, fence)
 
     def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
         """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
         ids = f"{self._group(group)}/ids"
-        found = {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
         if self._session.children(ids):
             raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
-        self._commit(group, found, None, unused=ids)
+        for part in in_parts(self._encoded(group, offsets)):
+            self._commit(group, part, None, unused=ids)
+
+    def _encoded(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> dict[str, bytes]:
+        return {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
 
     def _commit(
         self, group: str, offsets: Mapping[str, bytes], fence: Fence | None, *, unused: str | None = None
@@ -218,10 +212,6 @@ class ConsumerRegistry:
             if unused is not None and self._session.children(unused):
                 raise GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
         raise BrokerError(f"the offsets of group {group!r} change too fast to be written")
-
-    def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:
-        """Forget what is committed of these partitions."""
-        self._delete_present({self._offset(group, place) for place in places}, fence)
 
     def _create_missing(self, group: str, path: str) -> None:
         """One directory of a group; UnknownGroup when there is no such group."""
@@ -317,20 +307,30 @@ class ConsumerRegistry:
         nodes = {self._owner(group, place): stream.encode() for place, stream in streams.items()}
         for parent in sorted({path.rsplit("/", 1)[0] for path in nodes}):
             self._create_missing(group, parent)
+        for part in in_parts(nodes):
 
-        def create(change: TransactionRequest) -> None:
-            for path, stream in nodes.items():
-                change.create(path, stream, ephemeral=True)
+            def create(change: TransactionRequest, part: Mapping[str, bytes] = part) -> None:
+                for path, stream in part.items():
+                    change.create(path, stream, ephemeral=True)
 
-        if self._transact(create, fence) is not None:
-            return True
-        # Owners of ours: a try whose answer was lost has succeeded, and it was all or nothing.
-        found = self._session.read_all(nodes)
-        return {path: data for path, (data, _) in found.items()} == nodes
+            if self._transact(create, fence) is None and not self._holds(part):
+                self.disown(group, streams, fence)  # the parts before
+                return False
+        return True
+
+    def _holds(self, nodes: Mapping[str, bytes]) -> bool:
+        """True if they are ours: a try whose answer was lost has succeeded, and it was all or nothing."""
+        return {path: data for path, (data, _) in self._session.read_all(nodes).items()} == nodes
 
     def disown(self, group: str, places: Iterable[Place], fence: Fence) -> None:
-        """Give up partitions that are owned under `fence`; NotOwner when that is gone, and they with it."""
-        self._delete_present({self._owner(group, place) for place in places}, fence)
+        """Give up those partitions that are owned under `fence`; NotOwner when that is gone, and they too."""
+        paths = [self._owner(group, place) for place in places]
+        for _ in range(TRIES):
+            found = self._session.read_all(paths)
+            ours = [path for path, (_, stat) in found.items() if stat.ephemeralOwner == self._session.id]
+            if self._delete_all(ours, fence):
+                return
+        raise BrokerError(f"what group {group!r} owns changes too fast to be given up")
 
     def owners(self, group: str) -> dict[Place, str]:
         """Partition -> the stream that reads it."""

@@ -6,7 +6,7 @@ Pure: values in, values out. Reading, writing and what goes together is the regi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import quote, unquote
@@ -14,6 +14,10 @@ from uuid import UUID
 
 Place = tuple[str, int]
 """(topic, partition)"""
+MAX_PART_BYTES = 500_000
+"""Of one transaction: the server closes the connection on a request of 1 MiB."""
+CHANGE_BYTES = 100
+"""A change takes at most this much beside its path and its data."""
 
 
 class GroupKind(StrEnum):
@@ -111,3 +115,17 @@ def decode_offset(data: bytes) -> CommittedOffset:
     """The offset, from its node's data."""
     value = json.loads(data)
     return CommittedOffset(**{**value, "topic_id": value["topic_id"] and UUID(value["topic_id"])})
+
+
+def in_parts(changes: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Paths and data, in their order, in as many parts as there must be transactions: at least one."""
+    part: dict[str, bytes] = {}
+    size = 0
+    for path, data in changes.items():
+        change = CHANGE_BYTES + len(path.encode()) + len(data)
+        if part and size + change > MAX_PART_BYTES:
+            yield part
+            part, size = {}, 0
+        part[path] = data
+        size += change
+    yield part
