@@ -288,23 +288,23 @@ def test_unread_answers_of_all_connections_share_the_budget(start: Start, connec
         running.on_loop(lambda: held.append(running.server.budget.unread))
     assert is_served(connect(running))
     assert max(held) <= 2048 * KIB
-    assert running.server.admission.open < 30
+    wait_until("some are closed", lambda: running.server.admission.open < 30, timeout_s=10)
 
 
 def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, connect: Connect) -> None:
-    running = start(max_queued_requests=20)
+    running = start(max_queued_requests=100)
     running.serve = lambda request, text: None
-    hoarders = [connect(running) for _ in range(30)]
+    hoarders = [connect(running) for _ in range(50)]
     for client in hoarders:
-        client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(50)))
+        client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(150)))
     wait_until("no more is served", lambda: running.server.budget.request_limit == 8, timeout_s=10)
     running.serve = lambda request, text: request.answer([text])
     assert is_served(connect(running))
-    assert len(running.requests) <= 8 * 20 + 20 + 30 * 8 + 1
+    assert len(running.requests) < 50 * 100 / 2
     for client in hoarders:
         client.close()
     open_connections(running, 1)
-    assert (running.server.budget.waiting, running.server.budget.request_limit) == (0, 20)
+    assert (running.server.budget.waiting, running.server.budget.request_limit) == (0, 100)
 
 
 def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:
