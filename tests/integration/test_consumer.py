@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kazoo.client import KazooClient
 
 from millrace.consumer import Consumer, MessageStream, NotOwner
 from millrace.consumer_registry import ConsumerRegistry, GroupKind, StreamsMember
-from millrace.errors import CorruptMessage, InconsistentGroupKind, MillraceError
+from millrace.errors import BrokerError, CorruptMessage, InconsistentGroupKind, MillraceError
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from tests.brokers import TestCluster
 from tests.consuming import SESSION_MS, ConsumerProcess, Proxy, Reader
@@ -335,6 +336,85 @@ def test_a_partition_that_another_still_owns_is_tried_again(
     assert registry.owners(site.group("g")) == {(site.topic, 1): "elsewhere-0"}, "it has released all"
     registry.disown(site.group("g"), [(site.topic, 1)], held)
     wait_until("it has both", lambda: len(reader.messages) == 10)
+
+
+def test_a_seek_while_the_partition_is_given_up_is_refused_not_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter("zy")  # the second takes the only partition over
+    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    site.create(1)
+    site.produce(3)
+    consumer = site.consumer()
+    stream = site.stream(consumer)
+    first = next(stream)
+    registry, pool = consumer._registry, ThreadPoolExecutor(1)
+    disown, sought = registry.disown, []
+
+    def give_up(*arguments: Any) -> None:
+        sought.append(pool.submit(consumer.seek, site.topic, 0, first.offset))
+        time.sleep(0.1)
+        disown(*arguments)
+
+    monkeypatch.setattr(registry, "disown", give_up)
+    consumer.commit()
+    site.reader()
+    wait_until("it is given up", lambda: sought)
+    assert isinstance(sought[0].exception(10), NotOwner)
+    pool.shutdown()
+
+
+def test_partitions_that_were_claimed_before_a_failure_are_given_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
+    names = iter("ab")
+    monkeypatch.setattr("millrace.consumer.registration.secrets.token_hex", lambda _: next(names))
+    site.create(4)
+    consumer = site.consumer()
+    registry, offsets = consumer._registry, consumer._registry.offsets
+    others: list[Reader] = []
+
+    def fail(*arguments: Any) -> Any:
+        monkeypatch.setattr(registry, "offsets", offsets)
+        assert len(registry.owners(site.group("g"))) == 4
+        others.append(site.reader())
+        raise BrokerError("ZooKeeper does not answer")
+
+    monkeypatch.setattr(registry, "offsets", fail)
+    site.stream(consumer)
+    wait_until("both read", lambda: others and len(others[0].consumer.owned) == len(consumer.owned) == 2)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_registration_that_was_not_answered_is_tried_again_under_its_id(
+    site: Site, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    monkeypatch.setattr("millrace.consumer.rebalance.MAX_RETRY_SECONDS", 0.05)
+    site.create(1)
+    site.produce(1)
+    consumer = site.consumer()
+    registry, register = consumer._registry, consumer._registry.register
+    stream = site.stream(consumer)
+    next(stream)
+
+    def fail(*arguments: Any) -> Any:
+        monkeypatch.setattr(registry, "register", register)
+        if applied:
+            register(*arguments)
+        raise BrokerError("ZooKeeper does not answer")
+
+    monkeypatch.setattr(registry, "register", fail)
+    (former,) = registry.members(site.group("g"))
+    consumer._cluster.session.client.delete(f"{registry._group(site.group('g'))}/ids/{former}")
+    registration = consumer._rebalancer._registration  # type: ignore[union-attr]
+
+    def reads_alone() -> bool:
+        now = registration.consumer_id
+        members, owners = registry.members(site.group("g")), registry.owners(site.group("g"))
+        return now != former and set(members) == {now} and owners == {(site.topic, 0): f"{now}-0"}
+
+    wait_until("there is no second one, which nobody reads for", reads_alone, timeout_s=10)
 
 
 @pytest.mark.long

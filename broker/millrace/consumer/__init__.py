@@ -141,12 +141,11 @@ class Consumer:
 
         NotOwner when this consumer does not read the partition.
         """
-        owned = self._rebalancer.owned.get((topic, partition)) if self._rebalancer is not None else None
-        if owned is None:
-            raise NotOwner(f"{topic}-{partition} is read by another consumer of the group, or by none")
         if offset < 0:
             raise MillraceError(f"an offset is not negative: {offset}")
-        owned.stream.seek(owned, offset)
+        if self._rebalancer is None:
+            raise NotOwner("this consumer has no streams: it owns nothing in which it could seek")
+        self._rebalancer.seek((topic, partition), offset)
         self._pullers.wake()
 
     def seek_to_time(self, topic: str, partition: int, time_ms: int) -> int:

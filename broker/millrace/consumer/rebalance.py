@@ -60,6 +60,7 @@ class Rebalancer:
         self._members: Mapping[str, StreamsMember] = {}
         self._members_stale = threading.Event()
         self._settled: dict[str, Shape] = {}
+        self._claimed: dict[str, list[Place]] = {}  # asked for, perhaps owned, not in `owned` yet
         self._retry: dict[str, tuple[int, float]] = {}  # topic -> (tries, when to try again)
         self._commit_at = time.monotonic()
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
@@ -180,6 +181,8 @@ class Rebalancer:
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.
         self._release([each for each in self.owned.values() if each.place[0] == topic], fence)
+        if topic in self._claimed:  # a failure came between
+            self._registry.disown(self._group, self._claimed[topic], fence)
         # Read the broker and the consumer registries: all partitions, all streams that read the topic.
         shape = topic_id, partitions, streams = self._shape(topic)
         # Sort both; the i-th stream reads the i-th range of partitions.
@@ -191,11 +194,13 @@ class Rebalancer:
         }
         # Own each of them; when another still does, release all, wait and do it all again.
         names = {place: self._name_of(topic, stream) for place, stream in readers.items()}
+        self._claimed[topic] = list(names)
         if topic_id is not None and not self._registry.own(self._group, names, fence):
             return False
         # Read the offsets where to begin from the offset registry, and have them pulled.
         if topic_id is not None:
             self._begin(readers, topic_id, fence)
+        del self._claimed[topic]
         self._settled[topic] = shape
         log.info(
             "group %s: reads %s of %s (%d partitions, %d streams)",
@@ -250,9 +255,18 @@ class Rebalancer:
         with self._writing:
             self._end(list(self.owned.values()))
             self._settled.clear()
+            self._claimed.clear()
             self._members_stale.set()  # the watch went with the session
 
     # Offsets
+
+    def seek(self, place: Place, offset: int) -> None:
+        """Go on there in a partition; NotOwner when it is not ours."""
+        with self._writing:  # while it is given up, what is done of it was written already
+            if place not in self.owned:
+                raise NotOwner(f"{place[0]}-{place[1]} is not this consumer's (any more)")
+            owned = self.owned[place]
+            owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
         """Write these offsets, or where the application is; NotOwner when a partition is not ours."""

@@ -43,7 +43,7 @@ class Registration:
         self._trusted_until = 0.0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._prove, name=f"consumer {group} heartbeat", daemon=True)
-        self.consumer_id = ""
+        self.consumer_id = self._next_id = ""
         self.fence: Fence | None = None
         """None: not registered (any more)."""
 
@@ -54,10 +54,11 @@ class Registration:
     def register(self) -> Fence:
         """The fence of this consumer's registration, a new one if there is none. Blocks; BrokerError."""
         if self.fence is None:
-            consumer_id = f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
-            self.fence = self._registry.register(self._group, consumer_id, self._member)
-            self.consumer_id = consumer_id
-            log.info("group %s: registered as %s", self._group, consumer_id)
+            # Kept over a try whose answer was lost: under a new one the first might be registered for ever, too.
+            self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
+            self.fence = self._registry.register(self._group, self._next_id, self._member)
+            self.consumer_id, self._next_id = self._next_id, ""
+            log.info("group %s: registered as %s", self._group, self.consumer_id)
             self._heartbeat()
             if not self._thread.is_alive():
                 self._thread.start()
@@ -87,7 +88,7 @@ class Registration:
 
     def _heartbeat(self) -> None:
         fence = self.fence
-        if fence is None:
+        if fence is None or not self._session.client.connected:
             return
         timeout = self._session.timeout_ms / 1000
         began = time.monotonic()
