@@ -54,7 +54,7 @@ class Registration:
     def register(self) -> Fence:
         """The fence of this consumer's registration, a new one if there is none. Blocks; BrokerError."""
         if self.fence is None:
-            # Kept over a try whose answer was lost: under a new one the first might be registered for ever, too.
+            # Kept over a try whose answer was lost: else the first might stay registered, and read nothing.
             self._next_id = self._next_id or f"{self._member.host}-{os.getpid()}-{secrets.token_hex(4)}"
             self.fence = self._registry.register(self._group, self._next_id, self._member)
             self.consumer_id, self._next_id = self._next_id, ""
