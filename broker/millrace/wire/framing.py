@@ -21,8 +21,8 @@ _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
 """Frames in between get their memory before they are whole ..."""
-_AHEAD = 16
-"""... when so small a part of them is there: a client that sends lengths and no more must not get memory."""
+_AHEAD = 4
+"""... when one part in so many is there: a client that sends lengths and no more must not get memory."""
 _SPARE_BYTES = 4 << 20
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""

@@ -189,7 +189,7 @@ def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
 def test_unfinished_requests_of_all_connections_share_a_budget(
     start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.1)
     running = start(max_buffered_bytes=2048 * KIB)
     held: list[int] = []
     greedy = [connect(running) for _ in range(40)]
