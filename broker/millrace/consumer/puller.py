@@ -39,6 +39,7 @@ _MOVED = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )  # fmt: skip
+_UNDERSTOOD = _MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE}
 Owned = Mapping[Place, OwnedPartition]
 Asked = dict[Place, tuple[OwnedPartition, int, int]]
 """Place -> (partition, its life, offset)."""
@@ -143,6 +144,11 @@ class _Puller(threading.Thread):
                 self._take(*asked[place], answer)
         if any(answer.error in _MOVED for answer in found.values()):
             self.stopping.wait(PAUSE_SECONDS)  # the registry will say where they have gone
+        for (topic, number), answer in found.items():  # after the others: they go on
+            if answer.error and answer.error not in _UNDERSTOOD:
+                raise MillraceError(
+                    f"broker {self._broker_id} answers {error_name(answer.error)} for {topic}-{number}"
+                )
         return True
 
     def _ours(self) -> list[OwnedPartition]:
@@ -191,15 +197,11 @@ class _Puller(threading.Thread):
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._skip_gap(partition, life, offset)
             return
-        if answer.error in _MOVED:
-            return
         if answer.error == ErrorCode.CORRUPT_MESSAGE:
             self._corrupt(partition, life, offset, CorruptMessage("the broker refuses to send it"))
             return
         if answer.error:
-            raise MillraceError(
-                f"broker {self._broker_id} answers {error_name(answer.error)} for {partition}"
-            )
+            return
         self._told = ""
         try:
             for header, batch in split_batches(answer.records):

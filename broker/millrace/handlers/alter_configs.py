@@ -6,6 +6,7 @@ refused. IncrementalAlterConfigs differs in what it makes of the settings that a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.broker import Broker
@@ -47,9 +48,13 @@ def alter_resources(
     validate_only: bool,
 ) -> None:
     """Answer with what became of each resource; `altered` makes new settings of those that are there."""
+    times = Counter((each.resource_type, each.resource_name) for each in resources)
+    once = {(each.resource_type, each.resource_name): each for each in resources}
 
     def alter(resource: AlterConfigsResource) -> None:
         names = [config.name for config in resource.configs]
+        if times[resource.resource_type, resource.resource_name] > 1:
+            raise InvalidRequest(f"{resource.resource_name} is named more than once")
         if resource.resource_type == ResourceType.BROKER:
             raise InvalidRequest("a broker's settings are in its configuration file: change that, restart it")
         if resource.resource_type != ResourceType.TOPIC:
@@ -69,7 +74,7 @@ def alter_resources(
         )  # fmt: skip
 
     def work() -> bytes:
-        response = AlterConfigsResponse(responses=tuple(result(resource) for resource in resources))
+        response = AlterConfigsResponse(responses=tuple(result(resource) for resource in once.values()))
         return encode(response, request.api_key, request.api_version)
 
     answer_from_thread(broker, request, work)

@@ -182,6 +182,17 @@ def test_a_brokers_settings_are_refused_with_the_way_to_change_them(running: Set
     assert "configuration file" in reason
 
 
+def test_a_topic_named_twice_in_one_change_is_refused_once(running: Setup) -> None:
+    configs = [{"name": "retention.ms", "config_operation": SET, "value": "5"}]
+    entry = {"resource_type": TOPIC, "resource_name": "t", "configs": configs}
+    other = {**entry, "resource_name": "copy"}
+    asked = {"resources": [entry, other, entry]}
+    answer = ask(running, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, asked)
+    codes = {each.resource_name: each.error_code for each in answer.responses}
+    assert (codes, len(answer.responses)) == ({"t": ErrorCode.INVALID_REQUEST, "copy": ErrorCode.NONE}, 2)
+    assert running.cluster.topics["t"].settings == {}
+
+
 # Partitions
 
 

@@ -177,6 +177,22 @@ def test_verify_and_dump_work_beside_a_running_broker_and_repair_refuses(logs: L
     opened.close()
 
 
+@pytest.mark.parametrize("deleted", [1, 2, None])
+def test_what_retention_or_a_deletion_takes_during_an_inspection_is_no_damage(
+    logs: Logs, deleted: int | None
+) -> None:
+    files = log_files(logs.partition)
+    assert len(files) > 2
+    found = inspect_partition(logs.partition)
+    entries = [next(found)]
+    for path in files[:deleted]:
+        path.unlink()
+    entries += found
+    assert all(isinstance(entry, Entry) for entry in entries)
+    read = {entry.path for entry in entries}
+    assert read == {files[0], *(files[deleted:] if deleted else ())}, "the open file is read to its end"
+
+
 @pytest.mark.parametrize("index", range(10))
 @pytest.mark.parametrize("offset_in_batch", [9, 65])
 def test_repair_replaces_a_damaged_batch_and_every_other_message_stays(

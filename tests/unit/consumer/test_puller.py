@@ -1,0 +1,40 @@
+"""One broker's puller: what an answer means for each partition in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.consumer.puller import Pullers, _Puller
+from millrace.consumer.streams import MessageStream, OwnedPartition
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import Message, build_batch
+from millrace.wire.client import EARLIEST
+from millrace.wire.fetch import FetchedPartition
+
+
+def answer(error: int = 0, records: bytes = b"") -> FetchedPartition:
+    return FetchedPartition(
+        error=error, high_watermark=0, last_stable_offset=0, log_start_offset=0, records=memoryview(records)
+    )
+
+
+def test_a_partition_that_is_refused_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = MessageStream("clicks 0", 10_000, lambda: None)
+    owned = {
+        ("clicks", n): OwnedPartition(("clicks", n), UUID(int=1), stream, 0, lambda: True) for n in range(3)
+    }
+    state = TopicState("clicks", UUID(int=1), {}, {n: PartitionState(1, (1,), (1,), 0) for n in range(3)})
+    cluster: Any = SimpleNamespace(topics={"clicks": state}, brokers={1: BrokerAddress("127.0.0.1", 1)})
+    puller = _Puller(Pullers("g", cluster, lambda: owned, start=EARLIEST, fetch_bytes=1000), 1)
+    batch = bytes(build_batch([Message(1, None, b"x")]))
+    found = {("clicks", n): answer(records=batch) for n in range(3)}
+    found["clicks", 1] = answer(ErrorCode.STORAGE_ERROR)
+    monkeypatch.setattr(puller, "_fetch", lambda asked, wait_ms: found)
+    with pytest.raises(MillraceError, match="clicks-1"):
+        puller._round()
+    assert [owned["clicks", n].pull_offset for n in range(3)] == [1, 0, 1]
