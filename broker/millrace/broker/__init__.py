@@ -35,8 +35,9 @@ from millrace.histogram import Histogram
 from millrace.mailbox import Mailbox
 from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
-from millrace.storage.partition_log import Flushed, PartitionLog
+from millrace.storage.partition_log import PartitionLog
 from millrace.storage.position import MirrorPosition
+from millrace.storage.state import LogState
 from millrace.wire.fetch import AskedFetch
 
 __all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
@@ -66,7 +67,7 @@ class Broker:
         self._looking: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """On which fetches wait, counted once for each fetch."""
-        self._flushes: FlushThread[Flushed] = FlushThread(mailbox)
+        self._flushes: FlushThread[LogState] = FlushThread(mailbox)
         # Two pools, because a topic's creation waits in the one for its logs to open in the other.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._background = ThreadPoolExecutor(4, thread_name_prefix="background")

@@ -17,7 +17,8 @@ from millrace.broker.flush import FlushThread
 from millrace.errors import BrokerError, MillraceError, StorageError
 from millrace.mailbox import Mailbox, Timer
 from millrace.records import HeaderFields
-from millrace.storage.partition_log import Flushed, PartitionLog
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.state import LogState
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Partition:
         topic_id: UUID,
         log: PartitionLog,
         mailbox: Mailbox,
-        flushes: FlushThread[Flushed],
+        flushes: FlushThread[LogState],
     ) -> None:
         self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
         self.mirrored = False
@@ -171,7 +172,7 @@ class Partition:
         self._flushing = True
         self._flushes.submit(self.log.flush, self._flushed)
 
-    def _flushed(self, flushed: Flushed | None, error: BaseException | None) -> None:
+    def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
         self._flushing = False
         if flushed is None:
             logger.error("flush of %s failed: %s; it takes no more writes until a restart", self.name, error)

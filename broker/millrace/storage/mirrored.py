@@ -13,6 +13,7 @@ from millrace.compression import Buffer
 from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
 from millrace.records import MAGIC, BatchHeader, Cursor, batch_crc
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.storage.staging import position_size, size_in_log
 from millrace.storage.state import LogState
 
 
@@ -34,6 +35,11 @@ def check_append(
         check_progress(state.mirror, position, headers)
     elif headers:
         raise InvalidRequest("a reset moves the position and appends no batches")
+
+
+def append_size(headers: Sequence[BatchHeader], position: MirrorPosition, max_filler_bytes: int) -> int:
+    """Bytes that batches and the position behind them take in the log."""
+    return sum(size_in_log(header, max_filler_bytes) for header in headers) + position_size(position)
 
 
 def beginning(position: MirrorPosition) -> MirrorPosition:

@@ -9,8 +9,8 @@ of the segment list hold the lock; reads take the snapshots and hold nothing. Th
     a flush thread  flush                                     (waits for the disk)
     any thread      apply_retention, offset_for_timestamp, close, delete, and every property
 
-    flushed = log.flush()     # in a thread: everything appended before the call is on the disk
-    log.publish(flushed)      # in the loop: consumers see it from here on
+    state = log.flush()     # in a thread: everything appended before the call is on the disk
+    log.publish(state)      # in the loop: consumers see it from here on
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from millrace.records import HeaderFields
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
-from millrace.storage.mirrored import beginning, check_append, parse_mirrored
+from millrace.storage.mirrored import append_size, beginning, check_append, parse_mirrored
 from millrace.storage.position import MirrorPosition, Origin
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
-from millrace.storage.staging import Staging, position_size, size_in_log
-from millrace.storage.state import Flushed, LogState
-
-__all__ = ["Flushed", "PartitionLog"]
+from millrace.storage.staging import Staging
+from millrace.storage.state import LogState
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +61,6 @@ class PartitionLog:
         self._files = Files(recovered.segments, recovered.start_offset)
         self._appended = self._visible = recovered.state
         self._synced_end = recovered.state.end
-        self._oldest_unflushed_at: float | None = None
         self._refusal: str | None = None
         self._flush_failed: str | None = None
         self._closed = self._directory_changed = self._out_of_room = False
@@ -124,7 +121,7 @@ class PartitionLog:
 
     @property
     def visible_mirror_position(self) -> MirrorPosition | None:
-        """How far this partition mirrors its origin, as flushed."""
+        """The same, as flushed."""
         return self._visible.mirror
 
     @property
@@ -136,11 +133,6 @@ class PartitionLog:
     def unflushed_messages(self) -> int:
         """Data records appended and not yet published."""
         return self._appended.messages - self._visible.messages
-
-    @property
-    def oldest_unflushed_at(self) -> float | None:
-        """Clock time since when something waits for a flush, at the latest; None when nothing does."""
-        return self._oldest_unflushed_at
 
     @property
     def refusal(self) -> str | None:
@@ -160,7 +152,10 @@ class PartitionLog:
         batch, StorageError in the place of every batch that could not be written.
         """
         with self._lock:
-            if (refused := self._refused_append()) is not None:
+            if self._refusal is not None:
+                return [StorageError(self._refusal)] * len(batches)
+            if self._appended.mirror is not None:
+                refused = PolicyViolation("a mirrored partition takes messages from its origin only")
                 return [refused] * len(batches)
             results: list[int | BrokerError] = []
             staging, written = self._stage(), 0
@@ -181,14 +176,9 @@ class PartitionLog:
             return results
 
     def append_mirrored(
-        self,
-        origin: Origin,
-        expected: int | None,
-        batches: Sequence[Buffer],
-        position: MirrorPosition,
-        *,
-        reset: bool = False,
-    ) -> int:
+        self, origin: Origin, expected: int | None, batches: Sequence[Buffer], position: MirrorPosition,
+        *, reset: bool = False,
+    ) -> int:  # fmt: skip
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
         `expected` is the recorded next origin offset, None when nothing is recorded. Without batches only
@@ -202,8 +192,7 @@ class PartitionLog:
                 raise StorageError(self._refusal)
             recorded = self._appended.mirror
             check_append(self._appended, origin, expected, position, headers, reset=reset)
-            limit = self.config.max_message_bytes
-            size = sum(size_in_log(header, limit) for header in headers) + position_size(position)
+            size = append_size(headers, position, self.config.max_message_bytes)
             if 0 < self._active.size > self.config.segment_bytes - size:
                 self._roll()
             staging = self._stage()
@@ -218,13 +207,6 @@ class PartitionLog:
             self._write(staging)
             return self._appended.end
 
-    def _refused_append(self) -> BrokerError | None:
-        if self._refusal is not None:
-            return StorageError(self._refusal)
-        if self._appended.mirror is not None:
-            return PolicyViolation("a mirrored partition takes messages from its origin only")
-        return None
-
     @property
     def _active(self) -> Segment:
         return self._files.segments[-1]
@@ -232,12 +214,9 @@ class PartitionLog:
     def _stage(self) -> Staging:
         active, config = self._active, self.config
         return Staging(
-            self._appended,
-            self._producers,
-            room=config.segment_bytes - active.size,
-            any_size=active.size == 0,
-            max_filler_bytes=config.max_message_bytes,
-        )
+            self._appended, self._producers, room=config.segment_bytes - active.size,
+            any_size=active.size == 0, max_filler_bytes=config.max_message_bytes,
+        )  # fmt: skip
 
     def _write(self, staging: Staging) -> None:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""
@@ -257,15 +236,12 @@ class PartitionLog:
         staging.note_facts(active.facts)
         self._producers.commit(staging.producers)
         self._appended = staging.state()
-        if self._oldest_unflushed_at is None:
-            self._oldest_unflushed_at = now
 
     def _roll(self) -> None:
         try:
             segment = Segment.create(self.directory, self._appended.end, self._clock())
         except OSError as error:
-            reason = f"cannot create a segment in {self.directory}: {error.strerror}"
-            self._report_no_room(reason)
+            self._report_no_room(reason := f"cannot create a segment in {self.directory}: {error.strerror}")
             raise StorageError(reason) from error
         self._directory_changed = True
         self._files = replace(self._files, segments=(*self._files.segments, segment))
@@ -276,7 +252,7 @@ class PartitionLog:
             self._out_of_room = True
             log.error("%s", reason)
 
-    def flush(self) -> Flushed:
+    def flush(self) -> LogState:
         """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
 
         Raises StorageError when the disk refuses: the log then takes no more writes until it is opened
@@ -285,7 +261,6 @@ class PartitionLog:
         with self._flush_lock:
             if self._flush_failed is not None:
                 raise StorageError(self._flush_failed)
-            started_at = self._clock()
             state = self._appended  # before the list: the list then covers all of the state
             segments = self._files.segments
             try:
@@ -306,16 +281,15 @@ class PartitionLog:
                     segment.close()
             if self._checkpoint_is_due(state):
                 self._write_checkpoint(state, self._files)
-            return Flushed(state, started_at)
+            return state
 
-    def publish(self, flushed: Flushed) -> bool:
+    def publish(self, state: LogState) -> bool:
         """Show consumers what a flush brought to the disk; True when there are new messages to read."""
         with self._lock:
-            before, state = self._visible, flushed.state
+            before = self._visible
             if state.end <= before.end:
                 return False
             self._visible = state
-            self._oldest_unflushed_at = flushed.started_at if self._appended.end > state.end else None
             if state.high_watermark <= state.data_end:
                 self._reader.boundaries.note(state.high_watermark, state.data_end)
             return state.high_watermark > before.high_watermark

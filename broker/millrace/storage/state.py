@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from millrace.records import BatchHeader
@@ -39,11 +38,3 @@ def holds_offsets(header: BatchHeader, position: int) -> bool:
     filler does not stand at its base, and a position batch spans nothing.
     """
     return header.base_offset == position and (not header.is_control or header.last_offset_delta > 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """What one flush brought to the disk; `publish` shows it to consumers."""
-
-    state: LogState
-    started_at: float

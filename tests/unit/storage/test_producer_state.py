@@ -152,7 +152,7 @@ def test_a_batch_that_a_power_cut_took_is_not_remembered_as_stored(tmp_path: Pat
     log.publish(flushed)
     end = log.end
     appended(log, batch(2, producer=9, sequence=2))
-    log._write_checkpoint(flushed.state, log._files)
+    log._write_checkpoint(flushed, log._files)
     crash(log)
     path = tmp_path / f"{0:020d}.log"
     path.write_bytes(path.read_bytes()[:end])

@@ -10,7 +10,8 @@ from pathlib import Path
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange
 from millrace.records import split_batches
-from millrace.storage.partition_log import Flushed, PartitionLog
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.state import LogState
 from tests.unit.storage.logs import appended, batch, slice_bytes
 
 TURNS = 400
@@ -24,7 +25,7 @@ def test_a_reader_at_the_tail_sees_every_batch_while_segments_are_flushed_rolled
     stop = threading.Event()
     failures: list[BaseException] = []
     wanted: queue.Queue[None] = queue.Queue()
-    done: queue.Queue[Flushed] = queue.Queue()
+    done: queue.Queue[LogState] = queue.Queue()
 
     def flushing() -> None:
         while not stop.is_set():
