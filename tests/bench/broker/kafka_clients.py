@@ -61,11 +61,13 @@ class Java:
     def produce(self, place: str, per_request: int, messages: int, *, rate: int = 0) -> Command:
         """ProducerPerformance."""
         size = {1: 0, 50: FIFTY_BYTES, LARGE: LARGE_BYTES}[per_request]
+        # More batches of one message than this fill the heap with what stands around them.
+        buffer = (8 if per_request == 1 else 128) << 20
         arguments = java.kafka_tool(
             "ProducerPerformance", "--topic", place, "--num-records", str(messages),
             "--record-size", str(MESSAGE_BYTES), "--throughput", str(rate or -1), "--producer-props",
             f"bootstrap.servers={self._address}", "acks=1", "enable.idempotence=false", f"batch.size={size}",
-            f"linger.ms={0 if per_request == 1 else 10}", "buffer.memory=134217728",
+            f"linger.ms={0 if per_request == 1 else 10}", f"buffer.memory={buffer}",
             "max.in.flight.requests.per.connection=100", f"max.request.size={LARGE_BYTES * 2}",
         )  # fmt: skip
         return Command(arguments=arguments, parse=tool_output.producer_performance)
