@@ -50,6 +50,10 @@ class Holder(Protocol):
     paused: bool
     """True while it may not be read."""
 
+    @property
+    def gathered(self) -> int:
+        """Bytes that came of its unfinished requests, ever."""
+
 
 H = TypeVar("H", bound=Holder)
 
@@ -115,8 +119,8 @@ class Budget(Generic[H]):
         """Requests without an answer."""
         self.request_limit = limits.max_queued_requests
         """How many requests one connection may have waiting at present."""
-        self._large: dict[H, float] = {}
-        """Who holds much of an unfinished request, the oldest first, and since when it may send the rest."""
+        self._large: dict[H, tuple[float, int]] = {}
+        """Who holds much of an unfinished request, the oldest first; and what had come of it at a time."""
         self._paused = 0
 
     def note(
@@ -132,7 +136,8 @@ class Budget(Generic[H]):
         limit = self._limits.max_queued_requests
         self.request_limit = limit if self.waiting < CROWD * limit else min(CROWD, limit)
         if unfinished > LARGE_BYTES:
-            self._large.setdefault(holder, now)
+            if holder not in self._large:
+                self._large[holder] = now, holder.gathered
             if not holder.paused and self._must_wait(holder):
                 holder.paused = True
                 self._paused += 1
@@ -166,19 +171,19 @@ class Budget(Generic[H]):
             found = [holder for holder in self._large if holder.paused]
         for holder in found:
             holder.paused = False
-            self._large[holder] = now
+            self._large[holder] = now, holder.gathered
         self._paused -= len(found)
         return found
 
     def slow(self, now: float) -> Sequence[H]:
-        """Who keeps others from being read by sending a large request too slowly."""
-        if not self._paused:
-            return ()
-        return [
-            holder
-            for holder, since in self._large.items()
-            if not holder.paused and now - since > PATIENCE_S and holder.unfinished < (now - since) * MIN_RATE
-        ]
+        """Who keeps others from being read by sending a large request too slowly; ask it again and again."""
+        found = []
+        for holder, (since, gathered) in self._large.items() if self._paused else ():
+            if not holder.paused and now - since > PATIENCE_S:
+                if holder.gathered - gathered < (now - since) * MIN_RATE:
+                    found.append(holder)
+                self._large[holder] = now, holder.gathered
+        return found
 
     def greedy(self, holders: Iterable[H]) -> Sequence[H]:
         """The connections to close, so that an eighth of the room for answers is free again; mostly none."""

@@ -83,6 +83,11 @@ class ClientConnection:
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
     @property
+    def gathered(self) -> int:
+        """Bytes that came of requests which did not come whole, ever."""
+        return self.framer.gathered
+
+    @property
     def holds_much(self) -> bool:
         """False while what it holds can as well be noted at the end of the turn."""
         return self.framer.held > 0 or self.unanswered > FEW_REQUESTS or self._held > 0

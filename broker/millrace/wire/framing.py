@@ -68,7 +68,8 @@ class RequestFramer:
     """
 
     __slots__ = (
-        "_buffers", "_data", "_filled", "_kept", "_own", "_position", "_wanted", "held", "max_frame_bytes"
+        "_buffers", "_data", "_filled", "_kept", "_own", "_position", "_wanted", "gathered", "held",
+        "max_frame_bytes",
     )  # fmt: skip
 
     def __init__(self, max_frame_bytes: int, buffers: FrameBuffers) -> None:
@@ -80,6 +81,8 @@ class RequestFramer:
         self._filled = 0  # bytes of the unfinished frame in `_kept`, which may be longer
         self._wanted = 0  # bytes of that frame when it is whole, length included; 0 while unknown
         self._own = False  # `_data` is a copy of our own
+        self.gathered = 0
+        """Bytes that came of frames cut in two, ever."""
         self.held = 0
         """Bytes in memory since the last `release`: of a frame cut in two, and of frames not handed out."""
 
@@ -99,6 +102,7 @@ class RequestFramer:
     def received(self, count: int) -> None:
         """Take what one read brought into `room`."""
         self._filled += count
+        self.gathered += count
 
     @property
     def waiting(self) -> bool:
@@ -177,6 +181,7 @@ class RequestFramer:
         part = self._data[self._position : self._position + count]
         self._kept[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
+        self.gathered += len(part)
         self._position += len(part)
 
     def _complete_kept(self) -> memoryview | None:

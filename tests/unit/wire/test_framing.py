@@ -6,7 +6,7 @@ import itertools
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer, parse_header, skip_tagged_fields
@@ -103,6 +103,7 @@ def test_a_length_that_cannot_be_is_refused_before_anything_is_kept(size: int, c
 LARGE = [bytes([n]) * size for n, size in enumerate([70_000, 10, 200_000, 65_532, 65_531, 300_000, 90_000])]
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.integers(1, 150_000), max_size=12).map(lambda sizes: [*sizes, 9_999]))
 def test_large_frames_do_not_depend_on_how_much_each_read_brings(sizes: list[int]) -> None:
     stream, shared, buffers = memoryview(framed(LARGE)), bytearray(100_000), FrameBuffers()
