@@ -381,7 +381,7 @@ def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]
 def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
     lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 1.0)
+    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 0.3)
     ours = lives[0]
     ours.session.client.stop()  # nothing answers from now on
     began = time.monotonic()

@@ -152,6 +152,13 @@ def test_a_group_is_moved_to_an_offset_and_to_a_time(
     assert GroupClient(client).offsets("moved")[TOPIC, 0] == client.list_offsets(TOPIC, LATEST)[0]
 
 
+@pytest.fixture(scope="module")
+def there(cluster: TestCluster) -> None:
+    """A group of this name."""
+    read_as_streams(cluster, "there", 1).close()
+
+
+@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -163,10 +170,7 @@ def test_a_group_is_moved_to_an_offset_and_to_a_time(
         (("delete", "nobody"), "no such group"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
-    cluster: TestCluster, groups: Runner, arguments: tuple[str, ...], text: str
-) -> None:
-    read_as_streams(cluster, "there", 1).close()
+def test_what_cannot_be_is_said_in_one_line(groups: Runner, arguments: tuple[str, ...], text: str) -> None:
     with pytest.raises(MillraceError, match=text) as caught:
         groups(*arguments)
     assert "\n" not in str(caught.value)
@@ -184,6 +188,6 @@ def test_consuming_with_a_group_commits(
     assert [row["lag_bytes"] for row in groups.json("describe", "printed")["partitions"]] == [0, 0]
 
 
-def test_the_list_for_people_has_a_line_for_each_group(cluster: TestCluster, groups: Runner) -> None:
-    read_as_streams(cluster, "people", 1).close()
-    assert re.search(r"people\s*│\s*streams\s*│\s*Empty\s*│\s*0", groups("list"))
+@pytest.mark.usefixtures("there")
+def test_the_list_for_people_has_a_line_for_each_group(groups: Runner) -> None:
+    assert re.search(r"there\s*│\s*streams\s*│\s*Empty\s*│\s*0", groups("list"))
