@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FILE_BYTES_PER_TURN = 512 << 10
-"""Of one connection's file slices, before the others get their turn."""
+FILE_BYTES_PER_TURN = 1 << 20
+"""Of one connection's file slices, before the others get their turn: a usual fetch, or about 0.2 ms. Half of
+it makes each fetch an eighth dearer."""
 SEND_BYTES = 256 << 10
 """Small answers are joined to about this much for one send."""
 MIN_UNJOINED_BYTES = 64 << 10

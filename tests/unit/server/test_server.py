@@ -101,7 +101,7 @@ def file_answer(path: Path, start: int, length: int) -> Serve:
     return lambda request, text: request.answer([b"head", FileSlice(file, start, length), b"tail"])
 
 
-@pytest.mark.parametrize(("start", "length"), [(0, 8 << 20), (3, 1), (5, (512 << 10) + 1), (100, 4096)])
+@pytest.mark.parametrize(("start", "length"), [(0, 8 << 20), (3, 1), (5, (1 << 20) + 1), (100, 4096)])
 def test_file_slices_arrive_whole_and_in_place(
     running: Running, client: Client, big_file: Path, start: int, length: int
 ) -> None:
