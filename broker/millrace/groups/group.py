@@ -98,7 +98,7 @@ class Group:
             answer(JoinGroupResponse(error_code=code, member_id=request.member_id))
         elif not request.member_id:
             self._join_unknown(request, client, answer, needs_id and request.group_instance_id is None)
-        elif self._members.expect_no_longer(request.member_id):
+        elif request.group_instance_id is None and self._members.expect_no_longer(request.member_id):
             self._add(request.member_id, request, client, answer)
         else:
             self._join_known(request, answer)
@@ -151,7 +151,7 @@ class Group:
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
         """Whether this member may commit offsets now; who is no member may while there are none."""
-        if generation < 0 and self.state is State.EMPTY and not member_id and instance_id is None:
+        if generation < 0 and self.state is State.EMPTY:  # whatever ids it has: clients send former ones
             return ErrorCode.NONE
         code = self._check(member_id, instance_id, generation)
         if code:

@@ -296,6 +296,14 @@ def test_who_is_no_member_commits_only_while_there_are_no_members(driven: Driven
     assert check("somebody", None, 1) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_who_assigns_partitions_itself_may_have_an_instance_id(driven: Driven) -> None:
+    # librdkafka sends what it is configured with, and the id it had in the group before it left.
+    assert driven.group.check_commit("", "instance", -1) is ErrorCode.NONE
+    assert driven.group.check_commit("former", "instance", -1) is ErrorCode.NONE
+    driven.stable(1)
+    assert driven.group.check_commit("", "instance", -1) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_no_commit_between_join_and_sync(driven: Driven) -> None:
     leader, member = driven.joined(2)
     assert leader.commits() is ErrorCode.REBALANCE_IN_PROGRESS

@@ -237,3 +237,15 @@ def test_a_restart_is_counted_once(driven: Driven) -> None:
     again = restarted(member)
     again.join()
     assert driven.memory.used == before
+
+
+def test_an_id_that_was_given_to_a_dynamic_member_brings_no_instance_id(driven: Driven) -> None:
+    (static,) = driven.stable(1, instance="i")
+    other = driven.member()
+    assert other.join(needs_id=True) is ErrorCode.MEMBER_ID_REQUIRED
+    other.instance = "i"
+    assert other.join() is ErrorCode.FENCED_INSTANCE_ID
+    assert static.heartbeat() is ErrorCode.NONE
+    assert static.leave() is ErrorCode.NONE
+    other.instance = "j"
+    assert other.join() is ErrorCode.UNKNOWN_MEMBER_ID
