@@ -44,7 +44,7 @@ class Counts:
 
 
 _KAFKA = Counts(
-    single=MILLION, batched=10 * MILLION, behind=80 * MILLION, latency_rate=10_000, cold_rate=100_000
+    single=400_000, batched=10 * MILLION, behind=80 * MILLION, latency_rate=10_000, cold_rate=100_000
 )
 COUNTS: Mapping[str, Counts] = {
     "millrace": _KAFKA,

@@ -24,6 +24,7 @@ TITLES = {
     "consume": "One consumer",
     "both": "One producer and one consumer at once",
 }
+COMPARED = TITLES | {"cold": "A consumer that starts cold"}
 UNEXPLAINED = "Not looked into yet."
 KAFKA_PROTOCOL = ("kafka", "kafka-flushed")
 _AHEAD = 1.05
@@ -141,7 +142,7 @@ def _short_of(level: Level) -> str:
 def _ahead(result: Result) -> Iterator[str]:
     """Peers with a higher rate than Millrace: the same client on Kafka, any real client on the others."""
     notes = _notes().get("ahead", {})
-    for cell, title in TITLES.items():
+    for cell, title in COMPARED.items():
         rows = list(_rows_of(result, cell))
         for system, client, outcome in rows:
             if system == "millrace":
