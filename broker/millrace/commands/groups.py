@@ -17,7 +17,7 @@ from rich.table import Table
 
 from millrace.commands.help_texts import Group
 from millrace.commands.tables import print_table
-from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, led, naming_the_remedy
 from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
@@ -178,7 +178,7 @@ def _places(
     ends: dict[str, dict[int, int]] = {}
     for topic in {topic for topic, _ in places}:
         try:
-            ends[topic] = client.list_offsets(topic, LATEST)
+            ends[topic] = client.list_offsets(topic, LATEST, led(client.topic(topic)))
         except UnknownTopicOrPartition:
             ends[topic] = {}  # deleted since
     for topic, number in places:

@@ -96,13 +96,16 @@ def list_(as_json: bool, bootstrap: str) -> None:
 def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     """Show settings of TOPIC, and leader, offsets and size of each partition.
 
-    Offsets are byte positions, not counts of messages. A mirrored topic shows its origins, too.
+    Offsets are byte positions, not counts of messages; -1 stands for what nobody tells, because the
+    partition's broker is not running. A mirrored topic shows its origins, too.
 
     Example: millrace topics describe PageView
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
         found = client.topic(topic)
-        starts, ends = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
+        served = led(found)
+        starts = client.list_offsets(topic, EARLIEST, served)
+        ends = client.list_offsets(topic, LATEST, served)
         settings = topic_settings(client, topic)
         sizes = partition_sizes(client, topic, found.partitions)
     origins = _origins(next((item.value for item in settings if item.name == ORIGINS), None))
@@ -183,6 +186,11 @@ def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
             f"no topic {topic!r} on {bootstrap}: see `millrace topics list --bootstrap {bootstrap}`, or"
             f" create it with `millrace topics create {topic} --bootstrap {bootstrap}`"
         ) from None
+
+
+def led(topic: TopicMetadata) -> list[int]:
+    """Those of its partitions that have a leader: of the others nobody tells an offset."""
+    return [partition for partition, leader in topic.partitions.items() if leader >= 0]
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

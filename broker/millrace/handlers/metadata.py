@@ -7,7 +7,6 @@ are -1, so no client validates offsets by them. Left out: racks, authorized oper
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -41,6 +40,8 @@ class Metadata:
     def __init__(self) -> None:
         self._snapshot: tuple[object, object] = (None, None)
         self._answers: dict[tuple[int, bytes], bytes] = {}
+        self._creating: set[str] = set()
+        """Whoever waits for a topic asks again and again: it is created once."""
 
     def handle(self, broker: Broker, request: Request) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
@@ -54,11 +55,32 @@ class Metadata:
             asked = decode(MetadataRequest, ApiKey.METADATA, request.api_version, request.body)
             response = _describe(broker, asked, request.api_version)
             answer = encode(response, ApiKey.METADATA, request.api_version)
-            created = _create_missing(broker, asked, response)
+            created = self._create_missing(broker, response)
             keep = len(self._answers) < _CACHED_ANSWERS and len(request.body) <= _CACHED_REQUEST_BYTES
             if keep and not created:
                 self._answers[key] = answer
         request.answer([answer], header=response_header(request))
+
+    def _create_missing(self, broker: Broker, response: MetadataResponse) -> bool:
+        """Begin to create what the response says is coming; True if there is anything."""
+        names = {
+            topic.name
+            for topic in response.topics
+            if topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE and topic.name
+        }
+        for name in names - self._creating:
+            self._create(broker, name)
+        return bool(names)
+
+    def _create(self, broker: Broker, name: str) -> None:
+        def created(future: Future[None]) -> None:
+            self._creating.discard(name)
+            error = future.exception()
+            if error is not None and not isinstance(error, TopicAlreadyExists):
+                log.warning("cannot create a topic that a client asked for: %s", error)
+
+        self._creating.add(name)
+        broker.in_background(lambda: create_topic(broker, name, -1, {}), created)
 
 
 def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataResponse:
@@ -116,24 +138,6 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
         replica_nodes=state.replicas,
         isr_nodes=state.isr,
     )
-
-
-def _create_missing(broker: Broker, asked: MetadataRequest, response: MetadataResponse) -> bool:
-    """Begin to create what the response says is coming; True if there is anything."""
-    names = [
-        topic.name
-        for topic in response.topics
-        if topic.error_code == ErrorCode.LEADER_NOT_AVAILABLE and topic.name
-    ]
-
-    def created(future: Future[None]) -> None:
-        error = future.exception()
-        if error is not None and not isinstance(error, TopicAlreadyExists):
-            log.warning("cannot create a topic that a client asked for: %s", error)
-
-    for name in names:
-        broker.in_background(functools.partial(create_topic, broker, name, -1, {}), created)
-    return bool(names)
 
 
 def metadata() -> Api:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from millrace.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import ErrorCode
+from millrace.handlers import Handlers, kafka_apis
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
-from tests.unit.broker.asking import ChangingCluster, ask, error_codes
+from tests.unit.broker.asking import AskingClient, ChangingCluster, ask, error_codes, request_body
 from tests.unit.broker.running import ORIGIN, Outcome, Running, topic
 
 TOPIC, BROKER = 2, 4
@@ -312,6 +314,28 @@ def test_a_topic_is_created_when_the_broker_is_set_to(running: Setup, version: i
     ]
     running.until("it is there", lambda: ("new", 3) in running.broker.partitions)
     assert set(error_codes(ask(running, ApiKey.METADATA, version, wanted))) == {ErrorCode.NONE}
+
+
+def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.configure(auto_create_topics=True)
+    begun: list[str] = []
+    go = threading.Event()
+
+    def create(name: str, partitions: int, settings: Any) -> Any:
+        begun.append(name)
+        assert go.wait(10)
+        return ChangingCluster.create_topic(running.cluster, name, partitions, settings)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(running.cluster, "create_topic", create)
+    wanted = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
+    body = request_body(ApiKey.METADATA, 8, wanted)
+    handlers = Handlers(running.broker, kafka_apis())
+    frame = struct.pack(">hhih", ApiKey.METADATA, 8, 7, -1) + body
+    for _ in range(10):
+        handlers.handle(AskingClient(), memoryview(bytearray(frame)))
+    go.set()
+    running.until("it is there", lambda: ("new", 3) in running.broker.partitions)
+    assert begun == ["new"]
 
 
 # Sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.commands import topics as command
+from millrace.commands.groups import _places
+from millrace.errors import MillraceError
 from millrace.wire.admin_messages import ConfigSource, DescribeConfigsResourceResult
 from millrace.wire.client import TopicMetadata
 
@@ -29,7 +32,11 @@ class Answers:
     def topic(self, name: str) -> TopicMetadata:
         return TopicMetadata(name, UUID(int=5), {0: 3, 1: -1})
 
-    def list_offsets(self, topic: str, timestamp: int) -> dict[int, int]:
+    def list_offsets(
+        self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
+    ) -> dict[int, int]:
+        if partitions is None or 1 in partitions:
+            raise MillraceError("nobody leads PageView-1 (gave up after 10 s)")
         return {0: 100 if timestamp == -2 else 900}
 
 
@@ -81,3 +88,11 @@ def test_scripts_get_the_same_as_json() -> None:
         "flush.ms": ("7", "topic"), "segment.bytes": ("4096", "broker"), "retention.ms": ("1", "default"),
         "elsewhere": (None, "cluster"),
     }  # fmt: skip
+
+
+def test_a_group_is_described_though_a_partition_has_no_leader() -> None:
+    client: Any = Answers()
+    rows = _places(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
+    assert [(row.committed, row.high_watermark, row.lag_bytes) for row in rows] == [
+        (300, 900, 600), (7, None, None),
+    ]  # fmt: skip
