@@ -220,6 +220,21 @@ def test_every_version_answers_in_its_own_layout(client: ClusterClient, key: Api
     assert encode(answer, key, version) == bytes(raw)
 
 
+def test_who_leaves_a_group_that_nobody_coordinates_is_told_that_it_is_no_member(
+    client: ClusterClient,
+) -> None:
+    # Not to look for another coordinator: an administrator's client would do so until it gives up.
+    identity = gm.MemberIdentity(member_id="", group_instance_id="gone")
+    left = gm.LeaveGroupRequest(group_id="left alone", members=(identity,))
+    answer = Asking(client, 1).ask(ApiKey.LEAVE_GROUP, left)
+    assert (answer.error_code, [one.error_code for one in answer.members]) == (
+        NONE, [ErrorCode.UNKNOWN_MEMBER_ID],
+    )  # fmt: skip
+    left = gm.LeaveGroupRequest(group_id="left alone too", member_id="gone")
+    answer = Asking(client, 1, lowest=True).ask(ApiKey.LEAVE_GROUP, left)
+    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
 def test_a_group_that_never_commits_leaves_nothing_in_zookeeper(
     start: Callable[..., Process], zookeeper: str, tmp_path: Path
 ) -> None:

@@ -1,10 +1,13 @@
-"""LeaveGroup, v0 to v3: one member, or from v3 on several, by id or instance id."""
+"""LeaveGroup, v0 to v3: one member, or from v3 on several, by id or instance id.
+
+As with Heartbeat, a broker that is to coordinate the group takes it over to say who is no member of it.
+"""
 
 from __future__ import annotations
 
 from millrace.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.groups import Groups
+from millrace.groups import Group, Groups
 from millrace.handlers.request import Request
 from millrace.handlers.table import Api
 from millrace.wire.codec import decode, encode
@@ -24,16 +27,19 @@ def leave_group(groups: Groups) -> Api:
 
     def handle(broker: Broker, request: Request) -> None:
         asked = decode(LeaveGroupRequest, ApiKey.LEAVE_GROUP, request.api_version, request.body)
-        response = _leave(groups, asked, request.api_version)
-        request.answer([encode(response, ApiKey.LEAVE_GROUP, request.api_version)])
+
+        def answer(response: LeaveGroupResponse) -> None:
+            request.answer([encode(response, ApiKey.LEAVE_GROUP, request.api_version)])
+
+        def failed(code: ErrorCode) -> None:
+            answer(LeaveGroupResponse(error_code=code))
+
+        groups.use(asked.group_id, lambda group: answer(_leave(group, asked, request.api_version)), failed)
 
     return Api(key=ApiKey.LEAVE_GROUP, versions=frozenset(range(4)), advertised=(0, 3), handle=handle)
 
 
-def _leave(groups: Groups, asked: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
-    group = groups.held(asked.group_id)
-    if group is None:
-        return LeaveGroupResponse(error_code=ErrorCode.NOT_COORDINATOR)
+def _leave(group: Group, asked: LeaveGroupRequest, version: int) -> LeaveGroupResponse:
     if version < _SEVERAL:
         return LeaveGroupResponse(error_code=group.leave(MemberIdentity(member_id=asked.member_id)))
     members = tuple(
