@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 
 from millrace.config import BrokerConfig, LogConfig, load, parse_address, parse_addresses
 from millrace.errors import ConfigError
+from tests.support import REPOSITORY
 
 MINIMAL = 'broker_id = 1\ncluster = "dc1"\n'
 
@@ -70,3 +73,16 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 def test_addresses_are_split() -> None:
     assert parse_addresses("a:1, [::1]:2") == [("a", 1), ("::1", 2)]
+
+
+def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
+    page = (REPOSITORY / "docs" / "configuration.md").read_text()
+    told: dict[str, str] = {}
+    for keys, defaults in re.findall(r"^\| (`[^|]*`) \| ([^|]*) \|", page, re.MULTILINE):
+        told.update(zip(re.findall(r"`([^`]*)`", keys), defaults.split(", "), strict=False))
+    for prefix, settings in (("", BrokerConfig), ("log.", LogConfig)):
+        for field in dataclasses.fields(settings):
+            if field.name not in ("log", "mirror"):
+                default = "required" if field.default is dataclasses.MISSING else field.default
+                text = {None: "-1", True: "true", False: "false", "": "none"}.get(default, str(default))
+                assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name

@@ -34,7 +34,8 @@ class Consumer:
 
     Every message of a subscribed topic goes to one stream of the group, in order within its partition, at
     least once: again only after a consumer has died without closing, lost its session, or worked on one
-    message for more than five seconds while its partition was given to another.
+    message for more than five seconds while its partition was given to another; with `auto_commit=False`
+    also what was not committed when a partition changed hands.
 
     A message counts as consumed when the thread that took it from its stream asks for the next one, commits
     or closes; leaving the `with` block by an exception gives up the one in hand. Only that is committed,
