@@ -11,8 +11,7 @@ not known (new, silent for a day, or crowded out by 4,096 others) may start anyw
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
 from millrace.records import BatchHeader
@@ -25,23 +24,21 @@ EXPIRY_S = 24 * 3600.0
 MAX_SEQUENCE = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SentBatch:
+class SentBatch(NamedTuple):
     """One remembered batch; `end` is the log position that must be flushed before it is safe."""
 
     base_sequence: int
     base_offset: int
-    count: int
+    records: int
     end: int
 
     @property
     def next_sequence(self) -> int:
         """The sequence after this batch; it wraps to 0 after 2^31 - 1."""
-        return (self.base_sequence + self.count) & MAX_SEQUENCE
+        return (self.base_sequence + self.records) & MAX_SEQUENCE
 
 
-@dataclass(frozen=True, slots=True)
-class ProducerState:
+class ProducerState(NamedTuple):
     """One producer: its newest epoch and that epoch's last batches, oldest first."""
 
     epoch: int
@@ -83,15 +80,14 @@ class ProducerStates:
             if sequence != 0:
                 raise OutOfOrderSequence(f"producer {header.producer_id} starts an epoch at {sequence}")
             return None
+        if not state.batches or sequence == (expected := state.batches[-1].next_sequence):
+            return None
         for sent in state.batches:
-            if sent.base_sequence == sequence and sent.count == header.records_count:
+            if sent.base_sequence == sequence and sent.records == header.records_count:
                 return sent
-        if state.batches and sequence != state.batches[-1].next_sequence:
-            raise OutOfOrderSequence(
-                f"producer {header.producer_id} sent sequence {sequence}, "
-                f"next is {state.batches[-1].next_sequence}"
-            )
-        return None
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} sent sequence {sequence}, next is {expected}"
+        )
 
     def stage(self, header: BatchHeader, base_offset: int, end: int, staged: Staged) -> None:
         """Note a batch about to be written; `commit` makes it count."""
@@ -135,7 +131,7 @@ class ProducerStates:
         states = []
         for producer_id, state in list(self._states.items()):
             batches = [
-                [sent.base_sequence, sent.base_offset, sent.count, sent.end]
+                [sent.base_sequence, sent.base_offset, sent.records, sent.end]
                 for sent in state.batches
                 if sent.end <= flushed
             ]
