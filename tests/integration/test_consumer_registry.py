@@ -200,6 +200,7 @@ def test_one_broker_coordinates_and_the_other_is_told_which(lives: tuple[Life, L
     assert ours.coordinate("g", 1) == fence, "asking twice changes nothing"
     assert others.coordinate("g", 2) == 1
     assert others.coordinator("g") == 1
+    assert others.coordinators(["g", "unknown"]) == {"g": 1}
     ours.commit("g", {("clicks", 0): at(1)}, fence=fence)
     ours.resign("g", fence)
     ours.resign("g", fence)
@@ -237,6 +238,7 @@ def test_a_coordinator_of_a_second_turn_does_not_revive_the_fence_of_the_first(
     others.resign("g", between)
     second = ours.coordinate("g", 1)
     assert isinstance(second, Fence)
+    assert not second.follows(first)
     with pytest.raises(NotCoordinator):
         ours.commit("g", {("clicks", 0): at(1)}, fence=first)
     ours.commit("g", {("clicks", 0): at(2)}, fence=second)
@@ -249,6 +251,7 @@ def test_a_restarted_broker_takes_over_what_its_earlier_life_coordinated(lives: 
     assert isinstance(former, Fence)
     fence = restarted.coordinate("g", 1)
     assert isinstance(fence, Fence), "the session of the life before is not waited for"
+    assert fence.follows(former)
     with pytest.raises(NotCoordinator):
         killed.commit("g", {("clicks", 0): at(1)}, fence=former)
     restarted.commit("g", {("clicks", 0): at(2)}, fence=fence)

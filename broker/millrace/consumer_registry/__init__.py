@@ -76,6 +76,10 @@ class Fence:
     checks: tuple[tuple[str, int], ...]
     broken: type[NotCoordinator] | type[NotOwner]
 
+    def follows(self, former: Fence) -> bool:
+        """Of two fences of the same coordinator: True if nobody else coordinated in between."""
+        return 0 <= self.checks[0][1] - former.checks[0][1] <= 1
+
 
 class ConsumerRegistry:
     """The groups of one cluster. Ephemeral nodes live as long as `session`."""
@@ -257,8 +261,12 @@ class ConsumerRegistry:
 
     def coordinator(self, group: str) -> int | None:
         """The broker that coordinates the group, or None when nobody does."""
-        node = f"{self._group(group)}/coordinator"
-        return next((int(data) for data, _ in self._session.read_all([node]).values()), None)
+        return self.coordinators([group]).get(group)
+
+    def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
+        """Group -> broker, of those that somebody coordinates; asked for all at once."""
+        nodes = {f"{self._group(group)}/coordinator": group for group in groups}
+        return {nodes[path]: int(data) for path, (data, _) in self._session.read_all(nodes).items()}
 
     def resign(self, group: str, fence: Fence) -> None:
         """Stop being the coordinator; nothing happens when somebody else is it by now."""

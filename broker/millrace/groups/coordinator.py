@@ -14,6 +14,7 @@ from millrace.config import BrokerConfig
 from millrace.consumer_registry import (
     CommittedOffset,
     ConsumerRegistry,
+    Fence,
     GroupKind,
     Place,
     consumer_of,
@@ -213,13 +214,13 @@ class Groups:
             )
 
     def _look_at(self, name: str) -> GroupSnapshot | None:
-        """In a thread: a group without a coordinator; None when it has one."""
+        """In a thread: a group that is not coordinated here; None when another broker does that."""
         kind = self._registry.kind(name)
         if kind is GroupKind.STREAMS:
             return self._look_at_streams(name)
         if kind is None:
             return GroupSnapshot(name=name, state=State.DEAD)
-        if self._registry.coordinator(name) is not None:
+        if self._registry.coordinator(name) not in (None, self._broker_id):
             return None
         return GroupSnapshot(name=name, state=State.EMPTY, protocol_type=CONSUMER)
 
@@ -249,11 +250,13 @@ class Groups:
         held = {group.name: group.protocol_type for group in self.describe()}
 
         def rest() -> dict[str, str]:
+            others = self._registry.groups().keys() - held
+            holders = self._registry.coordinators(others)
+            brokers = self._cluster.brokers
             return {
                 name: CONSUMER
-                for name, kind in self._registry.groups().items()
-                if name not in held and self._holding.is_ours(name)
-                if kind is GroupKind.STREAMS or self._registry.coordinator(name) is None
+                for name in others
+                if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
 
         self._work.ask(rest, lambda found: done(found | held), failed)
@@ -264,13 +267,17 @@ class Groups:
         if not _is_name(name):
             answer(ErrorCode.INVALID_GROUP_ID)
         elif held is None:
-            self._work.ask(
-                lambda: self._registry.delete_group(name), lambda _: answer(ErrorCode.NONE), answer
-            )
+            self._work.ask(lambda: self._delete(name), lambda _: answer(ErrorCode.NONE), answer)
         elif held.group.idle and not held.commits.busy:
             self._holding.give_up(name, lambda fence: self._registry.delete_group(name, fence=fence), answer)
         else:
             answer(ErrorCode.NON_EMPTY_GROUP)
+
+    def _delete(self, name: str) -> None:
+        """In a thread: a group that is not coordinated here; but its node may have been left over."""
+        ours = self._registry.coordinator(name) == self._broker_id
+        found = self._registry.coordinate(name, self._broker_id) if ours else None
+        self._registry.delete_group(name, fence=found if isinstance(found, Fence) else None)
 
 
 def _is_name(name: str) -> bool:

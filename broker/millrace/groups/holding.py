@@ -55,6 +55,8 @@ class Held:
     group: Group
     commits: Commits
     used_at: float
+    unsure: bool = False
+    """ZooKeeper was away: somebody else may have become the coordinator."""
 
 
 class Holding:
@@ -165,21 +167,33 @@ class Holding:
 
     def check(self) -> None:
         """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
+        for held in self._held.values():
+            held.unsure = True
+        self._make_sure()
+
+    def _make_sure(self) -> None:
         for name, held in self._held.items():
+            if held.unsure:
+                held.unsure = False
+                self._ask_who_coordinates(name, held)
 
-            def done(found: Fence | int, name: str = name, held: Held = held) -> None:
-                if isinstance(found, Fence):
-                    held.commits.fence = found
-                else:
-                    self._fenced(name, held.group)
+    def _ask_who_coordinates(self, name: str, held: Held) -> None:
+        def done(found: Fence | int) -> None:
+            if isinstance(found, Fence) and found.follows(held.commits.fence):
+                held.commits.fence = found
+            else:
+                self._fenced(name, held.group)
 
-            def failed(code: ErrorCode, name: str = name, held: Held = held) -> None:
-                if code is not ErrorCode.COORDINATOR_NOT_AVAILABLE:
-                    self._fenced(name, held.group)
+        def failed(code: ErrorCode) -> None:
+            if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                held.unsure = True  # until the next sweep
+            else:
+                self._fenced(name, held.group)
 
-            self.work.run(functools.partial(self._take, name), done, failed)
+        self.work.run(functools.partial(self._take, name), done, failed)
 
     def _sweep(self) -> None:
+        self._make_sure()
         for name in [name for name, held in self._held.items() if self._is_idle(held)]:
             self.give_up(name, functools.partial(self._resign, name), lambda _: None)
         self._clock.after(SWEEP_S, self._sweep)

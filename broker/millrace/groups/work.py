@@ -56,7 +56,7 @@ class Work:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="groups")
-        self._under_way: set[Future[object]] = set()
+        self._under_way: set[Future[None]] = set()
 
     def run(self, work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
         """Run `work` in a thread, however long it takes, then `done` or `failed` on the loop."""
@@ -64,17 +64,17 @@ class Work:
             failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
 
-        def finished(future: Future[T]) -> None:
-            self._under_way.discard(future)
-            error = future.exception()
-            if error is None:
-                done(future.result())
-            else:
-                failed(_code(error))
+        def in_thread() -> None:
+            told = _outcome(work, done, failed)
+            # Before the future is done: who waits for that may close the mailbox next.
+            self._mailbox.post(lambda: finished(told))
 
-        future = self._pool.submit(work)
-        self._under_way.add(future)  # type: ignore[arg-type]
-        future.add_done_callback(lambda ready: self._mailbox.post(lambda: finished(ready)))
+        def finished(told: Callable[[], None]) -> None:
+            self._under_way.discard(future)
+            told()
+
+        future = self._pool.submit(in_thread)
+        self._under_way.add(future)
 
     def ask(self, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
         """As `run`, but `failed` hears of it after WAIT_S; a question nobody waits for is not asked."""
@@ -93,7 +93,16 @@ class Work:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _code(error: BaseException) -> ErrorCode:
+def _outcome(work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> Callable[[], None]:
+    try:
+        result = work()
+    except Exception as error:
+        code = _code(error)
+        return lambda: failed(code)
+    return lambda: done(result)
+
+
+def _code(error: Exception) -> ErrorCode:
     """What a client is told: that it may ask again, unless the error says more."""
     if not isinstance(error, BrokerError):
         log.error("work on consumer groups failed", exc_info=error)

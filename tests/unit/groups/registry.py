@@ -38,6 +38,7 @@ class MemoryRegistry:
         self.entries: dict[str, Entry] = {}
         self.commits: list[dict[Place, CommittedOffset]] = []
         self.away = False
+        self.refused = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.blocked = threading.Semaphore(0)
@@ -47,6 +48,7 @@ class MemoryRegistry:
             self.blocked.release()
             assert self.may_go_on.wait(20)
         if self.away:
+            self.refused += 1
             raise RequestTimedOut("ZooKeeper at test does not answer")
 
     def groups(self) -> dict[str, GroupKind]:
@@ -83,6 +85,10 @@ class MemoryRegistry:
     def coordinator(self, group: str) -> int | None:
         self._ask()
         return self.entries[group].coordinator if group in self.entries else None
+
+    def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
+        found = {group: self.coordinator(group) for group in groups}
+        return {group: broker for group, broker in found.items() if broker is not None}
 
     def resign(self, group: str, fence: Fence) -> None:
         self._ask()

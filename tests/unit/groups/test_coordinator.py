@@ -8,7 +8,7 @@ from millrace.consumer_registry import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import Group, State
 from millrace.groups.choice import coordinator_of
-from millrace.groups.holding import FIRST_TIDY_S, IDLE_S
+from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S
 from millrace.groups.work import WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry
@@ -241,3 +241,37 @@ def test_a_check_without_zookeeper_drops_nothing(one: Broker, registry: MemoryRe
     one.groups.check()
     one.passes(1)
     assert one.groups.held(MINE) is group
+
+
+def test_a_coordinator_that_could_not_ask_whether_it_still_is_asks_again(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    group, _ = one.join(MINE)
+    registry.session_ends(1)
+    registry.away = True
+    one.groups.check()
+    one.until("it has asked", lambda: registry.refused)
+    registry.away = False
+
+    def coordinates() -> bool:
+        one.passes(SWEEP_S)
+        return registry.entries[MINE].coordinator == 1
+
+    one.until("it coordinates again", coordinates)
+    assert one.groups.held(MINE) is group
+
+
+def test_a_coordinator_drops_a_group_that_another_has_coordinated_in_between(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    group, member = one.stable(MINE)
+    assert one.commit(MINE, 1, **member) == {("t", 0): NONE}
+    registry.session_ends(1)
+    addresses, cluster.brokers = cluster.brokers, {2: cluster.brokers[2]}
+    assert two.commit(MINE, 9) == {("t", 0): NONE}
+    registry.session_ends(2)
+    cluster.brokers = addresses
+    one.groups.check()
+    one.until("its members are sent away", lambda: group.state is State.DEAD)
+    assert one.commit(MINE, 2, **member) == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
+    assert registry.entries[MINE].offsets["t", 0].offset == 9

@@ -185,6 +185,19 @@ def test_a_deleted_group_is_forgotten_with_its_offsets(one: Broker, registry: Me
     assert registry.entries == {}
 
 
+def test_a_group_whose_node_was_left_over_here_is_shown_and_deleted(
+    one: Broker, two: Broker, registry: MemoryRegistry
+) -> None:
+    # Taken over or given up while ZooKeeper went away: the node is this broker's, and nobody's members.
+    registry.entries[MINE] = Entry(GroupKind.CLASSIC, coordinator=1)
+    assert one.listed() == {MINE: "consumer"}
+    assert two.listed() == {}
+    assert one.look_at(MINE).state is State.EMPTY
+    assert two.delete(MINE) is NOT_COORDINATOR
+    assert one.delete(MINE) is NONE
+    assert registry.entries == {}
+
+
 def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> None:
     one.join(MINE)
     one.use(name_for(1, 1))
