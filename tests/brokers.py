@@ -15,17 +15,20 @@ from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from tests.support import Process, wait_until
 
 Start = Callable[..., Process]
+_given_out: set[int] = set()  # whoever asked first may not listen yet
 
 
 def free_port() -> int:
-    """A port nobody uses now: for a broker that must come back at the same address.
+    """A port that nobody uses now or was given before: for a broker that must come back at the same address.
 
     Below those that the system gives to outgoing connections: one of them could take it in the meantime.
     """
     while True:
         port = random.randrange(15_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
+        if port not in _given_out:
+            with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+                _given_out.add(port)
+                return port
 
 
 @dataclass(slots=True)
