@@ -161,7 +161,8 @@ class Consumer:
         """Commit (with `auto_commit`), release everything, end all streams. Twice is harmless.
 
         The message that this thread has taken counts as consumed; for one that another thread has in hand,
-        five seconds are waited. A ZooKeeper that is away is waited for half a minute at most.
+        five seconds are waited. A ZooKeeper that is away is waited for twenty seconds at most, and then once
+        more for as long as the session timeout.
         """
         self._close(done=True)
 
