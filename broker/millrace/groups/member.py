@@ -22,6 +22,10 @@ MEMBER_BYTES = 2_000
 NEW_MEMBER_S = 300.0
 """A new member's JoinGroup waits no longer: it has no id to send heartbeats with, so it may be long gone."""
 
+MIN_REBALANCE_S = 1.0
+"""A rebalance lasts at least so long if members are missing, whatever they ask for: with no time at all, none
+would ever bring an assignment, and the wait for those that are away would keep the loop busy."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClientName:
@@ -65,7 +69,8 @@ class Member:
         """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
         timeout = request.rebalance_timeout
         self.session_timeout_s = request.session_timeout / 1000
-        self.rebalance_timeout_s = (request.session_timeout if timeout < 0 else timeout) / 1000
+        timeout = request.session_timeout if timeout < 0 else timeout
+        self.rebalance_timeout_s = max(MIN_REBALANCE_S, timeout / 1000)
         self.protocols = request.protocols
 
     def alive(self) -> None:

@@ -249,3 +249,14 @@ def test_an_id_that_was_given_to_a_dynamic_member_brings_no_instance_id(driven: 
     assert static.leave() is ErrorCode.NONE
     other.instance = "j"
     assert other.join() is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_members_that_ask_for_no_time_get_some_and_are_not_waited_for_without_a_pause(driven: Driven) -> None:
+    driven.stable(1, instance="i", rebalance_s=0.0)
+    newcomer = driven.member(rebalance_s=0.0)
+    newcomer.join()
+    newcomer.goes_away()
+    assert driven.state is State.PREPARING
+    assert (driven.time.mailbox.seconds_to_next() or 0) > 0
+    driven.time.passes(2 * SESSION_S)
+    assert driven.state is State.EMPTY
