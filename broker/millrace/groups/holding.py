@@ -97,8 +97,6 @@ class Holding:
         if held is not None:
             held.used_at = self._clock.now()
             use(held)
-        elif not self.is_ours(name):
-            failed(ErrorCode.NOT_COORDINATOR)
         elif name in self._leaving or not self._memory.has_room(0):
             failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         else:
@@ -123,7 +121,13 @@ class Holding:
             for each in self._taking.pop(name):
                 each.fail(code)
 
-        self.work.run(functools.partial(self._take, name), done, failed)
+        self.work.run(functools.partial(self._take_ours, name), done, failed)
+
+    def _take_ours(self, name: str) -> Fence | int:
+        """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
+        if self.is_ours(name) or self._registry.coordinator(name) == self._config.broker_id:
+            return self._take(name)
+        raise NotCoordinator(f"group {name!r} is another broker's")
 
     def _take(self, name: str) -> Fence | int:
         """In a thread: become the coordinator, or say who is it."""
@@ -194,7 +198,8 @@ class Holding:
 
     def _sweep(self) -> None:
         self._make_sure()
-        for name in [name for name, held in self._held.items() if self._is_idle(held)]:
+        idle = [name for name, held in self._held.items() if self._is_idle(held)]
+        for name in idle[: self.work.room]:
             self.give_up(name, functools.partial(self._resign, name), lambda _: None)
         self._clock.after(SWEEP_S, self._sweep)
 

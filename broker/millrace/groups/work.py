@@ -58,9 +58,14 @@ class Work:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="groups")
         self._under_way: set[Future[None]] = set()
 
+    @property
+    def room(self) -> int:
+        """How many more pieces of work are taken at present."""
+        return MAX_QUEUED - len(self._under_way)
+
     def run(self, work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
         """Run `work` in a thread, however long it takes, then `done` or `failed` on the loop."""
-        if len(self._under_way) >= MAX_QUEUED:
+        if not self.room:
             failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
             return
 

@@ -171,6 +171,30 @@ def test_a_group_that_is_deleted_while_it_is_taken_over_is_claimed_again(
     assert len(claims) == 2
 
 
+def test_a_group_whose_node_was_left_over_here_is_taken_up_again_whatever_the_choice_is_now(
+    one: Broker, two: Broker, registry: MemoryRegistry
+) -> None:
+    registry.entries[THEIRS] = Entry(GroupKind.CLASSIC, coordinator=1)
+    assert one.find(THEIRS) == two.find(THEIRS) == 1
+    assert two.use(THEIRS) is NOT_COORDINATOR
+    assert isinstance(one.use(THEIRS), Group)
+
+
+def test_more_groups_than_may_be_asked_about_at_once_are_given_up_in_turn(
+    one: Broker, registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        one.use(name_for(1, number))
+    monkeypatch.setattr("millrace.groups.work.MAX_QUEUED", 5)
+    one.passes(IDLE_S)
+
+    def gone() -> bool:
+        one.passes(SWEEP_S)
+        return not registry.entries
+
+    one.until("nothing is left of them", gone)
+
+
 def test_a_broker_that_stops_gives_its_groups_up(
     one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
 ) -> None:
