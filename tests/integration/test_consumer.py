@@ -41,9 +41,10 @@ def cluster(start_for_module: Start, zookeeper: str, tmp_path_factory: pytest.Te
 
 
 @pytest.fixture(autouse=True)
-def short_pulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing a consumer waits for the answers that are on their way."""
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For answers on their way when a consumer is closed, and for partitions that are not given up yet."""
     monkeypatch.setattr("millrace.consumer.puller.FETCH_WAIT_MS", 50)
+    monkeypatch.setattr("millrace.consumer.rebalance.RETRY_SECONDS", 0.02)
 
 
 class Site:
@@ -155,7 +156,7 @@ def test_consumers_that_come_and_go_get_every_message_once(site: Site) -> None:
                 gone.append(readers.pop(0))
                 gone[-1].close()
             wait_until(f"{size} share", lambda: sum(len(each.consumer.owned) for each in readers) == 6)
-            time.sleep(0.2)  # messages flow for a while
+            time.sleep(0.1)  # messages flow for a while
     finally:
         stop.set()
         producer.join()
@@ -319,7 +320,7 @@ def test_a_partition_is_handed_over_when_the_message_in_hand_is_done_or_patience
     assert [next(stream).value for _ in range(2)] == site.sent[:2]
     other = site.reader()
     if patience > 1:
-        time.sleep(0.5)
+        time.sleep(0.3)
         assert other.messages == []
         threading.Thread(target=lambda: next(stream, None), daemon=True).start()
     expected = site.sent[2:] if patience > 1 else site.sent[1:]
@@ -327,9 +328,8 @@ def test_a_partition_is_handed_over_when_the_message_in_hand_is_done_or_patience
 
 
 def test_a_partition_that_another_still_owns_is_tried_again(
-    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("millrace.consumer.rebalance.RETRY_SECONDS", 0.02)
     site.create(2)
     site.produce(10)
     site.consumer()
