@@ -19,6 +19,9 @@ from millrace.consumer_registry import CommittedOffset, ConsumerRegistry, GroupK
 from millrace.metrics import MAX_REQUESTS
 from millrace.records import Message, build_batch
 from millrace.wire.client import ClusterClient
+from millrace.wire.codec import encode
+from millrace.wire.group_messages import LeaveGroupRequest
+from millrace.wire.messages import ApiKey, FindCoordinatorRequest
 from millrace.zookeeper_session import Session
 from tests.bench.replay import produce_request
 from tests.brokers import Start, TestCluster, free_port, read_topic
@@ -118,6 +121,16 @@ def test_bytes_messages_and_requests_are_counted(running: Running, client: Clust
     assert after["flush_seconds_count",] > 0
     assert after["zookeeper_connected",] == 1
     assert after["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_errors_of_members_that_come_and_go_are_counted(running: Running, client: ClusterClient) -> None:
+    nowhere = encode(FindCoordinatorRequest(key=""), ApiKey.FIND_COORDINATOR, 2)
+    stranger = encode(LeaveGroupRequest(group_id="g", member_id="stranger"), ApiKey.LEAVE_GROUP, 2)
+    client.ask(1, ApiKey.FIND_COORDINATOR, 2, nowhere)
+    client.ask(1, ApiKey.LEAVE_GROUP, 2, stranger)
+    after = running.numbers()
+    assert after["request_errors_total", "find_coordinator", "INVALID_GROUP_ID"] == 1
+    assert after["request_errors_total", "leave_group", "UNKNOWN_MEMBER_ID"] == 1
 
 
 def test_a_healthy_broker_says_so(running: Running) -> None:

@@ -24,6 +24,8 @@ def find_coordinator(groups: Groups) -> Api:
         asked = decode(FindCoordinatorRequest, ApiKey.FIND_COORDINATOR, request.api_version, request.body)
 
         def answer(response: FindCoordinatorResponse) -> None:
+            if response.error_code:
+                request.failed(response.error_code)
             request.answer([encode(response, ApiKey.FIND_COORDINATOR, request.api_version)])
 
         def failed(code: ErrorCode) -> None:

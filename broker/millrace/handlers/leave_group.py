@@ -29,6 +29,9 @@ def leave_group(groups: Groups) -> Api:
         asked = decode(LeaveGroupRequest, ApiKey.LEAVE_GROUP, request.api_version, request.body)
 
         def answer(response: LeaveGroupResponse) -> None:
+            for code in (response.error_code, *(member.error_code for member in response.members)):
+                if code:
+                    request.failed(code)
             request.answer([encode(response, ApiKey.LEAVE_GROUP, request.api_version)])
 
         def failed(code: ErrorCode) -> None:
