@@ -229,7 +229,7 @@ class Server:
 
     def _close_slow(self) -> None:
         """Close who keeps others waiting by sending a large request too slowly; again and again."""
-        slow = self.budget.slow(self.now)
+        slow = [connection for connection in self.budget.slow(self.now) if not connection.kept_waiting]
         self._close_for_all(slow, "they held up others by sending requests slowly (max_buffered_bytes)")
         self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
 
@@ -279,7 +279,7 @@ class Server:
 
     def _serve(self, connection: ClientConnection) -> None:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
-        several = False
+        served = False
         try:
             while not connection.closed and not connection.full:
                 request = self._next_request(connection)
@@ -288,15 +288,15 @@ class Server:
                 connection.requests.append(request)
                 connection.unanswered += request.count
                 self.statistics.served(request, self.now)
-                if several and time.monotonic() - self._looked_at > self._share_s:
+                if served and time.monotonic() - self._looked_at > self._share_s:
                     break
-                several = True
+                served = True
         except FrameRefused as error:
             connection.abort(str(error))
         connection.framer.release()
         if connection.closed:
             return
-        if connection.requests:
+        if served:
             connection.served_at = self.now
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)

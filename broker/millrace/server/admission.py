@@ -136,6 +136,8 @@ class Budget(Generic[H]):
         limit = self._limits.max_queued_requests
         self.request_limit = limit if self.waiting < CROWD * limit else min(CROWD, limit)
         if unfinished > LARGE_BYTES:
+            if holder.served_at == now:
+                self._large.pop(holder, None)  # this is the next request already: others come first
             if holder not in self._large:
                 self._large[holder] = now, holder.gathered
             if not holder.paused and self._must_wait(holder):

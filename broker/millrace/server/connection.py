@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
 import socket
+import sys
+import termios
 from collections import deque
 from typing import TYPE_CHECKING
 
 from millrace.handlers.request import FILE_SLICE_BYTES, Part, Repeated, Request
+from millrace.server.admission import CROWDED_READ_BYTES
 from millrace.storage.file_slice import FileSlice
 from millrace.wire.framing import RequestFramer
 
@@ -89,6 +93,14 @@ class ClientConnection:
         return self.framer.gathered
 
     @property
+    def kept_waiting(self) -> bool:
+        """True when what it sent waits to be read, a read's worth or the rest: not the client is slow then."""
+        come = bytearray(4)
+        fcntl.ioctl(self.socket, termios.FIONREAD, come)
+        enough = min(CROWDED_READ_BYTES, self.framer.missing)
+        return int.from_bytes(come, sys.byteorder) >= enough and not self.full
+
+    @property
     def holds_much(self) -> bool:
         """False while what it holds can as well be noted at the end of the turn."""
         return self.framer.held > 0 or self.unanswered > FEW_REQUESTS or self._held > 0
@@ -132,7 +144,7 @@ class ClientConnection:
         self.weigh()
         if self.closed:
             return
-        events = select.EPOLLRDHUP
+        events = 0 if self.paused else select.EPOLLRDHUP  # it would be told again and again
         if not (self.full or self.framer.waiting or self.paused):
             events |= select.EPOLLIN
         if self._out:

@@ -105,6 +105,11 @@ class RequestFramer:
         self.gathered += count
 
     @property
+    def missing(self) -> int:
+        """Bytes of the unfinished frame that have not come yet; 0 while its length is not known."""
+        return max(0, self._wanted - self._filled)
+
+    @property
     def waiting(self) -> bool:
         """True while received bytes have not been looked at yet."""
         return self._position < len(self._data)

@@ -233,7 +233,7 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 
 
 class Held:
-    def __init__(self, served_at: float = 0.0) -> None:
+    def __init__(self, served_at: float = -1.0) -> None:
         self.served_at = served_at
         self.unfinished = self.unserved = self.unread = self.waiting = 0
         self.gathered = 0
@@ -264,6 +264,51 @@ def test_only_the_oldest_large_request_goes_on_when_the_budget_is_spent() -> Non
     for each in (second, third):
         each.note(budget)
     assert (budget.held, budget.resumed(12.0)) == (0, ())
+
+
+def test_who_sends_large_requests_without_a_pause_lets_others_go_first() -> None:
+    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=1000 * KIB))
+    busy, second = Held(), Held()
+    busy.note(budget, unfinished=900 * KIB)
+    second.note(budget, unfinished=200 * KIB)
+    assert (busy.paused, second.paused) == (False, True)
+    busy.served_at = 0.0  # its request is whole, and the next has begun in the same turn
+    busy.note(budget, unfinished=901 * KIB)
+    assert busy.paused
+    assert budget.resumed(1.0) == [second]
+
+
+def test_a_client_that_waits_for_its_turn_and_hangs_up_costs_no_time(start: Start, connect: Connect) -> None:
+    running = start(max_buffered_bytes=512 * KIB)
+    clients = [connect(running) for _ in range(4)]
+    for client in clients:
+        client.socket.sendall(struct.pack(">ii", 4 + 200 * KIB, 1) + bytes(60 * KIB))
+    last = clients[-1].socket.getsockname()[1]
+    connections = running.server._connections
+    wait_until(
+        "the last waits",
+        lambda: any(each.paused and each.address.endswith(f":{last}") for each in list(connections.values())),
+    )
+    clients[-1].socket.shutdown(socket.SHUT_WR)
+    before = running.turns
+    time.sleep(0.1)
+    assert running.turns - before < 20
+
+
+def test_a_client_is_not_slow_when_it_is_the_broker_that_reads_slowly(
+    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(admission, "MIN_RATE", 100 << 20)
+    running = start(max_buffered_bytes=512 * KIB)
+    monkeypatch.setattr(running.server, "_end_of_turn", lambda: time.sleep(0.02))
+    clients = [connect(running) for _ in range(6)]
+    for client in clients:  # all of it fits into the buffers of the sockets
+        client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * KIB)
+        client.send(1, bytes(200 * KIB))
+    for client in clients:
+        assert client.receive() == (1, bytes(200 * KIB))
+    assert not caplog.records
 
 
 def test_unread_answers_cost_first_who_has_made_no_progress_for_longest() -> None:
