@@ -92,14 +92,14 @@ def handle(broker: Broker, request: Request) -> None:
 
 
 def _learn(broker: Broker, request: Request, asked: ProduceRequest) -> None:
-    """Remember a request that has been served, for when it is repeated."""
+    """Remember a request for a partition that is here, for when it is repeated."""
+    topic, number, _ = asked.batches[0]
     client, requests = request.client, RepeatedRequest.of(request.frame, request.body)
-    if requests is None:
+    if requests is None or (topic, number) not in broker.partitions:
         return
     known = client.repeated
     if not isinstance(known, _Known) or known.requests.length != len(requests.constant):
         known = client.repeated = _Known(len(requests.constant))
-    topic, number, _ = asked.batches[0]
     repeated = _Repeated(broker, (topic, number), request.api_version, asked.acks, requests)
     known.requests.learn(requests.constant, repeated)
 

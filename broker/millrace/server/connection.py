@@ -94,7 +94,7 @@ class ClientConnection:
 
     @property
     def kept_waiting(self) -> bool:
-        """True when what it sent waits to be read, a read's worth or the rest: not the client is slow then."""
+        """True when what it sent waits here, a read's worth or the rest: not the client is slow then."""
         come = bytearray(4)
         fcntl.ioctl(self.socket, termios.FIONREAD, come)
         enough = min(CROWDED_READ_BYTES, self.framer.missing)

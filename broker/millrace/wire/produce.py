@@ -32,8 +32,10 @@ _NULL_STRING = b"\xff\xff"
 _ONE_TOPIC = b"\0\0\0\1"
 _NO_THROTTLE = b"\0\0\0\0"
 _NO_RECORD_ERRORS = b"\0\0\0\0"
-MAX_KNOWN_REQUESTS = 1024
-"""Of one client, at about 500 bytes each."""
+MAX_KNOWN_REQUESTS = 128
+"""Of one client, at about 1.5 KB each ..."""
+MAX_CONSTANT_BYTES = 512
+"""... and none with a name longer than this."""
 T = TypeVar("T")
 
 
@@ -129,6 +131,8 @@ class RepeatedRequest:
     One look at such a request tells what the general way needs four for: frame, header, topic, batch.
     """
 
+    __slots__ = ("_layout", "_versions", "constant", "overhead")
+
     def __init__(self, frame: memoryview, records: memoryview) -> None:
         self._versions = bytes(frame[:4])
         self.constant = bytes(frame[8 : len(frame) - len(records) - 4])
@@ -139,9 +143,11 @@ class RepeatedRequest:
 
     @classmethod
     def of(cls, frame: memoryview, body: memoryview) -> RepeatedRequest | None:
-        """What there is to repeat of a request; None when it is not for one batch. `body` ends `frame`."""
+        """What there is to repeat of a request; None when it has long names or not one batch. `body` ends `frame`."""
         request = _decode_one_batch(body)
-        return None if request is None else cls(frame, request.batches[0][2])
+        if request is None or len(frame) - len(request.batches[0][2]) > MAX_CONSTANT_BYTES:
+            return None
+        return cls(frame, request.batches[0][2])
 
     def read(self, data: memoryview, position: int, max_batch_bytes: int) -> RepeatedBatches:
         """The requests from `position` on, while they are whole, repeat the first and hold good batches."""
@@ -196,6 +202,10 @@ class RepeatedBatches(NamedTuple):
 
 class RepeatedAnswer:
     """Encodes successful answers for one partition, which differ in correlation id and offset only."""
+
+    __slots__ = (
+        "_after", "_before", "_log_start_offset", "_pack", "_partition", "_size", "_topic", "_version",
+    )  # fmt: skip
 
     def __init__(self, version: int, topic: str, partition: int) -> None:
         self._version, self._topic, self._partition = version, topic, partition

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import struct
 import tempfile
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,3 +184,21 @@ def test_requests_for_several_partitions_in_turn_take_a_place_each_and_are_serve
     found = outcome(tmp_path / "one", [data], may_repeat=True)
     assert (found[2], found[-1]) == (100, 100)
     assert found[:-1] == outcome(tmp_path / "other", [data], may_repeat=False)[:-1]
+
+
+@pytest.mark.parametrize("name", ["missing-{}", "t"])
+@pytest.mark.parametrize("length", [10, 20_000])
+def test_what_is_remembered_of_a_clients_requests_is_little(tmp_path: Path, name: str, length: int) -> None:
+    running = Running(tmp_path, FakeCluster(topic("t", 1)), LogConfig(flush_ms=NEVER_MS))
+    try:
+        client = Client(running, may_repeat=True)
+        tracemalloc.start()
+        for number in range(500, 900):
+            client_id = f"client-{number}".ljust(length, "x")
+            client.send(Sent(name=name.format(number), client_id=client_id).frame(1))
+            client.requests.clear()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        running.stop()
+    assert held < 250_000
