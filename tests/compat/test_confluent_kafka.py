@@ -130,6 +130,19 @@ def test_offsets_are_committed_without_a_subscription(broker: RunningBroker, con
     assert consumer.committed([place], timeout=5)[0].offset == 1
 
 
+def test_offsets_are_committed_without_a_subscription_by_an_instance(broker: RunningBroker) -> None:
+    place = TopicPartition(broker.create_topic("assigned-static", 1), 0, 1)
+    consumer = Consumer(
+        {"bootstrap.servers": broker.bootstrap, "group.id": "static", "group.instance.id": "one"}
+    )
+    try:
+        consumer.assign([place])
+        consumer.commit(offsets=[place], asynchronous=False)
+        assert consumer.committed([place], timeout=5)[0].offset == 1
+    finally:
+        consumer.close()
+
+
 def test_offsets_watermarks_and_times_agree(broker: RunningBroker, consumer: Any) -> None:
     topic = broker.create_topic("watermarks", 1)
     for number in range(3):
