@@ -31,7 +31,6 @@ from millrace.errors import (
     StorageError,
     UnknownTopicOrPartition,
 )
-from millrace.histogram import Histogram
 from millrace.mailbox import Mailbox
 from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
@@ -67,7 +66,7 @@ class Broker:
         self._looking: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """On which fetches wait, counted once for each fetch."""
-        self._flushes: FlushThread[LogState] = FlushThread(mailbox)
+        self.flushes: FlushThread[LogState] = FlushThread(mailbox)
         # Two pools, because a topic's creation waits in the one for its logs to open in the other.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
@@ -119,11 +118,6 @@ class Broker:
     def failed(self) -> Mapping[Place, str]:
         """Partitions that could not be opened, and why."""
         return {place: reason for place, (_, reason) in list(self._failed.items())}
-
-    @property
-    def flush_seconds(self) -> Histogram:
-        """How long the flushes took."""
-        return self._flushes.seconds
 
     @property
     def partitions(self) -> Mapping[Place, Partition]:
@@ -200,7 +194,7 @@ class Broker:
         self._opening[place] = self._submit(self._files, lambda: self._open_log(place, topic), opened)
 
     def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
-        partition = Partition(*place, topic.topic_id, opened, self.mailbox, self._flushes)
+        partition = Partition(*place, topic.topic_id, opened, self.mailbox, self.flushes)
         self._configure(partition, topic, state)
         self._partitions[place] = partition
         self._failed.pop(place, None)
@@ -273,7 +267,9 @@ class Broker:
                     log.error("retention of %s: %s", name, error)
             self._logs.delete_expired()
 
-        def again(_: Future[None]) -> None:
+        def again(done: Future[None]) -> None:
+            if done.exception() is not None:
+                log.error("retention failed", exc_info=done.exception())
             self._try_again()
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
@@ -380,7 +376,7 @@ class Broker:
     def settle(self) -> None:
         """Bring everything to the disk and answer who waits for it; the loop has ended."""
         self.end_of_turn()
-        self._flushes.close()
+        self.flushes.close()
         self.mailbox.run()
         for partition in self._partitions.values():
             partition.settle()

@@ -26,6 +26,8 @@ class FlushThread(Generic[T]):
         self._mailbox = mailbox
         self.seconds = Histogram()
         """How long each piece of work took."""
+        self.since: float | None = None
+        """When the work under way began, in monotonic time."""
         self._work: queue.SimpleQueue[tuple[Callable[[], T], Outcome[T]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
         self._thread.start()
@@ -42,13 +44,14 @@ class FlushThread(Generic[T]):
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
             work, outcome = item
-            began = time.monotonic()
+            self.since = began = time.monotonic()
             try:
                 result = work()
             except BaseException as error:
                 self._mailbox.post(_call(outcome, None, error))
             else:
                 self._mailbox.post(_call(outcome, result, None))
+            self.since = None
             self.seconds.observe(time.monotonic() - began)
 
 

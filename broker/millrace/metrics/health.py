@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import CancelledError
 
 from millrace.broker import Broker
 
 LOOP_TIMEOUT_S = 1.0
+FLUSH_TIMEOUT_S = 10.0
+"""A flush that takes longer is a disk that hangs: producers wait and consumers see nothing new."""
 MAX_LOGS = 10
 """Failed partitions that are named."""
 
 
 class Health:
-    """Asks the loop, the ZooKeeper session and every log; from any thread."""
+    """Asks the loop, the ZooKeeper session, the flush thread and every log; from any thread."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def problems(self) -> list[str]:
         """Everything that is wrong; empty for a healthy broker. Takes a second at the most."""
-        return [*self._loop(), *self._zookeeper(), *self._logs()]
+        return [*self._loop(), *self._zookeeper(), *self._flush(), *self._logs()]
 
     def _loop(self) -> list[str]:
         try:
@@ -32,6 +35,11 @@ class Health:
         if self._broker.cluster.session.client.connected:
             return []
         return ["not connected to ZooKeeper"]
+
+    def _flush(self) -> list[str]:
+        since = self._broker.flushes.since
+        seconds = 0.0 if since is None else time.monotonic() - since
+        return [f"a flush has taken {seconds:.0f} s so far"] if seconds > FLUSH_TIMEOUT_S else []
 
     def _logs(self) -> list[str]:
         failed = [f"{topic}-{number}: {why}" for (topic, number), why in self._broker.failed.items()]

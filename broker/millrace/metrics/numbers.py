@@ -85,7 +85,7 @@ class Numbers(Collector):
             ("api",),
             [((name,), api.latency) for name, api in apis],
         )
-        yield _histograms("flush_seconds", "How long flushes took.", (), [((), self.broker.flush_seconds)])
+        yield _histograms("flush_seconds", "How long flushes took.", (), [((), self.broker.flushes.seconds)])
 
     def _topics(self) -> Iterator[Metric]:
         topics: dict[str, list[Partition]] = defaultdict(list)

@@ -143,7 +143,7 @@ class RepeatedRequest:
 
     @classmethod
     def of(cls, frame: memoryview, body: memoryview) -> RepeatedRequest | None:
-        """What there is to repeat of a request; None when it has long names or not one batch. `body` ends `frame`."""
+        """What there is to repeat of a request for one batch; None for others. `body` ends `frame`."""
         request = _decode_one_batch(body)
         if request is None or len(frame) - len(request.batches[0][2]) > MAX_CONSTANT_BYTES:
             return None

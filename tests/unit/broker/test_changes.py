@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from millrace.broker import Broker, topic_changes
 from millrace.cluster_state import PartitionState, TopicState
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
+from millrace.mailbox import Timer
 from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
 
 
@@ -157,14 +159,43 @@ def test_the_log_of_a_topic_deleted_while_the_broker_was_away_is_set_aside(
 def test_the_brokers_record_says_which_partitions_are_stored_here(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.broker.RECORD_DELAY_S", 0.05)
+    delay_s = 0.0123
+    monkeypatch.setattr("millrace.broker.RECORD_DELAY_S", delay_s)
     first = topic("t", 1, 2)
     running = start(first)
     assert running.cluster.stored == [("t", 0)], "known before the broker is registered"
-    told: list[list[tuple[str, int]]] = []
-    running.cluster.store = lambda places: told.append(sorted(places))  # type: ignore[method-assign]
+    running.until("the first record", lambda: not running.broker._recording)
+    after, due = running.mailbox.after, list[Callable[[], None]]()
+
+    def note(seconds: float, function: Callable[[], None]) -> Timer:
+        if seconds != delay_s:
+            return after(seconds, function)
+        due.append(function)
+        return Timer(function)
+
+    def told() -> list[tuple[str, int]]:
+        (record,) = due  # one for all changes until then
+        due.clear()
+        record()
+        return running.cluster.stored
+
+    monkeypatch.setattr(running.mailbox, "after", note)
     running.cluster.set(first, topic("u", 1, 1, 1))
-    running.until("the new ones are told", lambda: told)
+    running.until("all of them are open", lambda: len(running.broker.partitions) == 4)
+    assert told() == [("t", 0), ("u", 0), ("u", 1), ("u", 2)]
     running.cluster.set(first)
-    running.until("that they have gone is told", lambda: len(told) > 1)
-    assert told == [[("t", 0), ("u", 0), ("u", 1), ("u", 2)], [("t", 0)]], "once for all of them"
+    running.until("they have gone", lambda: len(running.broker.partitions) == 1)
+    assert told() == [("t", 0)]
+
+
+def test_a_failure_of_retention_is_told(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("millrace.broker.RETENTION_INTERVAL_S", 0.01)
+    running = start(topic("t", 1))
+
+    def fails() -> None:
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(running.logs, "delete_expired", fails)
+    running.until("a line", lambda: any("retention failed" in line.message for line in caplog.records))

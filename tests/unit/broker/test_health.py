@@ -11,6 +11,7 @@ import pytest
 
 from millrace.metrics import health
 from millrace.metrics.health import Health
+from tests.support import wait_until
 from tests.unit.broker.running import Disk, Running, Start, topic
 
 
@@ -50,6 +51,24 @@ def test_a_lost_zookeeper_is_a_problem(start: Start) -> None:
     running = start()
     with turning(running):
         assert connect(running, connected=False).problems() == ["not connected to ZooKeeper"]
+
+
+def test_a_disk_that_does_not_answer_is_a_problem(
+    start: Start, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "FLUSH_TIMEOUT_S", 0.0)
+    running = start(topic("t", 1))
+    disk.free.clear()
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    assert disk.entered.wait(10)
+    with turning(running):
+        (problem,) = connect(running).problems()
+    assert problem.startswith("a flush has taken")
+    disk.free.set()
+    running.until("the answer", lambda: outcome.heard)
+    with turning(running):
+        wait_until("no problem is left", lambda: connect(running).problems() == [])
 
 
 def test_a_failed_disk_is_a_problem_of_its_partitions(start: Start, disk: Disk) -> None:
