@@ -19,8 +19,13 @@ def handle(broker: Broker, request: Request) -> None:
     asked = decode_request(version, request.body)
 
     def answer(found: Found) -> None:
-        if not request.client.closed:
-            request.answer(encode_response(version, found))
+        if request.client.closed:
+            return
+        for _, reads in found:
+            for read in reads:
+                if read.error:
+                    request.failed(read.error)
+        request.answer(encode_response(version, found))
 
     fetch = broker.fetch(asked, answer)
     if request.parts is None:

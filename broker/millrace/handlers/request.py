@@ -13,12 +13,14 @@ from typing import Protocol, TypeAlias
 
 from millrace.storage.file_slice import FileSlice
 from millrace.wire.framing import RequestFramer
+from millrace.wire.messages import ApiKey
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
 NOTHING = memoryview(b"")
-MAX_ERROR_COUNTS = 1000
-"""Different APIs and codes; what clients make up beyond them is counted for API -1."""
+OTHER_API = -1
+"""What APIs that clients make up are counted for."""
+_APIS = frozenset(map(int, ApiKey))
 FILE_SLICE_BYTES = 200
 """What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
 MIN_SHARED_BYTES = 16 << 10
@@ -111,9 +113,7 @@ class Request:
 
     def failed(self, code: int) -> None:
         """Count an error that the answer carries."""
-        errors = self.client.errors
-        known = (self.api_key, code) in errors or len(errors) < MAX_ERROR_COUNTS
-        errors[self.api_key if known else -1, code] += 1
+        self.client.errors[self.api_key if self.api_key in _APIS else OTHER_API, code] += 1
 
     def forget(self) -> None:
         """The client has gone: end the wait for an answer that nobody takes."""

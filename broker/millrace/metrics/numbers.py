@@ -19,11 +19,11 @@ from millrace import __version__
 from millrace.broker import Broker, Partition
 from millrace.errors import ErrorCode
 from millrace.groups.coordinator import Groups
+from millrace.handlers.request import OTHER_API
 from millrace.histogram import Histogram
 from millrace.metrics.lag import GroupOffsets
 from millrace.mirror.states import MirrorStates, State
 from millrace.server import Server
-from millrace.server.statistics import OTHER
 from millrace.wire.messages import ApiKey
 
 PREFIX = "millrace_broker_"
@@ -106,7 +106,7 @@ class Numbers(Collector):
         partitions = [((each.topic, str(each.number)), each.log) for each in self._partitions()]
         yield _gauges(
             "log_size_bytes", "Bytes of a partition's log.", _PLACE,
-            [(place, log.end - log.log_start_offset) for place, log in partitions],
+            [(place, log.size) for place, log in partitions],
         )  # fmt: skip
         yield _gauges(
             "log_segments", "Files of a partition's log.", _PLACE,
@@ -203,10 +203,7 @@ def _histograms(
 
 
 def _api(key: int) -> str:
-    try:
-        return ApiKey(key).name.lower()
-    except ValueError:
-        return "unknown" if key == OTHER else f"api_{key}"
+    return "unknown" if key == OTHER_API else ApiKey(key).name.lower()
 
 
 def _error(code: int) -> str:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import time
 
-from millrace.handlers.request import Request
+from millrace.handlers.request import OTHER_API, Request
 from millrace.histogram import Histogram
+from millrace.wire.messages import ApiKey
 
 TIMED_EVERY_S = 0.01
-MAX_APIS = 100
-"""Kafka has fewer. A client that makes up numbers is counted under -1."""
-OTHER = -1
 
 
 class ApiStatistics:
@@ -35,21 +33,16 @@ class Statistics:
     """Every API's numbers, by its key; written by the loop only."""
 
     def __init__(self) -> None:
-        self.apis: dict[int, ApiStatistics] = {OTHER: ApiStatistics()}
+        self.apis: dict[int, ApiStatistics] = {key: ApiStatistics() for key in (OTHER_API, *map(int, ApiKey))}
         self._timing: list[ApiStatistics] = []
 
     def served(self, request: Request, now: float) -> None:
         """A request was handed over, in the turn that began `now`."""
-        api = self.apis.get(request.api_key) or self._new(request.api_key)
+        api = self.apis.get(request.api_key) or self.apis[OTHER_API]
         api.requests += request.count
         if api.timed is None and api.timed_at <= now:
             api.timed, api.since = request, now
             self._timing.append(api)
-
-    def _new(self, api_key: int) -> ApiStatistics:
-        if len(self.apis) >= MAX_APIS:
-            return self.apis[OTHER]
-        return self.apis.setdefault(api_key, ApiStatistics())
 
     def end_turn(self) -> None:
         """Note the time of those that have their answer now."""

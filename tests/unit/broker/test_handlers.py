@@ -16,10 +16,12 @@ import pytest
 from millrace.broker import Broker
 from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
+from millrace.errors import ErrorCode
 from millrace.handlers import Handlers, kafka_apis
 from millrace.handlers.request import Repeated, Request
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode
 from millrace.wire.messages import ApiKey, ApiVersionsResponse
@@ -162,3 +164,24 @@ def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
     assert b"\0\x01t" in first
     broker.cluster.topics = {}
     assert b"\0\x01t" not in body_of(handlers.handle(FakeClient(), ask))
+
+
+def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Broker) -> None:
+    handlers, client = Handlers(broker, kafka_apis()), FakeClient()
+    for api_key in range(1000, 3000):
+        handlers.handle(client, memoryview(frame(api_key, 0, b"")))
+    wanted = struct.pack(">iiqi", 1, 0, 10**9, 1000)
+    asked = struct.pack(">iiiib", -1, 0, 1, 1000, 0) + struct.pack(">ih", 1, 1) + b"t" + wanted
+    handlers.handle(client, memoryview(frame(ApiKey.FETCH, 4, asked)))
+    assert client.errors == {
+        (-1, ErrorCode.UNSUPPORTED_VERSION): 2000,
+        (ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE): 1,
+    }
+
+
+def test_requests_are_counted_by_api_whatever_clients_make_up() -> None:
+    statistics, client = Statistics(), FakeClient()
+    for api_key in [*range(1000, 3000), ApiKey.FETCH]:
+        statistics.served(Request(client, api_key, 0, 1, memoryview(b"")), 0.0)
+    found = {key: api.requests for key, api in statistics.apis.items() if api.requests}
+    assert found == {-1: 2000, ApiKey.FETCH: 1}
