@@ -17,10 +17,11 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer
 from tests.bench.broker.system import MESSAGE_BYTES
 
 IDLE_TIMEOUT_S = 30
+Timed = tuple[int, float, float]
 
 
-def produce(address: str, topic: str, messages: int, per_request: int) -> tuple[int, float]:
-    """(messages sent and acknowledged, seconds)."""
+def produce(address: str, topic: str, messages: int, per_request: int) -> Timed:
+    """(messages sent and acknowledged, seconds, CPU seconds)."""
     producer = Producer(
         {
             "bootstrap.servers": address,
@@ -32,7 +33,7 @@ def produce(address: str, topic: str, messages: int, per_request: int) -> tuple[
             "delivery.report.only.error": True,
         }
     )
-    body, started = os.urandom(MESSAGE_BYTES), time.monotonic()
+    body, started, cpu = os.urandom(MESSAGE_BYTES), time.monotonic(), time.process_time()
     send = producer.produce
     for number in range(messages):
         try:
@@ -44,11 +45,11 @@ def produce(address: str, topic: str, messages: int, per_request: int) -> tuple[
             producer.poll(0)
     if left := producer.flush(IDLE_TIMEOUT_S * 2):
         raise TimeoutError(f"{left} of {messages} messages were not acknowledged")
-    return messages, time.monotonic() - started
+    return messages, time.monotonic() - started, time.process_time() - cpu
 
 
-def consume(address: str, topic: str, messages: int) -> tuple[int, float]:
-    """(messages, seconds) until so many were read from the start of partition 0."""
+def consume(address: str, topic: str, messages: int) -> Timed:
+    """(messages, seconds, CPU seconds) until so many were read from the start of partition 0."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,
@@ -60,7 +61,7 @@ def consume(address: str, topic: str, messages: int) -> tuple[int, float]:
         }
     )
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    read, started = 0, time.monotonic()
+    read, started, cpu = 0, time.monotonic(), time.process_time()
     while read < messages:
         found = consumer.consume(10_000, timeout=IDLE_TIMEOUT_S)
         if not found:
@@ -68,17 +69,17 @@ def consume(address: str, topic: str, messages: int) -> tuple[int, float]:
         if error := found[0].error():
             raise KafkaException(error)
         read += len(found)
-    seconds = time.monotonic() - started
+    figures = read, time.monotonic() - started, time.process_time() - cpu
     consumer.close()
-    return read, seconds
+    return figures
 
 
 def main() -> None:
     """Run what the command line names; print a line of JSON."""
     what, address, topic, *numbers = sys.argv[1:]
-    work: dict[str, Callable[..., tuple[int, float]]] = {"produce": produce, "consume": consume}
-    done, seconds = work[what](address, topic, *map(int, numbers))
-    print(json.dumps({"messages": done, "seconds": seconds}))
+    work: dict[str, Callable[..., Timed]] = {"produce": produce, "consume": consume}
+    done, seconds, cpu = work[what](address, topic, *map(int, numbers))
+    print(json.dumps({"messages": done, "seconds": seconds, "cpu_s": cpu}))
 
 
 if __name__ == "__main__":

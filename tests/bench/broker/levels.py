@@ -23,6 +23,9 @@ class Level:
     wanted: float
     measured: float | None
     at_least: bool = True
+    client: str = "replay"
+    cell: str | None = None
+    """Where the figure comes from; None when it is no cell."""
 
     @property
     def met(self) -> bool | None:
@@ -43,23 +46,56 @@ def levels(result: Result) -> Iterator[Level]:
         None if found is None else figures.broker_cpu_per_million(found) for found in (large, fifty, single)
     ]
     gigabytes = None if rates[0] is None else figures.megabytes(rates[0]) / 1000
-    yield Level(key="large", what="replay, large batches", unit="GB/s", wanted=2.0, measured=gigabytes)
+    yield Level(
+        key="large",
+        what="replay, large batches",
+        unit="GB/s",
+        wanted=2.0,
+        measured=gigabytes,
+        cell="produce-large",
+    )
     fifties = None if rates[1] is None else rates[1] / 1e6
-    yield Level(key="fifty", what="replay, 50 per request", unit="M msgs/s", wanted=5.0, measured=fifties)
+    yield Level(
+        key="fifty",
+        what="replay, 50 per request",
+        unit="M msgs/s",
+        wanted=5.0,
+        measured=fifties,
+        cell="produce-50",
+    )
     singles = None if rates[2] is None else rates[2] / 1e3
-    yield Level(key="single", what="replay, 1 per request", unit="k requests/s", wanted=300, measured=singles)
-    for key, name, wanted, cpu in zip(
+    yield Level(
+        key="single",
+        what="replay, 1 per request",
+        unit="k requests/s",
+        wanted=300,
+        measured=singles,
+        cell="produce-1",
+    )
+    for key, name, wanted, cpu, cell in zip(
         ("cpu-large", "cpu-fifty", "cpu-single"),
         ("large batches", "50 per request", "1 per request"),
         (0.1, 0.15, 3.0),
         cpus,
+        ("produce-large", "produce-50", "produce-1"),
         strict=True,
     ):
         yield Level(
-            key=key, what=f"broker CPU, {name}", unit="s/M", wanted=wanted, measured=cpu, at_least=False
+            key=key,
+            what=f"broker CPU, {name}",
+            unit="s/M",
+            wanted=wanted,
+            measured=cpu,
+            at_least=False,
+            cell=cell,
         )
     yield Level(
-        key="sendfile", what="consumption, of raw sendfile", unit="%", wanted=70, measured=_sendfile(result)
+        key="sendfile",
+        what="consumption, of raw sendfile",
+        unit="%",
+        wanted=70,
+        measured=_sendfile(result),
+        cell="consume",
     )
     yield Level(
         key="latency",
@@ -68,6 +104,8 @@ def levels(result: Result) -> Iterator[Level]:
         wanted=FLUSH_MS + 100,
         measured=_latency(result),
         at_least=False,
+        client="Java",
+        cell="latency",
     )
     idle = result.get("systems", {}).get("millrace", {}).get("idle_rss")
     yield Level(

@@ -103,6 +103,10 @@ def _machine(result: Result) -> str:
     )
 
 
+def _cores(result: Result) -> int:
+    return int(result.get("machine", {}).get("cores", 2))
+
+
 def _title(result: Result, system: str) -> str:
     return str(result["systems"][system]["title"])
 
@@ -130,7 +134,9 @@ def _missed(result: Result) -> Iterator[str]:
     notes = _notes().get("level", {})
     for level in levels(result):
         if level.met is False:
-            yield f"- *{level.what}* is {_short_of(level)}. {notes.get(level.key, UNEXPLAINED)}"
+            where = level.cell and figures.outcome(result, "millrace", level.client, level.cell)
+            pace = f" Bottleneck: {figures.bottleneck(where, _cores(result))}." if where else ""
+            yield f"- *{level.what}* is {_short_of(level)}.{pace} {notes.get(level.key, UNEXPLAINED)}"
 
 
 def _short_of(level: Level) -> str:
@@ -141,22 +147,40 @@ def _short_of(level: Level) -> str:
 
 def _ahead(result: Result) -> Iterator[str]:
     """Peers with a higher rate than Millrace: the same client on Kafka, any real client on the others."""
-    notes = _notes().get("ahead", {})
     for cell, title in COMPARED.items():
         rows = list(_rows_of(result, cell))
         for system, client, outcome in rows:
-            if system == "millrace":
-                continue
             ours = [
-                figures.rate(own, figures.slowest_role(own))
+                own
                 for name, used, own in rows
                 if name == "millrace" and (used == client if system in KAFKA_PROTOCOL else used != "replay")
             ]
-            theirs = figures.rate(outcome, figures.slowest_role(outcome))
-            if ours and theirs > max(ours) * _AHEAD:
-                why = notes.get(f"{cell}.{system}", UNEXPLAINED)
-                times = theirs / max(ours)
-                yield f"- *{title}*: {_title(result, system)} ({client}), {times:.2f} times as fast. {why}"
+            if system == "millrace" or not ours:
+                continue
+            best = max(ours, key=_main_rate)
+            times = _main_rate(outcome) / _main_rate(best)
+            if times > _AHEAD:
+                yield (
+                    f"- *{title}*: {_title(result, system)} ({client}), {times:.2f} times as fast; "
+                    f"broker CPU {figures.broker_cpu_per_million(outcome):.2f} s/M there, "
+                    f"{figures.broker_cpu_per_million(best):.2f} s/M in Millrace. "
+                    f"{_why_ahead(result, cell, system, best, outcome)}"
+                )
+
+
+def _main_rate(outcome: Outcome) -> float:
+    return figures.rate(outcome, figures.slowest_role(outcome))
+
+
+def _why_ahead(result: Result, cell: str, system: str, ours: Outcome, theirs: Outcome) -> str:
+    """The note about this cell and system; else what the figures alone say."""
+    notes = _notes().get("ahead", {})
+    verdicts = [figures.bottleneck(outcome, _cores(result)) for outcome in (ours, theirs)]
+    if all("client" in verdict.partition("(")[0] for verdict in verdicts):
+        return notes.get(f"{cell}.{system}", notes["client"])
+    return notes.get(
+        f"{cell}.{system}", f"{UNEXPLAINED} Bottleneck there: {verdicts[1]}; here: {verdicts[0]}."
+    )
 
 
 def _raw(result: Result) -> str:
@@ -177,7 +201,7 @@ def _systems(result: Result) -> str:
 
 
 def _cell(result: Result, cell: str) -> str:
-    cores = int(result.get("machine", {}).get("cores", 2))
+    cores = _cores(result)
     head = ["system", "client", "messages", "msgs/s", "MB/s", "broker CPU s/M", "memory MB"]
     stored = cell.startswith("produce")
     rows = []

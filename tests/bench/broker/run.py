@@ -71,15 +71,18 @@ def run(commands: Sequence[Command], broker_pids: Sequence[int]) -> tuple[list[F
     wall = time.monotonic() - started
     time.sleep(SETTLE_S)
     broker.sample()
-    figures = [_figures(one) for one in running]
+    figures = [one.command.parse(one.words()) for one in running]
+    cpu = [done.cpu_s or one.cpu_s or 0.0 for done, one in zip(figures, running, strict=True)]
     for one in running:
         one.output.close()
     return figures, Usage(
         wall_s=wall,
         broker_cpu_s=meter.cpu_seconds(broker_pids) - before,
-        client_cpu_s=sum(one.cpu_s or 0 for one in running),
+        client_cpu_s=sum(cpu),
         broker_thread_s=broker.busiest_thread_s(),
-        client_thread_s=max((one.cpu_s or 0) * one.sampler.busiest_share() for one in running),
+        client_thread_s=max(
+            used * one.sampler.busiest_share() for used, one in zip(cpu, running, strict=True)
+        ),
         broker_rss=broker.rss,
     )
 
@@ -123,10 +126,6 @@ def _collect(one: _Running) -> None:
     _, status, usage = os.wait4(one.process.pid, 0)
     one.cpu_s = usage.ru_utime + usage.ru_stime
     one.code = one.process.returncode = os.waitstatus_to_exitcode(status)
-
-
-def _figures(one: _Running) -> Figures:
-    return one.command.parse(one.words())
 
 
 def _names(running: list[_Running]) -> str:

@@ -29,6 +29,8 @@ class Figures:
     p50_ms: float | None = None
     p99_ms: float | None = None
     max_ms: float | None = None
+    cpu_s: float | None = None
+    """The client's own CPU while it was timed; None counts its whole life, with its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
