@@ -121,7 +121,8 @@ class ClientConnection:
 
     def abort(self, reason: str) -> None:
         """Close the connection and say why in the log."""
-        log.warning("closed the connection of %s: %s", self.address, reason)
+        if not self.closed:
+            log.warning("closed the connection of %s: %s", self.address, reason)
         self._server.drop(self)
 
     def forget(self) -> None:

@@ -166,9 +166,13 @@ class LogDirectory:
         kept_since = self._clock() * 1000 - self.config.retention_ms
         for path in [path for path, since in list(self._aside.items()) if since < kept_since]:
             log.info("deleting %s: set aside longer ago than retention", path)
-            with contextlib.suppress(OSError):
-                remove_directory(path)
-            self._aside.pop(path, None)
+            try:
+                with contextlib.suppress(FileNotFoundError):  # somebody was faster
+                    remove_directory(path)
+            except OSError as error:
+                log.error("cannot delete %s: %s", path, error.strerror)
+            else:
+                self._aside.pop(path, None)
 
     def delete(self, topic: str, partition: int) -> None:
         """Delete an open partition and its files; nothing happens when it is not open. For a thread."""

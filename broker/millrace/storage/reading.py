@@ -19,6 +19,8 @@ from millrace.storage.state import LogState
 log = logging.getLogger(__name__)
 
 WARM_FILES = 3
+MAX_REPORTED = 100
+"""Different kinds of damage and failures that are told of one log; after them there is nothing new to say."""
 
 
 class Reader:
@@ -57,7 +59,7 @@ class Reader:
 
     def _report(self, what: str) -> None:
         """Say it once: clients ask again and again."""
-        if what not in self._reported:
+        if what not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(what)
             log.error("%s", what)
 

@@ -188,6 +188,19 @@ def test_a_client_that_goes_away_is_forgotten(running: Running) -> None:
     running.on_loop(lambda: running.requests[0].answer([b"to nobody"]))
 
 
+def test_a_connection_is_closed_once_however_often_it_is_asked_for(
+    running: Running, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    def abort(request: Request, text: bytes) -> None:
+        for _ in range(3):
+            request.client.abort("a reason")
+
+    running.serve = abort
+    client.send(1)
+    assert client.at_end()
+    assert [line.message.endswith("a reason") for line in caplog.records] == [True]
+
+
 def test_a_port_in_use_is_one_line_that_says_so() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,

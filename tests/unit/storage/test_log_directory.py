@@ -171,6 +171,28 @@ def test_what_was_set_aside_is_kept_as_long_as_its_messages_would_have_been(tmp_
     logs.close()
 
 
+def test_what_cannot_be_deleted_is_told_and_stays_due_what_is_gone_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=1), clock)
+    logs.partition("t", 0, TOPIC_ID)
+    logs.partition("t", 0, uuid4())
+    clock.now += 1
+
+    def refuses(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.storage.log_directory.remove_directory", refuses)
+        logs.delete_expired()
+    (aside,) = tmp_path.glob("*.foreign-*")
+    assert f"cannot delete {aside}: Permission denied" in [line.message for line in caplog.records]
+    logs.delete_expired()
+    assert not aside.exists()
+    logs.close()
+
+
 def test_where_nothing_expires_what_was_set_aside_stays(tmp_path: Path) -> None:
     clock = Clock()
     logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=None), clock)

@@ -252,3 +252,20 @@ def test_reads_of_cold_segments_hold_few_descriptors(tmp_path: Path) -> None:
         log.read(base, 100)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 3
     crash(log)
+
+
+@pytest.mark.usefixtures("searching")
+def test_damage_asked_for_at_ever_other_offsets_is_told_a_hundred_times_at_most(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log(tmp_path)
+    results = appended(log, *[batch(30, b"x" * 20) for _ in range(300)])
+    log.close()
+    path = next(tmp_path.glob("*.log"))
+    path.write_bytes(bytes(path.stat().st_size))
+    log = open_log(tmp_path)
+    for offset in [result.base_offset + 3 for result in results]:
+        with pytest.raises(CorruptMessage):
+            log.read(offset, 1000)
+    assert 0 < len(caplog.records) <= 100
+    log.close()
