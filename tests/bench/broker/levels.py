@@ -37,58 +37,8 @@ class Level:
 
 def levels(result: Result) -> Iterator[Level]:
     """Every level, with what was measured."""
-    large, fifty, single = (
-        figures.outcome(result, "millrace", "replay", cell)
-        for cell in ("produce-large", "produce-50", "produce-1")
-    )
-    rates = [None if found is None else figures.rate(found, "produce") for found in (large, fifty, single)]
-    cpus = [
-        None if found is None else figures.broker_cpu_per_million(found) for found in (large, fifty, single)
-    ]
-    gigabytes = None if rates[0] is None else figures.megabytes(rates[0]) / 1000
-    yield Level(
-        key="large",
-        what="replay, large batches",
-        unit="GB/s",
-        wanted=2.0,
-        measured=gigabytes,
-        cell="produce-large",
-    )
-    fifties = None if rates[1] is None else rates[1] / 1e6
-    yield Level(
-        key="fifty",
-        what="replay, 50 per request",
-        unit="M msgs/s",
-        wanted=5.0,
-        measured=fifties,
-        cell="produce-50",
-    )
-    singles = None if rates[2] is None else rates[2] / 1e3
-    yield Level(
-        key="single",
-        what="replay, 1 per request",
-        unit="k requests/s",
-        wanted=300,
-        measured=singles,
-        cell="produce-1",
-    )
-    for key, name, wanted, cpu, cell in zip(
-        ("cpu-large", "cpu-fifty", "cpu-single"),
-        ("large batches", "50 per request", "1 per request"),
-        (0.1, 0.15, 3.0),
-        cpus,
-        ("produce-large", "produce-50", "produce-1"),
-        strict=True,
-    ):
-        yield Level(
-            key=key,
-            what=f"broker CPU, {name}",
-            unit="s/M",
-            wanted=wanted,
-            measured=cpu,
-            at_least=False,
-            cell=cell,
-        )
+    yield from _rates(result)
+    yield from _broker_cpu(result)
     yield Level(
         key="sendfile",
         what="consumption, of raw sendfile",
@@ -116,6 +66,36 @@ def levels(result: Result) -> Iterator[Level]:
         measured=None if idle is None else idle / 1e6,
         at_least=False,
     )
+
+
+def _rates(result: Result) -> Iterator[Level]:
+    """What replay reaches; `scale` turns messages a second into the level's unit."""
+    for key, cell, what, unit, wanted, scale in (
+        ("large", "produce-large", "large batches", "GB/s", 2.0, MESSAGE_BYTES / 1e9),
+        ("fifty", "produce-50", "50 per request", "M msgs/s", 5.0, 1e-6),
+        ("single", "produce-1", "1 per request", "k requests/s", 300, 1e-3),
+    ):
+        found = figures.outcome(result, "millrace", "replay", cell)
+        measured = None if found is None else figures.rate(found, "produce") * scale
+        yield Level(key=key, what=f"replay, {what}", unit=unit, wanted=wanted, measured=measured, cell=cell)
+
+
+def _broker_cpu(result: Result) -> Iterator[Level]:
+    for key, cell, what, wanted in (
+        ("cpu-large", "produce-large", "large batches", 0.1),
+        ("cpu-fifty", "produce-50", "50 per request", 0.15),
+        ("cpu-single", "produce-1", "1 per request", 3.0),
+    ):
+        found = figures.outcome(result, "millrace", "replay", cell)
+        yield Level(
+            key=key,
+            what=f"broker CPU, {what}",
+            unit="s/M",
+            wanted=wanted,
+            measured=None if found is None else figures.broker_cpu_per_million(found),
+            at_least=False,
+            cell=cell,
+        )
 
 
 def _sendfile(result: Result) -> float | None:
