@@ -105,7 +105,7 @@ ROWS = {
         says="clusters.dc1: unknown key 'topic'; did you mean 'topics'?",
     ),
     "a file for another command": Row(
-        command="mirror status {local}", says="unknown key 'registry'; known keys: broker_id, cluster"
+        command="mirror status {local}", says="unknown key 'registry'; known keys: "
     ),
     "hours that end before they begin": Row(
         command="hourly Good --from 2015-05-18 --to 2015-05-17 --warehouse {own}", says="is not before --to"
