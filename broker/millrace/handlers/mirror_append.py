@@ -140,6 +140,7 @@ class _Call:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
+        self._request.failed(code)
         answer = dataclasses.replace(self._known, error=code, message=str(error)[:1000])
         self._request.answer([encode_response(answer)])
 

@@ -102,6 +102,8 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
     expected, start, cursor = reader.take(_INT64), reader.take(_INT64), reader.cursor()
     dropped, records = reader.take(_INT64), reader.slice(reader.take(_INT32))
     reader.end()
+    if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
+        raise InvalidRequest("only an append carries records")
     return topic, MirrorAppend(
         mode=mode, origin=origin, expected=None if expected < 0 else expected, start=start, cursor=cursor,
         dropped=dropped, records=records,

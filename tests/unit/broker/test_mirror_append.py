@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -97,3 +98,12 @@ def test_an_append_to_a_topic_that_goes_away_is_answered(running: Running, disk:
     running.cluster.set()
     assert answer(running, asked).error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     disk.free.set()
+
+
+@pytest.mark.parametrize("mode", [MirrorMode.DESCRIBE, MirrorMode.RESET])
+def test_only_an_append_carries_records(running: Running, mode: MirrorMode) -> None:
+    """The others may wait for a thread, and what was received is gone by then."""
+    asked = ask(running, dataclasses.replace(append_of_one(), mode=mode))
+    assert answer(running, asked).error == ErrorCode.INVALID_REQUEST
+    assert asked.client.errors == {(ApiKey.MIRROR_APPEND, ErrorCode.INVALID_REQUEST): 1}
+    assert running.broker.partition("t", 0).log.end == 0
