@@ -109,11 +109,6 @@ class Segment:
         """Log position behind the last byte."""
         return self.base + self.size
 
-    @property
-    def is_open_for_append(self) -> bool:
-        """True while the append descriptor is held, so while a sync may be due."""
-        return self._append_fd is not None
-
     def append_fd(self) -> int:
         """The descriptor appends go through."""
         if self._append_fd is None:

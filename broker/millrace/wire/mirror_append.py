@@ -25,7 +25,7 @@ from enum import IntEnum
 from uuid import UUID
 
 from millrace.compression import Buffer
-from millrace.errors import ErrorCode, InvalidRequest
+from millrace.errors import InvalidRequest
 from millrace.records import Cursor
 from millrace.storage.position import MirrorPosition, Origin
 
@@ -143,11 +143,6 @@ def decode_response(body: Buffer) -> MirrorAppended:
         error=error, message=message, state=state, partition=partition, leader=leader, position=position,
         high_watermark=high_watermark,
     )  # fmt: skip
-
-
-def error_response(code: ErrorCode, message: str) -> bytes:
-    """A response that says only what is wrong."""
-    return encode_response(MirrorAppended(error=code, message=message[:1000]))
 
 
 def _string(text: str) -> bytes:

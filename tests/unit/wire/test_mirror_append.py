@@ -15,7 +15,6 @@ from millrace.wire.mirror_append import (
     decode_response,
     encode_request,
     encode_response,
-    error_response,
 )
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
@@ -77,6 +76,8 @@ def test_bytes_after_the_end_are_refused() -> None:
 
 
 def test_an_error_says_its_code_and_its_message() -> None:
-    found = decode_response(error_response(ErrorCode.POLICY_VIOLATION, "not mirrored: ü" * 3000))
+    found = decode_response(
+        encode_response(MirrorAppended(error=ErrorCode.POLICY_VIOLATION, message="not mirrored: ü" * 10))
+    )
     assert found.error == ErrorCode.POLICY_VIOLATION
     assert found.message.startswith("not mirrored: ü")
