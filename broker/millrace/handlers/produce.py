@@ -94,12 +94,14 @@ def handle(broker: Broker, request: Request) -> None:
 def _learn(broker: Broker, request: Request, asked: ProduceRequest) -> None:
     """Remember a request for a partition that is here, for when it is repeated."""
     topic, number, _ = asked.batches[0]
-    client, requests = request.client, RepeatedRequest.of(request.frame, request.body)
-    if requests is None or (topic, number) not in broker.partitions:
+    known = request.client.repeated
+    if not isinstance(known, _Known):
+        known = request.client.repeated = _Known()
+    if known.requests.full or (topic, number) not in broker.partitions:
         return
-    known = client.repeated
-    if not isinstance(known, _Known) or known.requests.length != len(requests.constant):
-        known = client.repeated = _Known(len(requests.constant))
+    requests = RepeatedRequest.of(request.frame, request.body)
+    if requests is None:
+        return
     repeated = _Repeated(broker, (topic, number), request.api_version, asked.acks, requests)
     known.requests.learn(requests.constant, repeated)
 
@@ -109,8 +111,8 @@ class _Known:
 
     __slots__ = ("requests",)
 
-    def __init__(self, length: int) -> None:
-        self.requests: KnownRequests[_Repeated] = KnownRequests(length)
+    def __init__(self) -> None:
+        self.requests: KnownRequests[_Repeated] = KnownRequests()
 
     def serve(self, client: Client, framer: RequestFramer) -> Request | None:
         """One place for the answers to all requests that repeat the next one; None if that is not known."""

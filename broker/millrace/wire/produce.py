@@ -36,6 +36,7 @@ MAX_KNOWN_REQUESTS = 128
 """Of one client, at about 1.5 KB each ..."""
 MAX_CONSTANT_BYTES = 512
 """... and none with a name longer than this."""
+_BEFORE_CONSTANT = 12
 T = TypeVar("T")
 
 
@@ -171,24 +172,31 @@ class RepeatedRequest:
 
 
 class KnownRequests(Generic[T]):
-    """What a client's requests mean, by their constant part; all those parts are of one length."""
+    """What a client's requests mean, by their constant part."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self._layout = struct.Struct(f">12x{length}s")
+    __slots__ = ("_meanings",)
+
+    def __init__(self) -> None:
         self._meanings: dict[bytes, T] = {}
 
+    @property
+    def full(self) -> bool:
+        """True when no more are remembered: learning each anew would cost more than the general way."""
+        return len(self._meanings) >= MAX_KNOWN_REQUESTS
+
     def learn(self, constant: bytes, meaning: T) -> None:
-        """Remember one more; too many are all forgotten."""
-        if len(self._meanings) >= MAX_KNOWN_REQUESTS:
-            self._meanings.clear()
+        """Remember one more."""
         self._meanings[constant] = meaning
 
     def next(self, data: memoryview, position: int) -> T | None:
         """What the request at `position` means; None when that is not known."""
-        if len(data) - position < self._layout.size:
+        start = position + _BEFORE_CONSTANT
+        try:
+            name_at = start + 2 + max(0, _INT16.unpack_from(data, start)[0]) + _ONE_TOPIC_HEAD.size
+            end = name_at + _INT16.unpack_from(data, name_at - 2)[0] + 8
+        except struct.error:
             return None
-        return self._meanings.get(self._layout.unpack_from(data, position)[0])
+        return self._meanings.get(bytes(data[start:end]))
 
 
 class RepeatedBatches(NamedTuple):

@@ -186,6 +186,14 @@ def test_requests_for_several_partitions_in_turn_take_a_place_each_and_are_serve
     assert found[:-1] == outcome(tmp_path / "other", [data], may_repeat=False)[:-1]
 
 
+def test_requests_of_different_lengths_in_turn_are_recognised_all(tmp_path: Path) -> None:
+    kinds = [Sent(), Sent(client_id="client"), *[Sent(), Sent(client_id="client")] * 3]
+    counts = [1, 1, *[10] * 6]
+    data = b"".join(kind.frame(0) * count for kind, count in zip(kinds, counts, strict=True))
+    found = outcome(tmp_path, [data], may_repeat=True)
+    assert (found[2], found[-1]) == (62, len(kinds)), "the first of each kind, then a place for each run"
+
+
 @pytest.mark.parametrize("name", ["missing-{}", "t"])
 @pytest.mark.parametrize("length", [10, 20_000])
 def test_what_is_remembered_of_a_clients_requests_is_little(tmp_path: Path, name: str, length: int) -> None:
