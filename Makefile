@@ -14,7 +14,7 @@ demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG
 	$(BIN)/millrace demo $(DEMO)
 
 test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # they wait more than they compute: two at a time take half as long
 
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .
