@@ -6,16 +6,15 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
-from confluent_kafka import Producer
 
 from millrace.audit.counts import SequenceCounts
 from millrace.audit.messages import AuditCodec, Count
 from millrace.producer import AuditedProducer
 from millrace.registry.client import SchemaRegistryClient
 from tests.brokers import read_topic
+from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker
 from tests.support import REPOSITORY, Process, wait_until
 from tests.warehouses import EMPTY_EVENT
@@ -43,18 +42,6 @@ class World:
                 for number in range(count):
                     producer.send(topic, "PageView", EMPTY_EVENT, time_ms=START_MS + number)
             return [value for value in read_topic(client, topic)[0].values if value is not None]
-
-    def transact(self, topic: str, values: list[bytes], *, commit: bool) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.address, "transactional.id": uuid4().hex})
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(topic, value, partition=0)
-        assert producer.flush(30) == 0
-        if commit:
-            producer.commit_transaction(30)
-        else:
-            producer.abort_transaction(30)
 
     def count(self, topic: str, audit_topic: str) -> list[Count]:
         """What the reader says of a topic up to its end, once it has said it."""
@@ -93,9 +80,9 @@ def world(
 
 def test_messages_of_aborted_transactions_are_not_there(world: World) -> None:
     events = world.publish("audited", 20)
-    world.transact("audited", events[:5], commit=False)
-    world.transact("audited", [b"not ours"] * 3, commit=True)
-    world.transact("audited", [b"not ours"] * 2, commit=False)
+    transact(world.kafka.address, "audited", events[:5], commit=False)
+    transact(world.kafka.address, "audited", [b"not ours"] * 3, commit=True)
+    transact(world.kafka.address, "audited", [b"not ours"] * 2, commit=False)
     counts = world.count("audited", "audit-of-transactions")
     total = SequenceCounts()
     for count in counts:

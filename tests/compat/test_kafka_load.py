@@ -21,6 +21,7 @@ from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.load import LoadResult
 from millrace_spark.source import MillraceDataSource
 from tests.brokers import read_topic
+from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker, kafka_tool
 from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import EMPTY_EVENT, loaded_rows
@@ -60,18 +61,6 @@ class World:
                 if flush_every and number % flush_every == flush_every - 1:
                     producer.flush()
                     time.sleep(0.12)  # the next one begins a new segment: only closed ones are compacted
-
-    def transact(self, topic: str, values: list[bytes], *, commit: bool) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.address, "transactional.id": uuid4().hex})
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(topic, value, partition=0)
-        assert producer.flush(30) == 0
-        if commit:
-            producer.commit_transaction(30)
-        else:
-            producer.abort_transaction(30)
 
     def load(self, warehouse: Path, topic: str, **changes: object) -> LoadResult:
         settings: dict[str, object] = {
@@ -116,10 +105,10 @@ def test_committed_events_become_rows_and_the_next_load_goes_on_behind_them(
     config: dict[str, Any] = {"compression.type": "zstd", "batch.num.messages": 20}
     world.publish(topic, 700, **config)
     events = world.values(topic)
-    world.transact(topic, events[:30], commit=False)
+    transact(world.kafka.address, topic, events[:30], commit=False)
     first = world.load(tmp_path, topic)
     assert (first.rows, first.rejected, first.gaps) == (700, 0, [])
-    world.transact(topic, events[:5], commit=False)
+    transact(world.kafka.address, topic, events[:5], commit=False)
     world.publish(topic, 50)
     second = world.load(tmp_path, topic)
     assert (second.rows, second.rejected, second.gaps) == (50, 0, [])
@@ -207,7 +196,7 @@ def test_the_data_source_reads_committed_records_and_the_broker_s_own_time(world
     topic = world.topic("KafkaSource", 2, message_timestamp_type="LogAppendTime")
     world.publish(topic, 40)
     events = world.values(topic)
-    world.transact(topic, events[:10], commit=False)
+    transact(world.kafka.address, topic, events[:10], commit=False)
     frame = (
         world.spark.read.format("millrace")
         .option("bootstrap", world.kafka.address)

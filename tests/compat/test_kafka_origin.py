@@ -27,6 +27,7 @@ from tests.compat.clients import (
     assert_seeks_are_exact,
 )
 from tests.compat.java_console import JAVA
+from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker, kafka_tool
 from tests.support import Process, run_millrace, wait_until
 
@@ -188,26 +189,11 @@ def test_spark_s_kafka_source_reads_a_mirrored_topic(world: World, spark: SparkS
     assert sorted(bytes(row["value"]) for row in rows) == sorted(expected)
 
 
-def transact(world: World, topic: str, values: list[bytes], *, commit: bool) -> None:
-    producer = Producer(
-        {"bootstrap.servers": world.kafka.address, "transactional.id": f"tx-{uuid4().hex}", "log_level": 2}
-    )
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(30) == 0
-    if commit:
-        producer.commit_transaction(30)
-    else:
-        producer.abort_transaction(30)
-
-
 def test_committed_transactions_are_copied_and_aborted_ones_stay_behind_counted(world: World) -> None:
     world.topic("transactions")
     produce(world.kafka.address, "transactions", numbered("plain", 3))
-    transact(world, "transactions", numbered("committed", 4), commit=True)
-    transact(world, "transactions", numbered("aborted", 5), commit=False)
+    transact(world.kafka.address, "transactions", numbered("committed", 4), commit=True)
+    transact(world.kafka.address, "transactions", numbered("aborted", 5), commit=False)
     produce(world.kafka.address, "transactions", numbered("after", 2))
     expected = [*numbered("plain", 3), *numbered("committed", 4), *numbered("after", 2)]
     assert world.copy("transactions").values == expected
@@ -225,8 +211,8 @@ def test_committed_transactions_are_copied_and_aborted_ones_stay_behind_counted(
 def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark: SparkSession) -> None:
     world.topic("batched", 2)
     produce(world.kafka.address, "batched", numbered("plain", 3))
-    transact(world, "batched", numbered("committed", 4), commit=True)
-    transact(world, "batched", numbered("aborted", 5), commit=False)
+    transact(world.kafka.address, "batched", numbered("committed", 4), commit=True)
+    transact(world.kafka.address, "batched", numbered("aborted", 5), commit=False)
     settings = MirrorSettings(
         topic="batched", origin="dc1", origin_bootstrap=world.kafka.address,
         bootstrap=world.aggregate.bootstrap,
