@@ -218,7 +218,7 @@ def _cell(result: Result, cell: str) -> str:
         ]
         if stored:
             overhead = outcome["overhead_bytes"]
-            # Less than nothing: files of earlier cells were removed meanwhile, so this cell's share is unknown.
+            # Less than nothing: files of earlier cells were removed meanwhile, this one's share is unknown.
             row.append("-" if overhead is None or overhead < 0 else f"{overhead:.1f}")
         rows.append([*row, figures.bottleneck(outcome, cores)])
     overhead_head = ["overhead B/msg"] if stored else []
