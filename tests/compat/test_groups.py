@@ -12,7 +12,6 @@ import asyncio
 import functools
 import json
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -208,7 +207,6 @@ def test_a_cooperative_rebalance_moves_only_what_must_move(members: Members, cli
 # kcat
 
 
-@pytest.mark.skipif(not shutil.which("kcat"), reason="kcat is not installed")
 def test_kcat_reads_as_a_member_and_resumes(cluster: TestCluster, topic: str) -> None:
     group = ("-G", f"kcat of {topic}", topic, "-b", cluster.bootstrap, "-q")
     options = ("-X", "auto.offset.reset=earliest", "-X", "session.timeout.ms=3000", "-f", "%s\\n", "-e")
