@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -26,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
+from millrace import sqlite
 from millrace.audit.messages import NOTHING
 from millrace.errors import MillraceError
 
@@ -250,12 +250,7 @@ def _engine(url: URL) -> Engine:
         )
     engine = create_engine(url)
 
-    @event.listens_for(engine, "connect")
-    def _prepare(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # Python would otherwise begin a transaction only to write
-        # Readers go on while the one writer commits; a commit survives a power cut.
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000"):
-            connection.execute(f"PRAGMA {pragma}")
+    event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

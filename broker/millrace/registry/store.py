@@ -16,9 +16,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from millrace import sqlite
 from millrace.errors import MillraceError
 
-_LOCK_WAIT_S = 10
+_LOCK_WAIT_S = 30
 _POSTGRES_LOCK = 0x6D696C6C72616365  # "millrace": one advisory lock for every writer of this registry
 
 _metadata = sa.MetaData()
@@ -275,13 +276,8 @@ def _engine(url: sa.URL) -> sa.Engine:
             "a registry in memory would give the same ids again after a restart: name a file,"
             " for example sqlite:////var/lib/millrace/registry.db"
         )
-    engine = sa.create_engine(url, connect_args={"timeout": _LOCK_WAIT_S})
-
-    @sa.event.listens_for(engine, "connect")
-    def _prepare(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # transactions begin where we say, not at the first write
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {pragma}").close()
+    engine = sa.create_engine(url)
+    sa.event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:

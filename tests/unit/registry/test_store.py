@@ -107,6 +107,19 @@ def test_two_incompatible_schemas_at_once_do_not_both_get_in(store: Store) -> No
     assert registry.versions("s") == [1]
 
 
+def test_eight_registries_open_a_new_file_at_the_same_moment_again_and_again(tmp_path: Path) -> None:
+    together = threading.Barrier(8)
+
+    def opened(url: str) -> Store:
+        together.wait(10)
+        return Store.open(url)
+
+    with ThreadPoolExecutor(8) as pool:
+        for round_number in range(30):
+            for store in pool.map(opened, [f"sqlite:///{tmp_path}/{round_number}.db"] * 8):
+                store.close()
+
+
 def test_two_registries_opening_an_empty_database_at_once_both_succeed(database_url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         stores = list(pool.map(lambda _: Store.open(database_url), range(4)))
