@@ -80,7 +80,8 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
         "hourly": hourly_command(settings, "T", *hours, "r"),
         "mirror-batch": mirror_command(settings, "T", "dc1"),
     }
-    command = vars(import_module("millrace_spark.commands"))[name.replace("-", "_")]
+    module = name.replace("-", "_")
+    command = vars(import_module(f"millrace_spark.commands.{module}"))[module]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in commands[name] if word.startswith("--")} <= known
 

@@ -12,7 +12,10 @@ from click.testing import CliRunner
 
 import millrace_spark.submit
 from millrace.errors import MillraceError
-from millrace_spark.commands import hourly, load, mirror_batch, verify
+from millrace_spark.commands.hourly import hourly
+from millrace_spark.commands.load import load
+from millrace_spark.commands.mirror_batch import mirror_batch
+from millrace_spark.commands.verify import verify
 from millrace_spark.load import load_topic
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
 

@@ -1,0 +1,90 @@
+"""What the commands share: options, a Spark job submitted with its steps shown, tables for people."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from millrace.errors import ConfigError
+
+MASTER = click.option(
+    "--master", default="local[2]", show_default=True, help="Spark master the job is submitted to."
+)
+WAREHOUSE = click.option(
+    "--warehouse", required=True, metavar="URI", help="Folder of the warehouse: a path, file:// or hdfs://."
+)
+RUN_ID = click.option(
+    "--run-id", default="", help="Name of the run; a repeated run of one name finishes what the first began."
+)
+SINK = click.option(
+    "--sink",
+    type=click.Choice(["direct", "spark"]),
+    default="direct",
+    show_default=True,
+    help="Who writes Parquet: the tasks themselves (a folder they all see), or Spark (any Hadoop storage).",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+def submit_job(job: str, settings: Mapping[str, Any], master: str, *, fast_start: bool) -> Any:
+    """The result of `jobs/<job>.py` under spark-submit, its steps shown; MillraceError with its own line."""
+    from millrace_spark.submit import submit
+
+    with steps(job) as on_line:
+        return submit(job, settings, master=master, on_line=on_line, fast_start=fast_start)
+
+
+@contextmanager
+def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
+    """Shows the newest line beside a spinner on a terminal; elsewhere the lines themselves, for the log."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield quiet or (lambda line: print(line, file=sys.stderr, flush=True))
+        return
+    with console.status(f"{what} ...") as status:
+        yield lambda line: status.update(f"{line[: console.width - 4]}")
+
+
+def parse_time(text: str, option: str) -> datetime:
+    """A time in ISO 8601 as UTC, which is also meant where no zone is given; ConfigError names the option."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"{option} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def absolute_warehouse(warehouse: str) -> str:
+    """The warehouse as every process finds it; ConfigError when it can be none."""
+    from millrace_spark.filesystem import absolute
+
+    return absolute(warehouse)
+
+
+def manual_run_id() -> str:
+    """A run id that nobody has used."""
+    return f"manual-{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}"
+
+
+def table_of(*columns: str) -> Table:
+    """A table for people: the first and the last column to the left, numbers between them to the right."""
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index in (0, len(columns) - 1) else "right")
+    return table
+
+
+def show(table: Table) -> None:
+    """Print a table; whole lines where there is no terminal to keep to."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no width to keep to
+    console.print(table)

@@ -1,0 +1,51 @@
+"""`millrace verify`: the proof that a warehouse is what was published."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from millrace.config import parse_addresses
+from millrace.errors import MillraceError
+from millrace_spark.commands.options import JSON, show, steps, table_of
+
+
+@click.command()
+@click.argument("warehouse")
+@click.option("--topic", default=None, help="Check this topic only.")
+@click.option("--bootstrap", default=None, metavar="HOST:PORT", help="Also compare with this cluster's logs.")
+@JSON
+def verify(warehouse: str, topic: str | None, bootstrap: str | None, as_json: bool) -> None:
+    """Prove that WAREHOUSE is what was published; exit code 1 when a load, a file or a row is not.
+
+    Example: millrace verify /data/warehouse --topic PageView
+    """
+    from millrace.wire.client import ClusterClient
+    from millrace_spark.filesystem import open_filesystem
+    from millrace_spark.verify import verify as verify_warehouse
+    from millrace_spark.warehouse import no_progress
+
+    fs = open_filesystem(warehouse)
+    with steps("verify", no_progress) as on_folder:
+        if bootstrap is None:
+            reports = verify_warehouse(fs, topic, None, on_folder)
+        else:
+            parse_addresses(bootstrap, "--bootstrap")
+            with ClusterClient(bootstrap) as client:
+                reports = verify_warehouse(fs, topic, client, on_folder)
+    problems = [problem for report in reports for problem in report.problems]
+    if as_json:
+        click.echo(json.dumps({"ok": not problems, "tables": [report.as_json() for report in reports]}))
+    else:
+        table = table_of("table", "folders", "files", "rows", "problems")
+        for report in reports:
+            shown = (report.folders, report.files, report.rows, len(report.problems))
+            table.add_row(report.table, *(f"{each:,}" for each in shown))
+        show(table)
+        for note in (note for report in reports for note in report.notes):
+            click.echo(f"note: {note}")
+        for problem in problems:
+            click.echo(f"problem: {problem}")
+    if problems:
+        raise MillraceError(f"{len(problems)} problem(s) in {warehouse}: {problems[0]}")
