@@ -17,6 +17,8 @@ import shutil
 import time
 import urllib.parse
 import uuid
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -66,6 +68,9 @@ class Filesystem(Protocol):
 
     def age_s(self, path: str) -> float:
         """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
+
+    def local_copy(self, path: str) -> AbstractContextManager[Path]:
+        """A local file with the bytes of a file, to read only; FileNotFoundError when it is not there."""
 
 
 class LocalFilesystem:
@@ -165,6 +170,14 @@ class LocalFilesystem:
             return time.time() - (self._root / path).stat().st_mtime
         except FileNotFoundError:
             return 0.0
+
+    @contextmanager
+    def local_copy(self, path: str) -> Iterator[Path]:
+        """The file itself; FileNotFoundError when it is not there."""
+        file = self._root / path
+        if not file.is_file():
+            raise FileNotFoundError(self.uri(path))
+        yield file
 
     def _sync_above(self, path: Path) -> None:
         """The folder that holds the path, and once each those above it: an earlier run may have made them."""

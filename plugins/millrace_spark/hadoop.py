@@ -7,8 +7,12 @@ files never travel through py4j: their SHA-256 is computed in the JVM.
 
 from __future__ import annotations
 
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
@@ -130,3 +134,15 @@ class HadoopFilesystem:
                 return 0.0
             raise
         return time.time() - changed_ms / 1000
+
+    @contextmanager
+    def local_copy(self, path: str) -> Iterator[Path]:
+        """A temporary copy on this machine, made by the JVM; FileNotFoundError when it is not there."""
+        with tempfile.TemporaryDirectory(prefix="millrace-copy-") as folder:
+            copy = Path(folder, path.rpartition("/")[2])
+            # Raw: the copy is deleted in a moment, Hadoop's checksum file beside it is of no use.
+            target = self._jvm.org.apache.hadoop.fs.Path(f"file://{copy}")
+            if not self._fs.exists(self._path(path)):
+                raise FileNotFoundError(self.uri(path))
+            self._fs.copyToLocalFile(False, self._path(path), target, True)
+            yield copy

@@ -55,8 +55,13 @@ def test_files_are_listed_hashed_and_deleted(fs: HadoopFilesystem) -> None:
     ]
     assert fs.sha256("t/load=1/date=1/file") == hashlib.sha256(content).hexdigest()
     assert fs.age_s("t/load=1") < 60
+    with fs.local_copy("t/load=1/date=1/file") as copy:
+        assert copy.read_bytes() == content
+    assert not copy.exists()
     fs.delete("t")
     assert not fs.names("t")
     assert not fs.files("t")
     with pytest.raises(FileNotFoundError):
         fs.read("t/load=1/date=1/file")
+    with pytest.raises(FileNotFoundError), fs.local_copy("t/load=1/date=1/file"):
+        pass

@@ -75,6 +75,14 @@ def test_what_is_not_there_reads_as_nothing(fs: LocalFilesystem) -> None:
         fs.read("nowhere")
 
 
+def test_the_local_copy_of_a_local_file_is_the_file_itself(fs: LocalFilesystem) -> None:
+    fs.create("t/file", b"content")
+    with fs.local_copy("t/file") as copy:
+        assert copy == Path(fs.uri("t/file"))
+    with pytest.raises(FileNotFoundError), fs.local_copy("t/gone"):
+        pass
+
+
 def test_a_warehouse_is_a_path_or_a_file_uri(tmp_path: Path) -> None:
     assert open_filesystem(str(tmp_path)).root == str(tmp_path)
     assert open_filesystem(f"file://{tmp_path}/with%20space").root == f"{tmp_path}/with space"
