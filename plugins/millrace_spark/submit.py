@@ -1,7 +1,8 @@
 """Runs a job under spark-submit of the installed PySpark, and gives back what it prints.
 
-Knows processes, not jobs. The job dies with whoever started it: a driver left alone does no harm (loads are
-published exclusively), but it would hold two cores for nothing.
+Knows processes, not jobs. The driver runs here, whatever the master (client mode): it prints the answer, and
+it dies with whoever started it. A driver left alone does no harm (loads are published exclusively), but it
+would hold two cores for nothing. Executors of a cluster end by themselves when their driver is gone.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ import ctypes
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import millrace_spark
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.zookeeper import find_java
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -37,28 +39,47 @@ OnLine = Callable[[str], None]
 """Called with every line the job writes to standard error."""
 
 
-def submit(job: str, settings: Mapping[str, Any], *, master: str, on_line: OnLine, fast_start: bool) -> Any:
-    """Run `jobs/<job>.py` to its end; its result, or MillraceError with its own line."""
+def submit(
+    job: str,
+    settings: Mapping[str, Any],
+    *,
+    master: str,
+    on_line: OnLine,
+    fast_start: bool,
+    conf: Mapping[str, str] | None = None,
+    archives: Sequence[str] = (),
+) -> Any:
+    """Run `jobs/<job>.py` to its end; its result, or MillraceError with its own line.
+
+    `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
+    the tasks run; the first is an environment with Python and this package, and runs them.
+    """
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-    with _in_a_file(settings) as path:
-        output, code = _run(_command(job, path, master, fast_start), last, on_line)
+    with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
+        folder = Path(name)
+        path = folder / "settings.json"  # a year of hours is too long for an argument
+        path.write_text(json.dumps(dict(settings)))
+        confs = _confs(job, master, fast_start, archives) | dict(conf or {})
+        if confs.get("spark.submit.deployMode", "client") != "client":
+            raise ConfigError(
+                "spark.submit.deployMode must be client: the command waits for the driver's answer"
+            )
+        options = [word for key, value in confs.items() for word in ("--conf", f"{key}={value}")]
+        script = Path(millrace_spark.__path__[0], "jobs", f"{job}.py")
+        command = [str(_spark_home() / "bin" / "spark-submit"), "--master", master, *options, str(script)]
+        where = _stand_in(folder, archives[0]) if archives else None
+        output, code = _run([*command, str(path)], where, last, on_line)
     return _answer(job, code, output, last)
 
 
-@contextmanager
-def _in_a_file(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Path of a file with the settings as JSON: a year of hours is too long for an argument."""
-    with tempfile.NamedTemporaryFile("w", prefix="millrace-job-", suffix=".json") as file:
-        json.dump(dict(settings), file)
-        file.flush()
-        yield file.name
-
-
-def _run(command: Sequence[str], last: collections.deque[str], on_line: OnLine) -> tuple[str, int]:
+def _run(
+    command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
+) -> tuple[str, int]:
     """Standard output and exit code; standard error goes to `on_line`, its last lines to `last`."""
     with subprocess.Popen(
         command,
         env=_environment(),
+        cwd=where,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,23 +101,63 @@ def _run(command: Sequence[str], last: collections.deque[str], on_line: OnLine) 
     return output, code
 
 
-def _command(job: str, settings_path: str, master: str, fast_start: bool) -> list[str]:
-    home = _spark_home()
-    options = ["--master", master, "--name", f"millrace {job}"]
+def _confs(job: str, master: str, fast_start: bool, archives: Sequence[str]) -> dict[str, str]:
+    """The settings of an application, before those that the user gives."""
     confs = {
+        "spark.app.name": f"millrace {job}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
+        "spark.pyspark.driver.python": sys.executable,
     }
-    if master.startswith("local"):
+    if _on_this_machine(master):
         confs |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if fast_start:
-        options += ["--driver-java-options", FAST_START]
-    for key, value in confs.items():
-        options += ["--conf", f"{key}={value}"]
-    script = Path(millrace_spark.__path__[0], "jobs", f"{job}.py")
-    return [str(home / "bin" / "spark-submit"), *options, str(script), settings_path]
+        confs["spark.driver.extraJavaOptions"] = FAST_START
+    if archives:
+        paths = [_split(archive) for archive in archives]
+        # Absolute, because spark-submit runs in another folder then.
+        confs["spark.archives"] = ",".join(f"{_absolute(path)}#{name}" for path, name in paths)
+        confs["spark.pyspark.python"] = f"./{paths[0][1]}/bin/python"
+    return confs
+
+
+def _on_this_machine(master: str) -> bool:
+    """True for a local master and for a cluster that listens on the loopback address."""
+    return master.startswith("local") or urllib.parse.urlparse(master).hostname in ("127.0.0.1", "localhost")
+
+
+def _split(archive: str) -> tuple[str, str]:
+    """File and name of FILE#NAME; ConfigError when it is not of that form."""
+    path, _, name = archive.partition("#")
+    if not path or not name or "/" in name or "," in archive:
+        raise ConfigError(
+            f"--archives {archive!r} is not FILE#NAME, for example environment.tar.gz#environment"
+        )
+    return path, name
+
+
+def _absolute(path: str) -> str:
+    """A local file as every folder finds it, other URIs as they are; ConfigError when it is not there."""
+    if urllib.parse.urlparse(path).scheme:
+        return path
+    if not Path(path).is_file():
+        raise ConfigError(f"--archives: no file {path}: pack an environment first, see docs/clusters.md")
+    return str(Path(path).absolute())
+
+
+def _stand_in(folder: Path, archive: str) -> Path:
+    """A folder to run spark-submit in, where the executors' Python has the same relative path as theirs.
+
+    Spark has one path of Python for all workers, and some of them run beside the driver (those that ask a
+    Python data source for its partitions), where nobody unpacks an archive.
+    """
+    python = folder / _split(archive)[1] / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    return folder
 
 
 def _spark_home() -> Path:
@@ -110,6 +171,7 @@ def _environment() -> dict[str, str]:
     java = Path(find_java())
     environment = dict(os.environ)
     # Workers otherwise take whatever `python3` is first on the path, spark-submit whatever SPARK_HOME says.
+    # A `spark.pyspark.python` in the settings or in spark-defaults.conf counts for more.
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment["SPARK_HOME"] = str(_spark_home())
     environment["PATH"] = f"{java.parent}{os.pathsep}{environment.get('PATH', '')}"

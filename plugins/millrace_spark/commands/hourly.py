@@ -10,14 +10,15 @@ import click
 from millrace.errors import ConfigError
 from millrace_spark.commands.options import (
     JSON,
-    MASTER,
     RUN_ID,
     SINK,
     WAREHOUSE,
+    SparkOptions,
     absolute_warehouse,
     manual_run_id,
     parse_time,
     show,
+    spark_options,
     submit_job,
     table_of,
 )
@@ -34,7 +35,7 @@ from millrace_spark.commands.options import (
 @click.option("--auditor", default="", metavar="URL", help="Auditor whose verdict is written into each hour.")
 @RUN_ID
 @SINK
-@MASTER
+@spark_options
 @JSON
 def hourly(
     topic: str,
@@ -45,7 +46,7 @@ def hourly(
     auditor: str,
     run_id: str,
     sink: str,
-    master: str,
+    spark: SparkOptions,
     as_json: bool,
 ) -> None:
     """Publish hours of TOPIC from its loads; an hour without news since its last revision stays as it is.
@@ -60,7 +61,7 @@ def hourly(
         "auditor": auditor,
         "sink": sink,
     }
-    answer = submit_job("hourly", settings, master, fast_start=sink == "direct")
+    answer = submit_job("hourly", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))
         return

@@ -12,13 +12,14 @@ from millrace.config import parse_addresses
 from millrace.errors import MillraceError
 from millrace_spark.commands.options import (
     JSON,
-    MASTER,
     RUN_ID,
     SINK,
     WAREHOUSE,
+    SparkOptions,
     absolute_warehouse,
     manual_run_id,
     show,
+    spark_options,
     submit_job,
     table_of,
 )
@@ -36,7 +37,7 @@ from millrace_spark.commands.options import (
 )
 @click.option("--accept-gaps", is_flag=True, help="Go on over offsets that are missing in the log.")
 @click.option("--accept-rejected", is_flag=True, help="Succeed although records could not be decoded.")
-@MASTER
+@spark_options
 @JSON
 def load(
     topics: Sequence[str],
@@ -48,7 +49,7 @@ def load(
     accept_new_topic: bool,
     accept_gaps: bool,
     accept_rejected: bool,
-    master: str,
+    spark: SparkOptions,
     as_json: bool,
 ) -> None:
     """Load what is new in each TOPIC into the warehouse, exactly once, by one rename per topic.
@@ -69,7 +70,7 @@ def load(
         "accept_new_topic": accept_new_topic,
         "accept_gaps": accept_gaps,
     }
-    results = submit_job("load", settings, master, fast_start=sink == "direct")
+    results = submit_job("load", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(results))
     else:

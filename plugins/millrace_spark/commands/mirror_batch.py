@@ -7,7 +7,7 @@ import json
 import click
 
 from millrace.config import parse_addresses
-from millrace_spark.commands.options import JSON, MASTER, show, submit_job, table_of
+from millrace_spark.commands.options import JSON, SparkOptions, show, spark_options, submit_job, table_of
 
 
 @click.command("mirror-batch")
@@ -17,10 +17,10 @@ from millrace_spark.commands.options import JSON, MASTER, show, submit_job, tabl
 )
 @click.option("--origin-bootstrap", required=True, metavar="HOST:PORT", help="Brokers of the origin cluster.")
 @click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Brokers of the aggregate cluster.")
-@MASTER
+@spark_options
 @JSON
 def mirror_batch(
-    topic: str, origin: str, origin_bootstrap: str, bootstrap: str, master: str, as_json: bool
+    topic: str, origin: str, origin_bootstrap: str, bootstrap: str, spark: SparkOptions, as_json: bool
 ) -> None:
     """Copy what is new in TOPIC of an origin cluster into the aggregate cluster, each batch exactly once.
 
@@ -35,7 +35,7 @@ def mirror_batch(
         "origin_bootstrap": origin_bootstrap,
         "bootstrap": bootstrap,
     }
-    answer = submit_job("mirror", settings, master, fast_start=True)
+    answer = submit_job("mirror", settings, spark, fast_start=True)
     if as_json:
         click.echo(json.dumps(answer))
         return

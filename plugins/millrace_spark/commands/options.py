@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,9 +17,6 @@ from rich.table import Table
 
 from millrace.errors import ConfigError
 
-MASTER = click.option(
-    "--master", default="local[2]", show_default=True, help="Spark master the job is submitted to."
-)
 WAREHOUSE = click.option(
     "--warehouse", required=True, metavar="URI", help="Folder of the warehouse: a path, file:// or hdfs://."
 )
@@ -34,12 +33,70 @@ SINK = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def submit_job(job: str, settings: Mapping[str, Any], master: str, *, fast_start: bool) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """Where a command's job runs, and with what; see docs/clusters.md."""
+
+    master: str
+    conf: Mapping[str, str]
+    archives: Sequence[str]
+
+
+def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --master, --conf and --archives to a command, which gets them as one argument `spark`."""
+
+    @functools.wraps(command)
+    def run(
+        *arguments: Any, master: str, conf: Sequence[str], archives: Sequence[str], **options: Any
+    ) -> Any:
+        spark = SparkOptions(master=master, conf=dict(map(_key_and_value, conf)), archives=archives)
+        return command(*arguments, spark=spark, **options)
+
+    for option in reversed(_SPARK):
+        run = option(run)
+    return run
+
+
+_SPARK = (
+    click.option(
+        "--master", default="local[2]", show_default=True, help="Spark master the job is submitted to."
+    ),
+    click.option(
+        "--conf",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A Spark setting; may be repeated, comes before ours.",
+    ),
+    click.option(
+        "--archives",
+        multiple=True,
+        metavar="FILE#NAME",
+        help="A packed environment whose Python the executors run; may be repeated, the first one is it.",
+    ),
+)
+
+
+def _key_and_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.startswith("spark."):
+        raise ConfigError(f"--conf {text!r} is not of the form spark.KEY=VALUE")
+    return key, value
+
+
+def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fast_start: bool) -> Any:
     """The result of `jobs/<job>.py` under spark-submit, its steps shown; MillraceError with its own line."""
     from millrace_spark.submit import submit
 
     with steps(job) as on_line:
-        return submit(job, settings, master=master, on_line=on_line, fast_start=fast_start)
+        return submit(
+            job,
+            settings,
+            master=spark.master,
+            on_line=on_line,
+            fast_start=fast_start,
+            conf=spark.conf,
+            archives=spark.archives,
+        )
 
 
 @contextmanager

@@ -152,3 +152,14 @@ def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [load, hourly, verify, mirror_batch])
 def test_every_command_s_help_has_an_example(command: Any) -> None:
     assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
+
+
+def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = []
+    spark = ["--master", "spark://far:7077", "--conf", "spark.a=b=c", "--archives", "e.tar.gz#e"]
+    shown = CliRunner().invoke(load, ["A", *LOAD, *spark])
+    assert shown.exit_code == 0, shown.output
+    assert submitted["conf"] == {"spark.a": "b=c"}
+    assert list(submitted["archives"]) == ["e.tar.gz#e"]
+    refused = CliRunner().invoke(load, ["A", *LOAD, "--conf", "executor.cores=1"])
+    assert str(refused.exception) == "--conf 'executor.cores=1' is not of the form spark.KEY=VALUE"

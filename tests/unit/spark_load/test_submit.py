@@ -25,8 +25,21 @@ def spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def run(lines: list[str]) -> Any:
-    return submit("load", {"topics": ["A"]}, master="local[2]", on_line=lines.append, fast_start=True)
+def run(lines: list[str], master: str = "local[2]", **options: Any) -> Any:
+    return submit("load", {"topics": ["A"]}, master=master, on_line=lines.append, fast_start=True, **options)
+
+
+def settings_of(arguments: list[str]) -> dict[str, str]:
+    """What the --conf options of a command line say."""
+    return dict(arguments[n + 1].split("=", 1) for n, word in enumerate(arguments) if word == "--conf")
+
+
+SHOWS_ARGUMENTS = f"""#!/bin/sh
+exec {sys.executable} - "$@" <<'END'
+import json, os, sys
+print(json.dumps({{'result': [sys.argv[1:], os.getcwd()]}}))
+END
+"""
 
 
 def test_the_result_is_the_json_line_and_other_output_does_not_matter(spark_submit: Path) -> None:
@@ -93,3 +106,61 @@ def test_an_old_java_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(MillraceError, match="17"):
         run([])
+
+
+def test_settings_of_the_user_come_before_ours_and_a_cluster_s_driver_binds_where_spark_says(
+    spark_submit: Path,
+) -> None:
+    spark_submit.write_text(SHOWS_ARGUMENTS)
+    given = {"spark.executor.cores": "1", "spark.log.level": "WARN"}
+    arguments, folder = run([], "yarn", conf=given)
+    settings = settings_of(arguments)
+    assert arguments[:2] == ["--master", "yarn"]
+    assert settings.items() >= given.items()
+    assert settings["spark.pyspark.driver.python"] == sys.executable
+    assert "spark.driver.bindAddress" not in settings
+    assert folder == str(Path.cwd())
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://127.0.0.1:7077", "spark://localhost:7077"])
+def test_a_driver_whose_master_is_on_this_machine_listens_on_the_loopback_address_only(
+    spark_submit: Path, master: str
+) -> None:
+    spark_submit.write_text(SHOWS_ARGUMENTS)
+    arguments, _ = run([], master)
+    assert settings_of(arguments)["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_a_packed_environment_is_the_python_of_the_tasks_and_has_a_stand_in_beside_the_driver(
+    spark_submit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark_submit.write_text(
+        SHOWS_ARGUMENTS.replace(
+            "os.getcwd()", "os.popen('./env/bin/python -c \"import sys; print(sys.executable)\"').read()"
+        )
+    )
+    (tmp_path / "packed.tar.gz").touch()
+    monkeypatch.chdir(tmp_path)
+    arguments, stand_in = run(
+        [], "spark://far:7077", archives=["packed.tar.gz#env", "hdfs://far/data.zip#data"]
+    )
+    settings = settings_of(arguments)
+    assert settings["spark.archives"] == f"{tmp_path}/packed.tar.gz#env,hdfs://far/data.zip#data"
+    assert settings["spark.pyspark.python"] == "./env/bin/python"
+    assert stand_in.strip() == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"archives": ["packed.tar.gz"]}, "is not FILE#NAME"),
+        ({"archives": ["/no/such/file.tar.gz#env"]}, "no file /no/such/file.tar.gz"),
+        ({"conf": {"spark.submit.deployMode": "cluster"}}, "must be client"),
+    ],
+)
+def test_what_cannot_be_submitted_is_one_clear_line(
+    spark_submit: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(MillraceError, match=said) as caught:
+        run([], **options)
+    assert "\n" not in str(caught.value)
