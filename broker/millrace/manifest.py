@@ -28,7 +28,7 @@ T = TypeVar("T")
 MANIFEST = "_manifest.json"
 REJECTED = "_rejected"
 """Folder of a load for the records that could not be decoded."""
-FORMAT = 1
+FORMAT = 2
 
 
 class ManifestError(MillraceError):
@@ -117,6 +117,16 @@ class ProducerSequences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpilledFile:
+    """Entries of a manifest that are too many for it: gzipped JSON in a file beside it."""
+
+    path: str
+    entries: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadManifest:
     """One load: one folder `load=<10 digits>`, immutable once it can be seen."""
 
@@ -124,6 +134,8 @@ class LoadManifest:
     topic_id: str
     cluster_id: str
     load: int
+    edition: int = 1
+    """1 for the first reading of these offsets; each re-load of the same ones is the next."""
     run_id: str
     created: str
     """UTC, ISO 8601."""
@@ -131,9 +143,14 @@ class LoadManifest:
     """`direct` or `spark`: who wrote the Parquet files."""
     table_schema_id: int
     """Registry id of the schema whose fields are the columns, pinned when the load began."""
+    promotion: int | None = None
+    """Number of the promotion that pinned it; None for the schema that the first load pinned."""
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
-    sequences: Sequence[ProducerSequences]
+    sequences: Sequence[ProducerSequences] = ()
+    """Empty when they are spilled."""
+    spilled: SpilledFile | None = None
+    """The file with the `sequences` when they are many; read them with `warehouse.sequences_of`."""
     previous: str | None
     """`sha256` of the load before this one, None for the first."""
     format: int = FORMAT
@@ -174,6 +191,7 @@ class LoadPart:
     """The part of one load that an hour was made from."""
 
     load: int
+    edition: int = 1
     sha256: str
     """Of the load's manifest."""
     rows: int
@@ -205,6 +223,8 @@ class HourManifest:
     files: Sequence[DataFile]
     table_schema_id: int
     verdict: Verdict
+    base: int | None = None
+    """The revision whose files stood in for loads whose own were deleted; None when all were still there."""
     previous: str | None
     """`sha256` of the revision before this one, None for the first."""
     format: int = FORMAT
@@ -244,7 +264,10 @@ def decode(cls: type[T], content: bytes, where: str) -> T:
             f"{where} is not JSON ({error}): it was cut or edited, restore it from a copy"
         ) from None
     if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
-        raise ManifestError(f"{where} has format {values['format']}, this version reads {FORMAT}: upgrade")
+        raise ManifestError(
+            f"{where} has format {values['format']}, this version reads {FORMAT}: use the version that wrote"
+            " it, or load into a new warehouse"
+        )
     decoded: T = _build(cls, values, where)
     return decoded
 

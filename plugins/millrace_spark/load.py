@@ -1,9 +1,9 @@
 """One load: what is new in a topic, read once, accounted for, made visible by one rename.
 
 The run: heal what a crash left, freeze the end, then until one attempt is published or nothing is left to
-do: start at the published end, write to a staging folder, verify, describe, rename. Another driver that was
-first makes the rename fail; then this one starts over from what that one published. Written without Spark:
-sinks bring it along.
+do: start at the published end, have the rows written and accounted for (`load_writing`), rename. Another
+driver that was first makes the rename fail; then this one starts over from what that one published. Written
+without Spark: sinks bring it along.
 """
 
 from __future__ import annotations
@@ -12,30 +12,24 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.manifest import (
-    Gap,
-    LoadManifest,
-    OriginPartition,
-    PartitionRange,
-    ProducerSequences,
-    check_law,
-    sealed,
-)
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace.wire.topic_settings import topic_setting
+from millrace.manifest import LoadManifest, sealed
+from millrace.wire.client import LATEST, ClusterClient, TopicMetadata
 from millrace_spark.filesystem import Filesystem
+from millrace_spark.load_writing import (
+    Heading,
+    Pinned,
+    WritingRun,
+    now,
+    parts_of,
+    reached_by,
+    write_ranges,
+)
 from millrace_spark.plan import Plan, PlannedEnd, check_topic_id, freeze
-from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.sinks import CutResult, Sink, Source, check_files
 from millrace_spark.warehouse import (
     STAGING,
-    Progress,
     check_topic_name,
     load_folder,
     newest_load,
@@ -49,34 +43,16 @@ ATTEMPTS = 20
 """Races lost in a row before a run gives up: each means that another one got its load through."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """What a load decodes with: the source, and the id of the schema whose fields are the columns."""
-
-    source: Source
-    table_schema_id: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRun:
+class LoadRun(WritingRun):
     """Everything one run needs; built in one place, by the job."""
 
-    fs: Filesystem
-    client: ClusterClient
     pin: Callable[[str], Pinned]
     """The source of a topic; asked once per attempt that reads."""
-    sink: Sink
-    run_id: str
-    cut_bytes: int
     publish_counts: Callable[[LoadManifest], None]
     """Tells the auditor what a load holds; harmless to repeat."""
-    origin_of: Callable[[str, int, int], OriginPartition | None]
-    """Where (topic, partition)'s records in the range from an offset on come from, None if unknown."""
-    progress: Progress
     accept_new_topic: bool = False
     """Go on with a topic that was deleted and created anew, from its beginning."""
-    accept_gaps: bool = False
-    """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +131,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         topic_id=metadata.topic_id.hex,
         cluster_id=run.client.cluster_id,
         run_id=run.run_id,
-        created=_now(),
+        created=now(),
         ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
     )
 
@@ -189,151 +165,17 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadManif
 
 
 def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> LoadManifest:
-    before = _before(plan, newest)
-    ranges, expired = _ranges(run, plan, before)
-    pinned = run.pin(plan.topic)
-    run.fs.make_folder(staging)
-    results = run.sink.write(pinned.source, cut_ranges(ranges, run.cut_bytes), staging)
-    run.progress("written")
-    files = [file for result in results for file in result.files]
-    check_files(run.fs, staging, files)
-    partitions = _account(run, plan, before, ranges, expired, results)
-    _check_gaps(run, plan.topic, partitions)
-    manifest = LoadManifest(
+    same_topic = newest is not None and newest.topic_id == plan.topic_id
+    reached = reached_by(newest.partitions) if newest is not None and same_topic else {}
+    parts = parts_of(run.client, plan.topic, plan.topic_id, reached, plan.end_offsets)
+    heading = Heading(
         topic=plan.topic,
         topic_id=plan.topic_id,
         cluster_id=plan.cluster_id,
         load=1 if newest is None else newest.load + 1,
-        run_id=plan.run_id,
-        created=_now(),
-        sink=run.sink.name,
-        table_schema_id=pinned.table_schema_id,
-        partitions=partitions,
-        files=sorted(files, key=lambda file: file.path),
-        sequences=_sequences(results),
         previous=None if newest is None else newest.sha256,
     )
-    if problems := check_law(manifest):
-        raise MillraceError(f"{plan.topic}: the account does not close: {problems[0]}; nothing was published")
-    return sealed(manifest)
-
-
-def _before(plan: Plan, newest: LoadManifest | None) -> dict[int, PartitionRange]:
-    """What the newest load says of each partition; nothing when it is of an earlier topic of that name."""
-    if newest is None or newest.topic_id != plan.topic_id:
-        return {}
-    return {part.partition: part for part in newest.partitions}
-
-
-def _ranges(
-    run: LoadRun, plan: Plan, before: Mapping[int, PartitionRange]
-) -> tuple[list[Range], dict[int, Gap]]:
-    """What to read of each partition with news, and what of it has expired already."""
-    news = {p: end for p, end in plan.end_offsets.items() if end > (before[p].end if p in before else 0)}
-    earliest = run.client.list_offsets(plan.topic, EARLIEST, news) if news else {}
-    ranges, expired = [], {}
-    for partition, end in sorted(news.items()):
-        start, base = 0, None
-        if partition in before:
-            start, base = before[partition].end, before[partition].end_base
-        first = min(earliest[partition], end)
-        if first > start:
-            # The log may begin exactly where the last batch read ended: then nothing is missing.
-            if first != base:
-                expired[partition] = Gap(start=start, end=first, reason="expired")
-                base = None
-            start = first
-        ranges.append(
-            Range(
-                plan.topic, partition, start, end, base, uuid.UUID(plan.topic_id),
-                byte_positions=_byte_positions(run.client),
-            )
-        )  # fmt: skip
-    return ranges, expired
-
-
-def _account(
-    run: LoadRun,
-    plan: Plan,
-    before: Mapping[int, PartitionRange],
-    ranges: Sequence[Range],
-    expired: Mapping[int, Gap],
-    results: Sequence[CutResult],
-) -> list[PartitionRange]:
-    """Every partition's range: those that were read, and those without news as they were."""
-    partitions: dict[int, PartitionRange] = {}
-    for partition, part in before.items():
-        partitions[partition] = PartitionRange(
-            partition=partition, start=part.end, start_base=part.end_base,
-            end=part.end, end_base=part.end_base, origin=part.origin,
-        )  # fmt: skip
-    for range_ in ranges:
-        cuts = [result.stats for result in results if result.stats.partition == range_.partition]
-        stats = join_stats(range_, cuts)
-        old = before.get(range_.partition)
-        origin = old.origin if old is not None and old.origin is not None else None
-        if origin is None and stats.control_batches:
-            origin = run.origin_of(plan.topic, range_.partition, range_.start)
-        gap = expired.get(range_.partition)
-        partitions[range_.partition] = _partition_range(stats, old, gap, origin)
-    for partition in plan.end_offsets:
-        partitions.setdefault(partition, PartitionRange(partition=partition, start=0, end=0))
-    return [partitions[partition] for partition in sorted(partitions)]
-
-
-def _byte_positions(client: ClusterClient) -> bool:
-    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
-
-
-def _check_gaps(run: LoadRun, topic: str, partitions: Sequence[PartitionRange]) -> None:
-    """MillraceError for offsets that have neither a batch nor a reason to be missing.
-
-    Retention is a reason, and compaction where a topic of an Apache Kafka cluster is compacted.
-    """
-    absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
-    if not absent or run.accept_gaps:
-        return
-    if not _byte_positions(run.client) and "compact" in (
-        topic_setting(run.client, topic, "cleanup.policy") or ""
-    ):
-        return
-    part, gap = absent[0]
-    raise MillraceError(
-        f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
-        " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
-        " --accept-gaps to go on without them"
-    )
-
-
-def _partition_range(
-    stats: RangeStats, before: PartitionRange | None, expired: Gap | None, origin: OriginPartition | None
-) -> PartitionRange:
-    gaps = [Gap(start=gap.start, end=gap.end, reason=gap.reason) for gap in stats.gaps]
-    return PartitionRange(
-        partition=stats.partition,
-        start=before.end if before is not None else 0,
-        start_base=before.end_base if before is not None else None,
-        end=stats.last,
-        end_base=stats.next_base,
-        read=stats.records,
-        written=stats.records - stats.rejected,
-        rejected=stats.rejected,
-        data_batches=stats.data_batches,
-        control_batches=stats.control_batches,
-        bytes=stats.bytes,
-        gaps=[expired, *gaps] if expired is not None else gaps,
-        min_time_ms=stats.min_time,
-        max_time_ms=stats.max_time,
-        schema_ids=sorted(stats.schema_ids),
-        origin=origin,
-    )
-
-
-def _sequences(results: Sequence[CutResult]) -> list[ProducerSequences]:
-    counts = SequenceCounts()
-    for result in results:
-        counts.merge(SequenceCounts.from_json(result.sequences))
-    return [ProducerSequences(**entry) for entry in counts.to_json()]
+    return sealed(write_ranges(run, heading, run.pin(plan.topic), parts, staging))
 
 
 def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
@@ -372,10 +214,6 @@ def _result(topic: str, run_id: str, load: LoadManifest | None, message: str) ->
         topic=topic, run_id=run_id, load=None if load is None else load.load, published=False,
         rows=0, rejected=0, hours={}, gaps=(), message=message,
     )  # fmt: skip
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def as_json(result: LoadResult) -> dict[str, Any]:

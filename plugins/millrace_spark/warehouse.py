@@ -1,6 +1,7 @@
 """Where things lie in a warehouse, what was published, and the ledger that remembers it.
 
     <topic>/load=<10 digits>/_manifest.json               one load, immutable
+                             _sequences.json.gz           its sequence numbers, where they are many
                              date=…/hour=…/*.parquet      its rows by event time, UTC
                              _rejected/*.parquet          its records that could not be decoded
     <topic>/_plans/<run id>.json                          how far a run reads, frozen before it reads
@@ -16,11 +17,15 @@ Knows folders and manifests. Does not know brokers, Spark or Parquet.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError
 from millrace.manifest import (
     FORMAT,
@@ -28,6 +33,8 @@ from millrace.manifest import (
     HourManifest,
     LoadManifest,
     Manifest,
+    ProducerSequences,
+    SpilledFile,
     check_hash,
     decode,
     encode,
@@ -39,6 +46,9 @@ M = TypeVar("M", LoadManifest, HourManifest)
 LEDGER = "_ledger"
 STAGING = "_staging"
 PLANS = "_plans"
+SPILLED = "_sequences.json.gz"
+SPILL_ENTRIES = 100
+"""Sequence entries a manifest holds itself: about 20 KB of it. More of them go into a file beside it."""
 HOURLY = ".hourly"
 STALE_STAGING_S = 24 * 3600
 """Staging folders older than this belong to nobody: no load runs for a day."""
@@ -172,6 +182,40 @@ def newest_load(fs: Filesystem, topic: str) -> LoadManifest | None:
     if problem := check_hash(newest):
         raise MillraceError(f"{topic}/{load_folder(newest.load)}: {problem}; restore it from a copy")
     return newest
+
+
+def spill_sequences(
+    fs: Filesystem, staging: str, counts: SequenceCounts
+) -> tuple[Sequence[ProducerSequences], SpilledFile | None]:
+    """The counts as a manifest holds them: its own entries, or none and the file now written beside it."""
+    entries = counts.to_json()
+    if len(entries) <= SPILL_ENTRIES and counts.range_count <= 4 * SPILL_ENTRIES:
+        return [ProducerSequences(**entry) for entry in entries], None
+    # The same counts always make the same bytes: no time of writing inside.
+    content = gzip.compress(json.dumps(entries, separators=(",", ":")).encode(), mtime=0)
+    fs.write(f"{staging}/{SPILLED}", content)
+    digest = hashlib.sha256(content).hexdigest()
+    return (), SpilledFile(path=SPILLED, entries=len(entries), bytes=len(content), sha256=digest)
+
+
+def sequences_of(fs: Filesystem, folder: str, manifest: LoadManifest) -> SequenceCounts:
+    """Which sequences of which producers a load holds, wherever it says so.
+
+    MillraceError when the file beside the manifest is gone or not the one that was published.
+    """
+    spilled = manifest.spilled
+    if spilled is None:
+        return SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
+    path = f"{folder}/{spilled.path}"
+    try:
+        content = fs.read(path)
+    except FileNotFoundError:
+        raise MillraceError(f"{path} is missing: restore it from a copy") from None
+    if hashlib.sha256(content).hexdigest() != spilled.sha256:
+        raise MillraceError(
+            f"{path} was changed: its SHA-256 is not the published one; restore it from a copy"
+        )
+    return SequenceCounts.from_json(json.loads(gzip.decompress(content)))
 
 
 def publish(

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.audit.counts import SequenceCounts
 from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
 from millrace.audit.publish import publish_load_counts
 from millrace.errors import MillraceError, UnknownTopicOrPartition
@@ -16,11 +15,12 @@ from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace.wire.client import ClusterClient
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
-from millrace_spark.load import LoadResult, LoadRun, Pinned, load_topic
+from millrace_spark.load import LoadResult, LoadRun, load_topic
+from millrace_spark.load_writing import Pinned
 from millrace_spark.origins import origin_of
 from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
 from millrace_spark.source import RegistryLookup
-from millrace_spark.warehouse import Progress
+from millrace_spark.warehouse import Progress, load_folder, sequences_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]
                 sink=_sink(spark, fs, settings.sink),
                 run_id=settings.run_id,
                 cut_bytes=settings.cut_bytes,
-                publish_counts=partial(_publish_counts, client, registry, progress),
+                publish_counts=partial(_publish_counts, fs, client, registry, progress),
                 origin_of=partial(origin_of, client),
                 progress=progress,
                 accept_new_topic=settings.accept_new_topic,
@@ -104,7 +104,11 @@ def _sink(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
 
 
 def _publish_counts(
-    client: ClusterClient, registry: SchemaRegistryClient, progress: Progress, manifest: LoadManifest
+    fs: Filesystem,
+    client: ClusterClient,
+    registry: SchemaRegistryClient,
+    progress: Progress,
+    manifest: LoadManifest,
 ) -> None:
     """Tell the auditor, if there is one: without its topic nobody compares, and nobody is told `complete`."""
     try:
@@ -117,7 +121,7 @@ def _publish_counts(
         registry.url,
         topic=manifest.topic,
         load=manifest.load,
-        counts=SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences),
+        counts=sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest),
     )
 
 

@@ -6,7 +6,6 @@ Knows Parquet and manifests; no history, no ledger, no broker.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,21 +14,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.audit.counts import SequenceCounts
-from millrace.manifest import MANIFEST, REJECTED, DataFile, LoadManifest, PartitionRange
+from millrace.errors import MillraceError
+from millrace.manifest import MANIFEST, REJECTED, DataFile, LoadManifest, PartitionRange, SpilledFile
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import FIRST_HOUR, HOUR_MS, LAST_HOUR, count_rows, event_times_ms, hour_of
+from millrace_spark.warehouse import sequences_of
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 _COLUMNS = ("header", "_partition", "_offset", "_timestamp")
 
 
-def check_files(fs: Filesystem, folder: str, files: Iterable[DataFile]) -> list[str]:
+def check_files(
+    fs: Filesystem, folder: str, files: Iterable[DataFile], spilled: SpilledFile | None = None
+) -> list[str]:
     """What of a folder's files is missing, changed, or nobody's."""
     problems = []
     found = dict(fs.files(folder))
     if MANIFEST not in found:
         problems.append(f"{folder}/{MANIFEST} is missing")
     found.pop(MANIFEST, None)
+    if spilled is not None:
+        found.pop(spilled.path, None)  # `sequences_of` says what is wrong with it
     for file in files:
         path, size = f"{folder}/{file.path}", found.pop(file.path, None)
         if size is None:
@@ -74,7 +79,7 @@ def check_load_rows(fs: Filesystem, folder: str, manifest: LoadManifest) -> list
     for part in manifest.partitions:
         problems += _check_offsets(folder, manifest.topic, part, offsets.pop(part.partition, []))
     problems += [f"{folder} has rows of partition {p}, which the manifest does not list" for p in offsets]
-    problems += _check_sequences(folder, manifest, counts)
+    problems += _check_sequences(fs, folder, manifest, counts)
     return problems + _check_rejected(fs, folder, manifest)
 
 
@@ -109,8 +114,11 @@ def _check_offsets(folder: str, topic: str, part: PartitionRange, found: Sequenc
     return problems
 
 
-def _check_sequences(folder: str, manifest: LoadManifest, found: SequenceCounts) -> list[str]:
-    stated = SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
+def _check_sequences(fs: Filesystem, folder: str, manifest: LoadManifest, found: SequenceCounts) -> list[str]:
+    try:
+        stated = sequences_of(fs, folder, manifest)
+    except MillraceError as error:
+        return [str(error)]
     if stated == found:
         return []
     for key in sorted(stated.tallies.keys() | found.tallies.keys()):

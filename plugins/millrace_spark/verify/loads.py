@@ -59,7 +59,7 @@ def _check_load(
     if before is not None or number == 1:
         found += check_follows(manifest, before)
     report.problems += [f"{folder}: {problem}" for problem in found if problem]
-    damaged = check_files(fs, folder, manifest.files)
+    damaged = check_files(fs, folder, manifest.files, manifest.spilled)
     report.problems += damaged
     if damaged:
         report.damaged.add(folder)

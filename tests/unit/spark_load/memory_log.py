@@ -25,7 +25,8 @@ from millrace.wire.client import EARLIEST, TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hourly import DirectMerge, HourlyRun, merge_files
-from millrace_spark.load import LoadRun, Pinned
+from millrace_spark.load import LoadRun
+from millrace_spark.load_writing import Pinned
 from millrace_spark.sinks import DirectSink, Source, write_cut
 from millrace_spark.warehouse import Progress, no_progress
 

@@ -193,7 +193,7 @@ def test_on_apache_kafka_only_compaction_may_leave_holes(
     log.cluster_id = "4L6g3nShT-eMCtK--X86sw"
     log.lose(0, 7)
     # The setting is the one thing a log in memory cannot answer.
-    monkeypatch.setattr("millrace_spark.load.topic_setting", lambda *_: policy)
+    monkeypatch.setattr("millrace_spark.load_writing.topic_setting", lambda *_: policy)
     if accepted:
         assert load_topic(load_run(log, tmp_path), TOPIC).rows == 170
     else:

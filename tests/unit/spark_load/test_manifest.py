@@ -16,6 +16,7 @@ from millrace.manifest import (
     OriginPartition,
     PartitionRange,
     ProducerSequences,
+    SpilledFile,
     check_follows,
     check_hash,
     check_law,
@@ -42,11 +43,13 @@ def manifest(**changes: Any) -> LoadManifest:
         "created": "2015-05-17T10:00:00Z",
         "sink": "direct",
         "table_schema_id": 7,
+        "promotion": 2,
         "partitions": (PART,),
         "files": (FILE, BAD_FILE),
         "sequences": (
             ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((0, 8),)),
         ),
+        "spilled": SpilledFile(path="_sequences.json.gz", entries=1, bytes=9, sha256="00"),
         "previous": None,
     }
     return sealed(LoadManifest(**{**values, **changes}))
@@ -63,7 +66,7 @@ def test_an_untouched_manifest_has_the_hash_it_states() -> None:
 @pytest.mark.parametrize("key", sorted({f.name for f in dataclasses.fields(LoadManifest)} - {"format"}))
 def test_an_edit_of_any_key_breaks_the_hash(key: str) -> None:
     values = json.loads(encode(manifest()))
-    edits: dict[type, Any] = {str: "other", int: 99, list: [], type(None): "other"}
+    edits: dict[type, Any] = {str: "other", int: 99, list: [], dict: None, type(None): "other"}
     values[key] = edits[type(values[key])]
     problem = check_hash(decode(LoadManifest, json.dumps(values).encode(), "here"))
     assert problem is not None
@@ -77,7 +80,7 @@ def test_a_manifest_that_was_cut_is_one_clear_error(cut: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("load", "1"), ("partitions", {}), ("rows", 3), ("format", 2), ("files", [1])]
+    ("key", "value"), [("load", "1"), ("partitions", {}), ("rows", 3), ("format", 1), ("files", [1])]
 )
 def test_a_value_of_the_wrong_type_is_one_clear_error(key: str, value: Any) -> None:
     values = {**json.loads(encode(manifest())), key: value}
