@@ -1,0 +1,187 @@
+"""A real Spark standalone cluster on 127.0.0.1: one master and workers, from the installed PySpark's jars.
+
+Every part is a process of its own that can be found and killed by its id: workers are children of whoever
+made the cluster, executors are children of workers, Python workers are below executors. What is submitted
+to it is the caller's business; `CONF` keeps small executors small.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from millrace.zookeeper import find_java
+from tests.brokers import free_port
+from tests.jobs import descendants
+from tests.support import die_with_the_test_run, wait_until
+
+START_TIMEOUT_S = 60.0
+CONF: Mapping[str, str] = {
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""For applications on a small cluster: executors that start quickly and take little memory."""
+_DAEMON = ("-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_EXECUTOR = b"CoarseGrainedExecutorBackend"
+_PYTHON_WORKERS = b"pyspark.daemon"
+
+
+class SparkCluster:
+    """Started and ready when made; a context that kills everything at its end.
+
+    `folder` keeps the logs and the workers' folders. `environment` is added to that of the workers and so of
+    the executors and their Python.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        workers: int = 2,
+        cores: int = 1,
+        memory: str = "1g",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        spec = importlib.util.find_spec("pyspark")
+        assert spec is not None
+        assert spec.origin is not None, "Spark is not installed"
+        self.folder = folder
+        self._home = Path(spec.origin).parent
+        self._size = ["--cores", str(cores), "--memory", memory]
+        self._environment = dict(environment or {})
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._address = f"127.0.0.1:{free_port()}"
+        self._page = f"http://127.0.0.1:{free_port()}/json/"
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            host, _, port = self._address.partition(":")
+            page = self._page.split(":")[2].split("/")[0]
+            self._start("master", "master.Master", "--host", host, "--port", port, "--webui-port", page)
+            wait_until("the Spark master answers", self.state, timeout_s=START_TIMEOUT_S)
+            for number in range(workers):
+                self._start_worker(f"worker{number}")
+            self.wait_for_workers()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def master(self) -> str:
+        """What --master takes."""
+        return f"spark://{self._address}"
+
+    @property
+    def workers(self) -> list[int]:
+        """Process ids of the workers that run."""
+        return [
+            process.pid
+            for name, process in self._processes.items()
+            if name != "master" and process.poll() is None
+        ]
+
+    def executors(self) -> list[int]:
+        """Process ids of the executors' JVMs."""
+        return self._below(self.workers, _EXECUTOR)
+
+    def python_workers(self) -> list[int]:
+        """Process ids of the executors' Python: those that run tasks, without the daemons that fork them."""
+        daemons = self._below(self.executors(), _PYTHON_WORKERS)
+        return [pid for pid in daemons if any(pid in descendants(other) for other in daemons)]
+
+    def state(self) -> dict[str, Any] | None:
+        """What the master says of itself, None while it does not answer."""
+        with suppress(OSError, ValueError), urllib.request.urlopen(self._page, timeout=5) as page:
+            return dict(json.load(page))
+        return None
+
+    def kill_worker(self, pid: int) -> bool:
+        """SIGKILL to a worker, which its executors do not survive; False if it has ended already."""
+        return _kill(pid)
+
+    def kill_executor(self, pid: int | None = None) -> bool:
+        """SIGKILL to an executor, the first one there is if none is named; False if it has ended already."""
+        found = [pid] if pid is not None else self.executors()
+        return bool(found) and _kill(found[0])
+
+    def restart_workers(self) -> None:
+        """Start every worker that has ended anew."""
+        for name, process in list(self._processes.items()):
+            if name != "master" and process.poll() is not None:
+                self._start_worker(name)
+
+    def wait_for_workers(self) -> None:
+        """Wait until every worker has registered with the master."""
+        wanted = len(self._processes) - 1
+        wait_until(
+            f"{wanted} workers are registered", lambda: self._alive() >= wanted, timeout_s=START_TIMEOUT_S
+        )
+
+    def close(self) -> None:
+        """Kill everything, executors included."""
+        below = [pid for worker in self.workers for pid in descendants(worker)]
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        for pid in below:
+            _kill(pid)
+
+    def __enter__(self) -> SparkCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _alive(self) -> int:
+        workers = (self.state() or {}).get("workers", [])
+        return sum(worker["state"] == "ALIVE" for worker in workers)
+
+    def _start_worker(self, name: str) -> None:
+        address = ["--host", "127.0.0.1", "--webui-port", "0"]
+        work = ["--work-dir", str(self.folder / name)]
+        self._start(name, "worker.Worker", *address, *work, *self._size, self.master)
+
+    def _start(self, name: str, daemon: str, *arguments: str) -> None:
+        java = find_java()
+        classes = ["-cp", f"{self._home}/jars/*", f"org.apache.spark.deploy.{daemon}"]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(
+                [java, *_DAEMON, *classes, *arguments],
+                env={**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1",
+                     "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
+                     "JAVA_HOME": str(Path(java).resolve().parents[1]), **self._environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_the_test_run,
+            )  # fmt: skip
+
+    @staticmethod
+    def _below(parents: list[int], word: bytes) -> list[int]:
+        found = []
+        for pid in dict.fromkeys(pid for parent in parents for pid in descendants(parent)):
+            with suppress(OSError):
+                if word in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.append(pid)
+        return found
+
+
+def _kill(pid: int) -> bool:
+    """SIGKILL; False when there is no such process, or one that has ended and was not waited for."""
+    try:
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        os.kill(pid, signal.SIGKILL)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return not ended
