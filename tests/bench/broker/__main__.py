@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
 import signal
 import sys
@@ -21,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.bench import machine
 from tests.bench.broker import cells, meter, raw, report
 from tests.bench.broker.activemq import ActiveMq
 from tests.bench.broker.apache_kafka import ApacheKafka
@@ -29,10 +28,10 @@ from tests.bench.broker.rabbitmq import RabbitMq
 from tests.bench.broker.run import CommandFailed
 from tests.bench.broker.system import Client, Missing, System
 from tests.bench.broker.tool_output import UnreadableOutput
+from tests.bench.halves import PAGE, write_half
 from tests.support import REPOSITORY
 
 SCRATCH = REPOSITORY / "scratch" / "bench-broker"
-PAGE = REPOSITORY / "docs" / "benchmarks.md"
 SYSTEMS: Mapping[str, Callable[[], System]] = {
     "millrace": Millrace,
     "kafka": lambda: ApacheKafka(flushed=False),
@@ -63,7 +62,7 @@ def main() -> None:
         for system in options.only:
             _run_system(SYSTEMS[system](), tuple(options.cells), folder, result, kept, quick=options.quick)
     page = SCRATCH / "quick.md" if options.quick else PAGE
-    page.write_text(report.page(result))
+    write_half(page, "broker", report.page(result))
     bad = report.problems(result)
     print(f"{page.relative_to(REPOSITORY)} written after {(time.monotonic() - started) / 60:.1f} minutes")
     print("\n".join(["NOT COMPLETE:", *bad]) if bad else "COMPLETE")
@@ -93,44 +92,11 @@ def _measure_machine(result: Result, folder: Path, *, quick: bool) -> None:
     print("touching the memory, then the machine's own limits", flush=True)
     if not quick:
         raw.touch_memory(folder)
-    result["machine"] = machine()
+    result["machine"] = machine.machine()
     result["quick"] = quick
-    result["busy"] = busy_share()
+    result["busy"] = machine.busy_share()
     result["date"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     result["raw"] = raw.measure(folder, RAW_BYTES // (4 if quick else 1), best_of=1 if quick else 3)
-
-
-def machine() -> dict[str, str]:
-    """What the figures were taken on."""
-    cpu = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.machine(),
-    )
-    memory = next(int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal"))
-    return {
-        "cores": str(os.cpu_count()),
-        "cpu": cpu,
-        "memory": f"{memory / (1 << 20):.0f} GiB",
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def busy_share(seconds: float = 2.0) -> float:
-    """What other processes use of all cores now: they take it from every figure."""
-
-    def ticks() -> tuple[int, int]:
-        fields = [int(field) for field in _lines("/proc/stat")[0].split()[1:9]]
-        return sum(fields) - fields[3] - fields[4], sum(fields)
-
-    before = ticks()
-    time.sleep(seconds)
-    busy, total = (now - then for now, then in zip(ticks(), before, strict=True))
-    return busy / max(total, 1)
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
 
 
 def _run_system(

@@ -1,4 +1,4 @@
-"""The page `docs/benchmarks.md` out of a result file: every figure comes from there, words from the template.
+"""The broker's half of `docs/benchmarks.md` out of a result file: figures from there, words from a template.
 
 `page.md` holds what stays true whatever was measured; `notes.toml` holds the explanations of missed levels
 and of peers that are ahead, each shown only when the figures say so.
@@ -14,6 +14,7 @@ from string import Template
 from tests.bench.broker import figures
 from tests.bench.broker.figures import Outcome, Result
 from tests.bench.broker.levels import Level, levels
+from tests.bench.machine import in_words
 
 TEMPLATE = Path(__file__).with_name("page.md")
 NOTES = Path(__file__).with_name("notes.toml")
@@ -32,11 +33,11 @@ _AHEAD = 1.05
 
 
 def page(result: Result) -> str:
-    """The whole page."""
+    """The whole half."""
     values = {
         "date": result.get("date", "?"),
         "command": "make bench-broker QUICK=1" if result.get("quick") else "make bench-broker",
-        "machine": _machine(result),
+        "machine": in_words(result.get("machine", {})),
         "busy": f"{result.get('busy', 0):.0%}",
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "None.",
         "levels": _levels(result),
@@ -93,14 +94,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; columns after the first two are figures, so they stand right."""
     line = ["---" if index < 2 else "---:" for index in range(len(head))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, line, *rows])
-
-
-def _machine(result: Result) -> str:
-    machine = result.get("machine", {})
-    return (
-        f"{machine.get('cores', '?')} cores ({machine.get('cpu', '?')}), {machine.get('memory', '?')}, "
-        f"Linux {machine.get('kernel', '?')}, Python {machine.get('python', '?')}"
-    )
 
 
 def _cores(result: Result) -> int:
