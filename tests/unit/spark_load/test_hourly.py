@@ -14,7 +14,8 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hourly import HourResult, hours_between, publish_hours
-from millrace_spark.load import Pinned, load_topic
+from millrace_spark.load import load_topic
+from millrace_spark.load_writing import Pinned
 from millrace_spark.sinks import Source
 from millrace_spark.tables import dataset, newest_revisions, read_revision, revision_numbers
 from tests.unit.spark_load.memory_log import (
