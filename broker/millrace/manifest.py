@@ -151,8 +151,10 @@ class LoadManifest:
     """Empty when they are spilled."""
     spilled: SpilledFile | None = None
     """The file with the `sequences` when they are many; read them with `warehouse.sequences_of`."""
+    reason: str | None = None
+    """Why these offsets were read again; None for the first edition."""
     previous: str | None
-    """`sha256` of the load before this one, None for the first."""
+    """`sha256` of the load before this one, None for the first; of an edition: of the one it replaces."""
     format: int = FORMAT
     sha256: str = ""
     """Of this manifest without this key; filled in by `sealed`."""
@@ -195,6 +197,7 @@ class LoadPart:
     sha256: str
     """Of the load's manifest."""
     rows: int
+    """0 when a later edition of the load has lost the rows it had of this hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +227,9 @@ class HourManifest:
     table_schema_id: int
     verdict: Verdict
     base: int | None = None
-    """The revision whose files stood in for loads whose own were deleted; None when all were still there."""
+    """The revision whose rows were taken over, so that only newer loads were read; None: all loads were."""
+    promotion: int | None = None
+    """Number of the promotion that pinned the columns, as in the newest of the loads."""
     previous: str | None
     """`sha256` of the revision before this one, None for the first."""
     format: int = FORMAT
