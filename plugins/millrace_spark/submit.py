@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 OnLine = Callable[[str], None]
-"""Called with every line the job writes to standard error."""
+"""Called with every line the job writes, but for its answer."""
 
 
 def submit(
@@ -68,14 +68,14 @@ def submit(
         script = Path(millrace_spark.__path__[0], "jobs", f"{job}.py")
         command = [str(_spark_home() / "bin" / "spark-submit"), "--master", master, *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
-        output, code = _run([*command, str(path)], where, last, on_line)
-    return _answer(job, code, output, last)
+        answers, code = _run([*command, str(path)], where, last, on_line)
+    return _answer(job, code, answers, last)
 
 
 def _run(
     command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
-) -> tuple[str, int]:
-    """Standard output and exit code; standard error goes to `on_line`, its last lines to `last`."""
+) -> tuple[list[str], int]:
+    """The answers in the output, as lines, and the exit code; all other lines go to `on_line` and `last`."""
     with subprocess.Popen(
         command,
         env=_environment(),
@@ -87,18 +87,34 @@ def _run(
         errors="replace",
         preexec_fn=_end_with_the_parent,  # one prctl call, no lock is taken
     ) as process:
-        assert process.stdout is not None
-        reader = threading.Thread(target=_follow, args=(process.stderr, last, on_line), daemon=True)
+
+        def follow(stream: Iterable[str]) -> None:
+            for line in stream:
+                last.append(line.rstrip("\n"))
+                on_line(last[-1])
+
+        reader = threading.Thread(target=follow, args=(process.stderr,), daemon=True)
         reader.start()
+        answers: list[str] = []
         try:
-            output = process.stdout.read()
+            # What a driver in Python writes to standard error, spark-submit writes to standard output.
+            follow(_without_answers(process.stdout or (), answers))
             code = process.wait()
         except BaseException:
             process.terminate()
             raise
         finally:
             reader.join(JOIN_S)
-    return output, code
+    return answers, code
+
+
+def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
+    """The lines that are no answer of a job; those that are go to `answers`."""
+    for line in lines:
+        if line.startswith(('{"result": ', '{"error": ')):
+            answers.append(line)
+        else:
+            yield line
 
 
 def _confs(job: str, master: str, fast_start: bool, archives: Sequence[str]) -> dict[str, str]:
@@ -182,21 +198,15 @@ def _end_with_the_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _follow(stream: Any, last: collections.deque[str], on_line: OnLine) -> None:
-    for line in stream:
-        last.append(line.rstrip("\n"))
-        on_line(last[-1])
-
-
-def _answer(job: str, code: int, output: str, last: collections.deque[str]) -> Any:
-    for line in reversed(output.splitlines()):
+def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque[str]) -> Any:
+    for line in reversed(answers):
         try:
             answer = json.loads(line)
         except ValueError:
             continue
-        if isinstance(answer, dict) and "error" in answer:
+        if "error" in answer:
             raise MillraceError(answer["error"])
-        if isinstance(answer, dict) and "result" in answer and code == 0:
+        if code == 0:
             return answer["result"]
     words = next((line for line in reversed(last) if line.strip()), "it left no word")
     raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {words.strip()}")

@@ -42,13 +42,24 @@ END
 """
 
 
-def test_the_result_is_the_json_line_and_other_output_does_not_matter(spark_submit: Path) -> None:
+def test_the_result_is_the_json_line_and_other_lines_are_told_as_they_come(spark_submit: Path) -> None:
+    # spark-submit passes on what a driver in Python writes to standard error through its standard output.
     spark_submit.write_text(
-        '#!/bin/sh\necho noise\necho \'{"result": [1]}\'\necho "step: a" >&2\necho more\n'
+        '#!/bin/sh\necho "step: a"\necho \'{"result": [1]}\'\necho "step: b" >&2\necho more\n'
     )
     lines: list[str] = []
     assert run(lines) == [1]
-    assert lines == ["step: a"]
+    assert sorted(lines) == ["more", "step: a", "step: b"]
+
+
+def test_a_step_is_told_while_the_job_still_runs(spark_submit: Path, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    spark_submit.write_text(
+        f"#!/bin/sh\necho 'step: a'\nuntil [ -e {seen} ]; do sleep 0.02; done\necho '{{\"result\": 1}}'\n"
+    )
+    # Without the touch the job would not end.
+    answer = submit("load", {}, master="local[2]", on_line=lambda line: seen.touch(), fast_start=True)
+    assert answer == 1
 
 
 def test_a_job_s_own_error_is_the_command_s_error(spark_submit: Path) -> None:
