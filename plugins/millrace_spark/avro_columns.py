@@ -59,6 +59,21 @@ def _even(count: int) -> pa.Array:
     return pa.array(np.arange(0, 2 * count, 2, dtype=np.int32))
 
 
+def _copied(buffer: PaddedBuffer, start: Longs, end: Longs) -> pa.Array:
+    """The bytes from each start to its end, copied together as a binary array."""
+    rows, size = len(start), len(buffer.data)
+    # An array of the values and of what lies between them, of which every other element is wanted.
+    offsets = np.empty(2 * rows + 2, np.int32)
+    offsets[0:-2:2], offsets[1:-1:2], offsets[-2] = start, end, size
+    # Arrow sets memory aside for as many elements of the average size, which it takes from the first and the
+    # last offset. The last is made up so that this is the size of the values, or every column would get room
+    # for half of all messages (measured: half of the decoder's time). That element is never looked at.
+    first = int(offsets[0])
+    offsets[-1] = min(size, first + 2 * int((end - start).sum()) + rows)
+    both = pa.Array.from_buffers(pa.binary(), 2 * rows + 1, [None, pa.py_buffer(offsets), buffer.arrow])
+    return both.take(_even(rows))
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """Strings or bytes, by where they start and end in the buffer."""
@@ -76,11 +91,7 @@ class Slices:
         if self.at is not None:  # an empty slice where there is no value
             start, end = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
             start[self.at], end[self.at] = self.start, self.end
-        # An array of the values and of what lies between them, of which every other element is wanted.
-        offsets = np.empty(2 * rows + 1, np.int32)
-        offsets[0:-1:2], offsets[1::2], offsets[-1] = start, end, len(self.buffer.data)
-        both = pa.Array.from_buffers(pa.binary(), 2 * rows, [None, pa.py_buffer(offsets), self.buffer.arrow])
-        found = both.take(_even(rows))
+        found = _copied(self.buffer, start, end)
         if self.at is not None:
             buffers = [_validity(rows, self.at), *found.buffers()[1:]]
             found = pa.Array.from_buffers(pa.binary(), rows, buffers)
