@@ -1,11 +1,11 @@
 """The editions of loads: which readings of the same offsets there are, and which have only a manifest left.
 
     <topic>/load=<10 digits>/                                     the first edition
-    <topic>/_reloads/load=<10 digits>/edition=<4 digits>/         a later one; `_ledger/` and `_staging/` beside
+    <topic>/_reloads/load=<10 digits>/edition=<4 digits>/         a later one; `_ledger/`, `_staging/` beside
     <topic>/_expired/load=<10 digits>[,edition=<4 digits>].json   written before its data files were deleted
     <topic>.hourly/_expired/date=…,hour=…,rev=<n>.json            the same for a revision that was superseded
 
-The newest edition of a load is the one that counts. Knows folders and manifests; no Parquet, no log, no Spark.
+The newest edition of a load is the one that counts. Knows folders and manifests; no Parquet, log or Spark.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def read_edition(fs: Filesystem, topic: str, load: int, edition: int) -> LoadMan
     else:
         manifest = read_manifest(fs, LoadManifest, f"{topic}/{edition_folder(load, edition)}")
     if problem := check_hash(manifest):
-        raise MillraceError(
-            f"{topic}/{edition_folder(load, edition)}: {problem}; restore it from a copy"
-        )
+        raise MillraceError(f"{topic}/{edition_folder(load, edition)}: {problem}; restore it from a copy")
     return manifest
 
 
@@ -106,9 +104,7 @@ def expired_path(table: str, folder: str) -> str:
 
 def expired_folders(fs: Filesystem, table: str) -> set[str]:
     """The names of what has expired in a table, as `expired_name` gives them."""
-    return {
-        name.removesuffix(".json") for name in fs.names(f"{table}/{EXPIRED}") if not name.startswith(".")
-    }
+    return {name.removesuffix(".json") for name in fs.names(f"{table}/{EXPIRED}") if not name.startswith(".")}
 
 
 def expired_name(folder: str) -> str:

@@ -1,27 +1,24 @@
 """Publishing hours: the rows of one hour of event time, from every load that has some, as one revision.
 
 Many hours in one go: all their rows are written in one batch of tasks, then each hour is published by its
-own exclusive rename. An hour whose loads are those of its newest revision is left as it is. Also the place
-where small files are put together: an hour's files become one per `MERGE_BYTES`. Written without Spark.
+own exclusive rename. An hour whose loads and editions are those of its newest revision is left as it is.
+What an hour is made from is found in `hour_sources`, its rows are written by `hour_merge`. No Spark here.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Protocol
-
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
+from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import DataFile, HourManifest, LoadManifest, LoadPart, Verdict, check_hash, sealed
-from millrace_spark.filesystem import Filesystem, LocalFilesystem
-from millrace_spark.hour_files import ROW_GROUP_ROWS, data_file, hour_folder
+from millrace.manifest import DataFile, HourManifest, Verdict, check_hash, sealed
+from millrace_spark.filesystem import Filesystem
+from millrace_spark.hour_files import hour_folder
+from millrace_spark.hour_merge import Merge
+from millrace_spark.hour_sources import HourSource, hour_sources, hours_with_news
 from millrace_spark.sinks import check_files
 from millrace_spark.tables import read_revision, revision_folder, revision_numbers
 from millrace_spark.warehouse import (
@@ -30,53 +27,14 @@ from millrace_spark.warehouse import (
     PLANS,
     STAGING,
     Progress,
-    load_folder,
-    load_numbers,
     newest_load,
     publish,
-    read_load,
     record,
     recorded_folders,
     sweep_staging,
 )
 
 ATTEMPTS = 5
-MERGE_BYTES = 256 << 20
-"""Parquet bytes of loads that go into one file of an hour."""
-
-
-@dataclass(frozen=True, slots=True)
-class HourSource:
-    """What an hour is made from: the loads that have rows of it, and their files."""
-
-    hour: str
-    parts: Sequence[LoadPart]
-    files: Sequence[tuple[str, DataFile]]
-    """(load's folder, file) in the order of the loads."""
-    table_schema_id: int
-    schema_file: str
-    """A file of the newest load: its columns are the hour's."""
-
-
-@dataclass(frozen=True, slots=True)
-class MergeTask:
-    """Some files of one hour that become one file in staging; every path absolute."""
-
-    sources: Sequence[str]
-    schema_file: str
-    staging: str
-    path: str
-
-
-Run = Callable[[Sequence[MergeTask]], list[DataFile]]
-"""Runs `merge_files` on every task, somewhere: a Spark job, or one after the other."""
-
-
-class Merge(Protocol):
-    """Writes the rows of some hours into a staging folder, each hour in its own `date=…/hour=…`."""
-
-    def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,67 +61,6 @@ class HourlyRun:
     """What the auditor says of (topic, hour) now."""
     run_id: str
     progress: Progress
-
-
-def merge_files(task: MergeTask) -> DataFile:
-    """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
-    schema = pq.read_schema(task.schema_file).remove_metadata()
-    target = Path(task.staging, task.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    rows = 0
-    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        held: list[pa.RecordBatch] = []
-        for batch in ds.dataset(list(task.sources), schema=schema, format="parquet").to_batches():
-            held.append(batch)
-            if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
-                writer.write_table(pa.Table.from_batches(held, schema))
-                held.clear()
-            rows += batch.num_rows
-        writer.write_table(pa.Table.from_batches(held, schema))
-    return data_file(Path(task.staging), task.path, rows)
-
-
-class DirectMerge:
-    """Tasks that copy Parquet files with pyarrow."""
-
-    def __init__(self, fs: Filesystem, run: Run) -> None:
-        if not isinstance(fs, LocalFilesystem):
-            raise ConfigError(f"sink `direct` cannot write to {fs.root}: use --sink spark")
-        self._fs = fs
-        self._run = run
-
-    def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path; leftovers of failed attempts are deleted."""
-        folder = self._fs.uri(staging)
-        tasks = [
-            MergeTask(
-                [self._fs.uri(f"{load}/{file.path}") for load, file in group],
-                self._fs.uri(source.schema_file),
-                folder,
-                f"{hour_folder(source.hour)}/part-{index:05d}-{uuid.uuid4().hex[:12]}.parquet",
-            )
-            for source in sources
-            for index, group in enumerate(_groups(source.files))
-        ]
-        files = self._run(tasks)
-        kept = {file.path for file in files}
-        for path, _ in self._fs.files(staging):
-            if path not in kept:
-                self._fs.delete(f"{staging}/{path}")
-        return files
-
-
-def _groups(files: Iterable[tuple[str, DataFile]]) -> list[list[tuple[str, DataFile]]]:
-    """The files in order, in groups of about MERGE_BYTES."""
-    groups: list[list[tuple[str, DataFile]]] = []
-    size = MERGE_BYTES
-    for load, file in files:
-        if size >= MERGE_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append((load, file))
-        size += file.bytes
-    return groups
 
 
 def hours_between(start: datetime, end: datetime) -> list[str]:
@@ -193,17 +90,17 @@ def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[Hour
     pending = list(dict.fromkeys(hours))
     for _ in range(ATTEMPTS):
         todo: list[tuple[HourSource, HourManifest | None]] = []
-        # In this order: loads that came after a revision are seen, and none that a revision was made from is
-        # not. The other way round a slow run could replace a newer revision by one without the late rows.
+        # In this order: loads and editions that came after a revision are seen, and none that a revision was
+        # made from is not. The other way round a slow run could replace a newer revision by one without the
+        # late rows, or bring back those that a later edition has replaced.
         revisions = {hour: _newest(run, topic, hour, recorded) for hour in pending}
-        for source in _sources(run.fs, topic, pending):
+        for source in hour_sources(run.fs, topic, revisions):
             newest = revisions[source.hour]
             if newest is None and not source.parts:
                 results[source.hour] = _absent(source.hour)
             elif newest is not None and list(newest.loads) == list(source.parts):
                 results[source.hour] = _unchanged(newest)
             else:
-                _check_nothing_is_gone(run.fs, topic, source, newest)
                 todo.append((source, newest))
         if todo:
             results |= {result.hour: result for result in _publish_all(run, topic, todo)}
@@ -214,64 +111,10 @@ def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[Hour
     raise MillraceError(f"{topic}: other runs published {pending[0]} {ATTEMPTS} times; run one at a time")
 
 
-def _sources(fs: Filesystem, topic: str, hours: Sequence[str]) -> list[HourSource]:
-    """What every hour is made from. Only loads with a folder for one of the hours are opened."""
-    parts: dict[str, list[LoadManifest]] = {hour: [] for hour in hours}
-    by_date: dict[str, set[str]] = {}
-    for hour in hours:
-        date, _, clock = hour_folder(hour).partition("/")
-        by_date.setdefault(date, set()).add(clock)
-    for number in load_numbers(fs, topic):
-        folder = f"{topic}/{load_folder(number)}"
-        dates = by_date.keys() & set(fs.names(folder))
-        found = {
-            f"{date[5:]}T{clock[5:]}"
-            for date in dates
-            for clock in by_date[date] & set(fs.names(f"{folder}/{date}"))
-        }
-        if not found:
-            continue
-        manifest = read_load(fs, topic, number)
-        if problem := check_hash(manifest):
-            raise MillraceError(f"{folder}: {problem}; restore it from a copy")
-        for hour in found & manifest.rows_by_hour().keys():
-            parts[hour].append(manifest)
-    return [_source(topic, hour, parts[hour]) for hour in hours]
-
-
-def _source(topic: str, hour: str, manifests: Sequence[LoadManifest]) -> HourSource:
-    files = [
-        (f"{topic}/{load_folder(manifest.load)}", file)
-        for manifest in manifests
-        for file in manifest.files
-        if file.hour == hour
-    ]
-    # By load: schema ids rise with time in one subject, but not where another had the same schema before.
-    newest = manifests[-1] if manifests else None
-    own = [f"{load}/{f.path}" for load, f in files if newest and load.endswith(load_folder(newest.load))]
-    return HourSource(
-        hour,
-        [LoadPart(load=m.load, sha256=m.sha256, rows=m.rows_by_hour()[hour]) for m in manifests],
-        files,
-        newest.table_schema_id if newest else 0,
-        own[0] if own else "",
-    )
-
-
-def _check_nothing_is_gone(
-    fs: Filesystem, topic: str, source: HourSource, newest: HourManifest | None
-) -> None:
-    """MillraceError when a load that the newest revision was made from has lost its folder of this hour.
-
-    A load that was made anew may have other hours; it has another hash.
-    """
-    found, there = {part.load for part in source.parts}, set(load_numbers(fs, topic))
-    for part in newest.loads if newest is not None else ():
-        if part.load in there - found and read_load(fs, topic, part.load).sha256 == part.sha256:
-            raise MillraceError(
-                f"{topic}/{load_folder(part.load)}/{hour_folder(source.hour)} with {part.rows} rows is gone:"
-                " restore it from a copy"
-            )
+def publish_late_hours(run: HourlyRun, topic: str) -> list[HourResult]:
+    """Publish the next revision of every published hour that loads or editions since have rows of."""
+    late = hours_with_news(run.fs, topic)
+    return publish_hours(run, topic, late) if late else []
 
 
 def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourManifest | None:
@@ -344,6 +187,8 @@ def _publish_one(
             # By path inside the revision's own folder.
             files=[_inside(file, inside) for file in sorted(files, key=lambda file: file.path)],
             table_schema_id=source.table_schema_id,
+            promotion=source.promotion,
+            base=source.base,
             verdict=run.verdict_of(topic, source.hour),
             previous=None if newest is None else newest.sha256,
         )

@@ -7,6 +7,7 @@ the same; the rows written are counted again by reading the files back.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,16 +19,17 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from millrace.audit.counts import SequenceCounts
-from millrace.errors import MillraceError
 from millrace.manifest import REJECTED, DataFile
 from millrace_spark.decode import DecodedBatch, Decoder
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import count_rows, hours_of
-from millrace_spark.hourly import HourSource
+from millrace_spark.hour_merge import not_published
+from millrace_spark.hour_sources import HourSource
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.ranges import Cut, RangeStats
 from millrace_spark.reading import read_cut
-from millrace_spark.sinks import REJECTED_SCHEMA, CutResult, Source
+from millrace_spark.rejections import REJECTED_SCHEMA, Reasons
+from millrace_spark.sinks import CutResult, Source, tasks_folder
 from millrace_spark.spark_files import described, write_parquet
 
 if TYPE_CHECKING:
@@ -48,20 +50,31 @@ class SparkSink:
         results = in_tasks(self._spark, partial(account_for, source), cuts)
         if not results:
             return []
-        self._fs.delete(staging)  # Spark wants to make it
+        work = tasks_folder(staging)
+        try:
+            self._write_files(source, cuts, results, work)
+            self._fs.make_folder(work)
+            files = described(self._spark, self._fs, work)
+            self._fs.gather(work, staging, [file.path for file in files])
+        finally:
+            self._fs.delete(work)
+        results[0].files.extend(files)
+        return results
+
+    def _write_files(
+        self, source: Source, cuts: Sequence[Cut], results: Sequence[CutResult], folder: str
+    ) -> None:
         if any(result.stats.records > result.stats.rejected for result in results):
-            self._spark.dataSource.register(rows_source(source, cuts))
-            frame = self._spark.read.format(_SOURCE).load()
-            write_parquet(frame, self._fs, staging, "date", "hour")
+            # Of its own name: several topics are loaded in one session at the same time.
+            name = f"millrace_load_{uuid.uuid4().hex}"
+            self._spark.dataSource.register(rows_source(name, source, cuts))
+            write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
         if any(result.stats.rejected for result in results):
             rejected = self._spark.sparkContext.parallelize(cuts, len(cuts)).flatMap(
                 partial(rejected_of, source)
             )
             frame = self._spark.createDataFrame(rejected, from_arrow_schema(REJECTED_SCHEMA))
-            write_parquet(frame, self._fs, f"{staging}/{REJECTED}")
-        self._fs.make_folder(staging)
-        results[0].files.extend(described(self._spark, self._fs, staging))
-        return results
+            write_parquet(frame, self._fs, f"{folder}/{REJECTED}")
 
 
 def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBatch]:
@@ -75,10 +88,11 @@ def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBat
 
 def account_for(source: Source, cut: Cut) -> CutResult:
     """What a cut holds, without writing it."""
-    stats, counts = RangeStats.of(cut), SequenceCounts()
+    stats, counts, reasons = RangeStats.of(cut), SequenceCounts(), Reasons()
     for batch in _decoded(source, cut, stats):
         count_rows(batch.rows, counts)
-    return CutResult(stats, [], counts.to_json())
+        reasons.add(batch.rejected)
+    return CutResult.of(stats, [], counts, reasons)
 
 
 def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
@@ -88,10 +102,7 @@ def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
             yield tuple(getattr(each, name) for name in REJECTED_SCHEMA.names)
 
 
-_SOURCE = "millrace_load"
-
-
-def rows_source(source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
+def rows_source(name_: str, source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
     """A data source of exactly these cuts' rows, with `date` and `hour`; it travels by value, with them."""
     arrow_schema = Decoder(source.table_schema, source.lookup).arrow_schema
     arrow_schema = arrow_schema.append(pa.field("date", pa.string())).append(pa.field("hour", pa.string()))
@@ -99,7 +110,7 @@ def rows_source(source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
     class Rows(DataSource):
         @classmethod
         def name(cls) -> str:
-            return _SOURCE
+            return name_
 
         def schema(self) -> StructType:
             return from_arrow_schema(arrow_schema)
@@ -148,19 +159,36 @@ class SparkMerge:
         self._fs = fs
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path."""
-        newest = max(sources, key=lambda source: max((part.load for part in source.parts), default=0))
+        """What is in the folder afterwards, by path; an hour without rows has no file."""
+        newest = max(sources, key=lambda source: (bool(source.schema_file), source.schema_age))
+        if not newest.schema_file:
+            return []
+        paths = [self._checked(folder, file) for source in sources for folder, file in source.files]
         schema = self._spark.read.parquet(self._fs.uri(newest.schema_file)).schema
-        paths = [self._fs.uri(f"{load}/{file.path}") for source in sources for load, file in source.files]
         path = "_metadata.file_path"
-        frame = self._spark.read.schema(schema).parquet(*paths).select(
+        frame = self._spark.read.schema(schema).parquet(*paths)
+        for source in (source for source in sources if source.replaced):
+            frame = frame.where(_rest(source))
+        frame = frame.select(
             *(f"`{name}`" for name in schema.names),
             functions.regexp_extract(path, "/date=([0-9-]{10})/", 1).alias("date"),
             functions.regexp_extract(path, "/hour=([0-9]{2})/", 1).alias("hour"),
-        )  # fmt: skip
+        )
         self._fs.delete(staging)  # Spark wants to make it
         write_parquet(frame.repartition("date", "hour"), self._fs, staging, "date", "hour")
-        files = described(self._spark, self._fs, staging)
-        if missing := {source.hour for source in sources} - {file.hour for file in files}:
-            raise MillraceError(f"Spark wrote nothing of {min(missing)}; run `millrace verify`")
-        return files
+        return described(self._spark, self._fs, staging)
+
+    def _checked(self, folder: str, file: DataFile) -> str:
+        path = f"{folder}/{file.path}"
+        if self._fs.sha256(path) != file.sha256:
+            raise not_published(path)
+        return self._fs.uri(path)
+
+
+def _rest(source: HourSource) -> str:
+    """The rows of an hour that stay, as a condition: those of its base that no newer edition holds."""
+    gone = " OR ".join(
+        f"(_partition = {each.partition} AND _offset >= {each.start} AND _offset < {each.end})"
+        for each in source.replaced
+    )
+    return f"NOT (instr(_metadata.file_path, '/{source.base_folder}/') > 0 AND ({gone}))"

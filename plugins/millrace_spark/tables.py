@@ -1,22 +1,28 @@
 """The table people query: every hour's newest revision, read with one pinned schema.
 
-The files read are those the manifests name, never what a listing finds. The columns are those of the
-newest load in any of the revisions; a column that an older revision lacks is null there. `date`, `hour`
-and `rev` come from the folders.
+    read(spark, warehouse, topic)     a Spark DataFrame          dataset(warehouse, topic)   for pyarrow
+    duckdb(warehouse, topic)          a DuckDB relation          pandas(warehouse, topic)    in memory
+
+The files read are those the manifests name, never what a listing finds, and they are named once: a reader
+sees each hour as it was at that moment, whole, whatever is published meanwhile. What it reads is deleted
+no sooner than `expire` allows for. The columns are those of the newest promotion in any of the revisions;
+one that an older revision lacks is null there. `date`, `hour` and `rev` come from the folders.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import HourManifest
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.hour_files import hour_folder
@@ -26,6 +32,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FOLDER_COLUMNS = pa.schema([("date", pa.date32()), ("hour", pa.int32()), ("rev", pa.int32())])
+
+Hours = tuple[datetime, datetime]
+"""The hours that begin in [from, to); a time without a zone is UTC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,56 +74,80 @@ def read_revision(fs: Filesystem, topic: str, hour: str, revision: int) -> Revis
     return Revision(folder, read_manifest(fs, HourManifest, folder))
 
 
-def newest_revisions(fs: Filesystem, topic: str) -> Iterator[Revision]:
-    """The newest revision of every hour, in order of the hours."""
+def newest_revisions(fs: Filesystem, topic: str, between: Hours | None = None) -> Iterator[Revision]:
+    """The newest revision of every hour, or of those that begin in [from, to), in order of the hours."""
     for hour in hours(fs, topic):
-        yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+        if between is None or _utc(between[0]) <= _utc(datetime.fromisoformat(f"{hour}:00")) < _utc(
+            between[1]
+        ):
+            yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
 
 
-def read(spark: SparkSession, warehouse: str, topic: str) -> DataFrame:
+def _utc(time: datetime) -> datetime:
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None) -> DataFrame:
     """The hourly table of a topic for Spark; MillraceError when nothing was published yet."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     fs = open_filesystem(warehouse, spark)
-    revisions = _published(fs, topic)
-    newest = _newest_schema(revisions)
-    paths = [fs.uri(path) for path in _paths(revisions)]
-    if fs.uri("x").startswith("/"):
-        columns = from_arrow_schema(pq.read_schema(fs.uri(_paths([newest])[0])))
-    else:
-        columns = spark.read.parquet(fs.uri(_paths([newest])[0])).schema
-    for field in from_arrow_schema(FOLDER_COLUMNS):
-        columns = columns.add(field)
+    revisions = _published(fs, topic, hours)
+    columns = from_arrow_schema(_schema(fs, revisions))
     reader = spark.read.schema(columns).option("basePath", fs.uri(f"{topic}{HOURLY}"))
-    return reader.parquet(*paths)
+    return reader.parquet(*(fs.uri(path) for path in _paths(revisions)))
 
 
-def dataset(warehouse: str, topic: str) -> Any:
+def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
     """The hourly table of a topic as a pyarrow dataset; MillraceError when nothing was published yet."""
     fs = open_filesystem(warehouse)
-    revisions = _published(fs, topic)
-    schema = pq.read_schema(fs.uri(_paths([_newest_schema(revisions)])[0])).remove_metadata()
+    revisions = _published(fs, topic, hours)
     return ds.dataset(
         [fs.uri(path) for path in _paths(revisions)],
-        schema=pa.schema([*schema, *FOLDER_COLUMNS]),
+        schema=_schema(fs, revisions),
         format="parquet",
         partitioning=ds.partitioning(FOLDER_COLUMNS, flavor="hive"),
         partition_base_dir=fs.uri(f"{topic}{HOURLY}"),
     )
 
 
-def _published(fs: Filesystem, topic: str) -> list[Revision]:
-    revisions = [revision for revision in newest_revisions(fs, topic) if revision.manifest.files]
+def duckdb(warehouse: str, topic: str, hours: Hours | None = None, connection: Any = None) -> Any:
+    """The hourly table of a topic as a DuckDB relation, on the connection or on DuckDB's default one."""
+    try:
+        import duckdb as engine
+    except ImportError:
+        raise ConfigError("DuckDB is not installed: pip install duckdb") from None
+    return (connection or engine).from_arrow(dataset(warehouse, topic, hours))
+
+
+def pandas(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
+    """The hourly table of a topic as a pandas DataFrame, all of it in memory: narrow it by `hours`."""
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError("pandas is not installed: pip install pandas")
+    return dataset(warehouse, topic, hours).to_table().to_pandas()
+
+
+def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revision]:
+    revisions = [each for each in newest_revisions(fs, topic, between) if each.manifest.files]
     if not revisions:
+        inside = "" if between is None else f" from {_utc(between[0])} to {_utc(between[1])}"
         raise MillraceError(
-            f"no hour of {topic} is published in {fs.root}: load it, then run `millrace hourly {topic}`"
+            f"no hour of {topic} with rows is published in {fs.root}{inside}: load it, then run"
+            f" `millrace hourly {topic}`"
         )
     return revisions
 
 
-def _newest_schema(revisions: Sequence[Revision]) -> Revision:
-    """The revision whose columns are the table's: the one the newest load is part of."""
-    return max(revisions, key=lambda revision: max(part.load for part in revision.manifest.loads))
+def _schema(fs: Filesystem, revisions: Sequence[Revision]) -> pa.Schema:
+    """The columns of the revision with the newest promotion; among those, of the newest load."""
+    newest = max(revisions, key=lambda revision: _age(revision.manifest))
+    with fs.local_copy(_paths([newest])[0]) as file:
+        columns = pq.read_schema(file).remove_metadata()
+    return pa.schema([*columns, *FOLDER_COLUMNS])
+
+
+def _age(manifest: HourManifest) -> tuple[int, int]:
+    return manifest.promotion or 0, max(part.load for part in manifest.loads)
 
 
 def _paths(revisions: Sequence[Revision]) -> list[str]:

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 from millrace.audit.client import completeness
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import Filesystem, open_filesystem
-from millrace_spark.hourly import (
-    DirectMerge,
-    HourlyRun,
-    HourResult,
-    Merge,
-    as_json,
-    merge_files,
-    publish_hours,
-)
+from millrace_spark.hour_merge import DirectMerge, Merge, merge_files
+from millrace_spark.hourly import HourlyRun, HourResult, as_json, publish_hours, publish_late_hours
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 
 if TYPE_CHECKING:
@@ -36,6 +29,8 @@ class HourlySettings:
     topic: str
     hours: Sequence[str]
     """`2015-05-17T10`, UTC."""
+    late: bool = False
+    """Also every hour published before that has news."""
     warehouse: str
     run_id: str
     auditor: str = ""
@@ -44,7 +39,7 @@ class HourlySettings:
 
 
 def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
-    """Publish every hour that has news."""
+    """Publish every hour that has news: those asked for, then those with late rows."""
     fs = open_filesystem(settings.warehouse, spark)
     run = HourlyRun(
         fs=fs,
@@ -53,7 +48,8 @@ def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
         run_id=settings.run_id,
         progress=to_stderr(f"hourly {settings.topic}"),
     )
-    return publish_hours(run, settings.topic, settings.hours)
+    results = publish_hours(run, settings.topic, settings.hours)
+    return [*results, *publish_late_hours(run, settings.topic)] if settings.late else results
 
 
 def _merge(spark: SparkSession, fs: Filesystem, sink: str) -> Merge:

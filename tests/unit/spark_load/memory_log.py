@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from millrace.records import BatchHeader, Message, build_batch, control_batch
 from millrace.wire.client import EARLIEST, TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import DirectMerge, HourlyRun, merge_files
+from millrace_spark.hour_merge import DirectMerge, merge_files
+from millrace_spark.hourly import HourlyRun
 from millrace_spark.load import LoadRun
 from millrace_spark.load_writing import Pinned
+from millrace_spark.promotions import PinnedId
 from millrace_spark.sinks import DirectSink, Source, write_cut
 from millrace_spark.warehouse import Progress, no_progress
 
@@ -95,6 +98,8 @@ class MemoryLog:
         self.topic_id = uuid.uuid4()
         self.partitions = {index: Partition() for index in range(partitions)}
         self.sequence = 0
+        self.schemas = {SCHEMA_ID: SCHEMA}
+        """What the registry knows; the one with the largest id is the newest."""
 
     def append(self, partition: int, messages: Sequence[Message], codec: Codec = Codec.NONE) -> None:
         """One batch, visible at once."""
@@ -187,6 +192,13 @@ def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) 
     return [function(task) for task in tasks]
 
 
+def pin(log: MemoryLog, topic: str, pinned: PinnedId | None) -> Pinned:
+    """The source of the log, with its newest schema unless one is pinned."""
+    schema_id = max(log.schemas) if pinned is None else pinned.schema_id
+    source = Source(lambda: log, log.schemas.get, log.schemas[schema_id])
+    return Pinned(source, schema_id, None if pinned is None else pinned.promotion)
+
+
 def load_run(
     log: MemoryLog,
     warehouse: Path,
@@ -206,7 +218,7 @@ def load_run(
     settings: dict[str, Any] = {
         "fs": fs,
         "client": log,
-        "pin": lambda topic: Pinned(Source(lambda: log, {SCHEMA_ID: SCHEMA}.get, SCHEMA), SCHEMA_ID),
+        "pin": partial(pin, log),
         "sink": DirectSink(fs, local_run),
         "run_id": run_id,
         "cut_bytes": 2_000,

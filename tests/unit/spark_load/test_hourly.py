@@ -193,15 +193,16 @@ def test_a_load_that_is_gone_stops_the_hour_instead_of_shrinking_it(warehouse: P
         publish(warehouse, TEN)
 
 
-def test_a_folder_of_a_load_that_is_gone_stops_the_hour_instead_of_shrinking_it(
+def test_a_folder_of_a_load_that_is_gone_does_not_shrink_the_hour_it_is_folded_into(
     warehouse: Path, log: MemoryLog
 ) -> None:
     publish(warehouse, TEN)
     (warehouse / TOPIC / "load=0000000001" / "date=2015-05-17" / "hour=10").rename(warehouse / "elsewhere")
     log.append_events(1, [START])
     load_topic(load_run(log, warehouse, "late"), TOPIC)
-    with pytest.raises(MillraceError, match="hour=10 with 87 rows is gone"):
-        publish(warehouse, TEN)
+    (late,) = publish(warehouse, TEN)
+    assert (late.revision, late.rows) == (2, 88)
+    assert len(sequences(warehouse, 10)) == 88
 
 
 def test_a_revision_that_is_gone_is_not_silently_made_again(warehouse: Path) -> None:

@@ -1,0 +1,253 @@
+"""Deleting what nobody needs any more: data files of loads that are folded into hours, old revisions, plans.
+
+A load expires when every hour it ever had rows of is published from its newest edition and the files of those
+revisions are the published ones. That is written down first, in `_expired/`, then the files are deleted:
+after a crash at any step the next run goes on where this one stopped. Manifests, `_rejected/` and the files
+beside a manifest stay, so the history can still be checked from end to end, and the offsets read again while
+the log has them. A revision expires when the next one is old enough. Knows no Spark and reads no rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from millrace.errors import MillraceError
+from millrace.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
+from millrace_spark.editions import (
+    ExpiredEntry,
+    edition_folder,
+    expired_folders,
+    expired_name,
+    expired_path,
+    reloads_table,
+)
+from millrace_spark.filesystem import Filesystem
+from millrace_spark.hour_sources import LoadHistory
+from millrace_spark.tables import (
+    Revision,
+    newest_revisions,
+    read_revision,
+    revision_folder,
+    revision_numbers,
+)
+from millrace_spark.warehouse import (
+    HOURLY,
+    PLANS,
+    STALE_STAGING_S,
+    Progress,
+    newest_load,
+    recorded_folders,
+    sweep_staging,
+)
+
+READER_GRACE_S = 6 * 3600
+"""A superseded revision stays at least that long, for queries that began before the next one was there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireRun:
+    """Everything one run needs; built in one place, by the command."""
+
+    fs: Filesystem
+    older_than_s: float
+    progress: Progress
+    reader_grace_s: float = READER_GRACE_S
+    dry_run: bool = False
+    """Say what would be deleted, and delete nothing."""
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireResult:
+    """What a run deleted, or would have."""
+
+    topic: str
+    loads: int
+    """Editions of loads whose data files went."""
+    revisions: int
+    plans: int
+    files: int
+    bytes: int
+    kept: Mapping[str, str]
+    """Old loads and revisions that stay -> why."""
+
+
+ProblemOf = Callable[[str], str | None]
+"""What is wrong with the files of an hour's newest revision; None when they are the published ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expiring:
+    """A folder whose data files go, and the folder's table."""
+
+    table: str
+    entry: ExpiredEntry
+    paths: list[str]
+
+
+def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
+    """Delete what is old and not needed; MillraceError when the history has a hole or a copy is damaged."""
+    if newest_load(run.fs, topic) is None:
+        raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
+    if not run.dry_run:
+        _finish(run, topic)
+        for table in (topic, f"{topic}{HOURLY}", reloads_table(topic)):
+            sweep_staging(run.fs, table)
+    kept: dict[str, str] = {}
+    newest = {each.manifest.hour: each for each in newest_revisions(run.fs, topic)}
+    problem_of = functools.cache(lambda hour: _problem(run.fs, newest[hour]))
+    # Loads first: the revision that stands for one is checked while all that led to it is still there.
+    loads = [_delete(run, each) for each in _old_loads(run, topic, newest, problem_of, kept)]
+    revisions = [_delete(run, each) for each in _old_revisions(run, topic, newest, problem_of, kept)]
+    plans = _old_plans(run, topic)
+    return ExpireResult(
+        topic=topic, loads=len(loads), revisions=len(revisions), plans=plans,
+        files=sum(each.files for each in [*loads, *revisions]),
+        bytes=sum(each.bytes for each in [*loads, *revisions]), kept=kept,
+    )  # fmt: skip
+
+
+def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
+    entry = expiring.entry
+    if not run.dry_run:
+        # In this order: whoever finds a file missing finds the reason as well.
+        run.fs.create(expired_path(expiring.table, entry.folder), encode(entry))
+        run.progress("written down")
+        for path in expiring.paths:
+            run.fs.delete(f"{expiring.table}/{entry.folder}/{path}")
+            run.progress("deleted")
+    return entry
+
+
+def _finish(run: ExpireRun, topic: str) -> None:
+    """Delete what a run that was cut off had only written down."""
+    for table, folders in _written_down(run.fs, topic):
+        for folder in folders:
+            for name in run.fs.names(f"{table}/{folder}"):
+                if not name.startswith("_"):
+                    run.fs.delete(f"{table}/{folder}/{name}")
+
+
+def _written_down(fs: Filesystem, topic: str) -> Iterator[tuple[str, list[str]]]:
+    """(table, its folders that have expired)."""
+    for name in expired_folders(fs, topic):
+        load, _, edition = name.partition(",")
+        yield topic, [edition_folder(int(load[5:]), int(edition[8:]) if edition else 1)]
+    table = f"{topic}{HOURLY}"
+    yield table, [name.replace(",", "/") for name in expired_folders(fs, table)]
+
+
+def _old_loads(
+    run: ExpireRun, topic: str, revisions: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+) -> Iterator[_Expiring]:
+    """Every edition of every old load that is folded, the newest edition of each last."""
+    history = LoadHistory.of(run.fs, topic)
+    for load in history.numbers:
+        if history.has_expired(load):
+            continue
+        editions = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
+        if not _old(run, editions[-1].created):
+            continue
+        holding = {
+            h: r.manifest for h, r in revisions.items() if any(h in m.rows_by_hour() for m in editions)
+        }
+        damaged = next(filter(None, map(problem_of, sorted(holding))), None)
+        if reason := _not_folded(editions, holding) or damaged:
+            kept[history.folder(load)] = reason
+            continue
+        for manifest in editions:
+            folder = edition_folder(load, manifest.edition)
+            if expired_name(folder) not in history.expired:
+                held = {hour: newest.revision for hour, newest in sorted(holding.items())}
+                yield _expiring(run, topic, folder, manifest, held)
+
+
+def _not_folded(editions: list[LoadManifest], holding: Mapping[str, HourManifest]) -> str | None:
+    """Why the newest edition must stay: an hour that lacks it, or still has an earlier one."""
+    newest = editions[-1]
+    for hour, rows in newest.rows_by_hour().items():
+        if hour not in holding:
+            return f"{rows} rows of {hour} are in no hour: run `millrace hourly {newest.topic} --hour {hour}`"
+    for hour, revision in holding.items():
+        found = next((part for part in revision.loads if part.load == newest.load), None)
+        rows = newest.rows_by_hour().get(hour, 0)
+        wanted = LoadPart(load=newest.load, edition=newest.edition, sha256=newest.sha256, rows=rows)
+        if found != wanted and (found is not None or rows):
+            return f"{hour} was published without it: run `millrace hourly {newest.topic} --late`"
+    return None
+
+
+def _problem(fs: Filesystem, revision: Revision) -> str | None:
+    """What is wrong with a revision's files; None when they are the published ones."""
+    for file in revision.manifest.files:
+        path = f"{revision.folder}/{file.path}"
+        try:
+            if fs.sha256(path) == file.sha256:
+                continue
+        except FileNotFoundError:
+            pass
+        return f"{path} is missing or was changed: run `millrace verify`"
+    return None
+
+
+def _old_revisions(
+    run: ExpireRun, topic: str, newest: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+) -> Iterator[_Expiring]:
+    """Every revision whose successor has been there for long enough, while the newest one is whole."""
+    table = f"{topic}{HOURLY}"
+    expired = expired_folders(run.fs, table)
+    recorded = set(recorded_folders(run.fs, table))
+    age_s = max(run.older_than_s, run.reader_grace_s)
+    for hour in newest:
+        numbers = revision_numbers(run.fs, topic, hour)
+        for number, successor in itertools.pairwise(numbers):
+            folder = revision_folder(hour, number)
+            if expired_name(folder) in expired or revision_folder(hour, successor) not in recorded:
+                continue
+            after = read_revision(run.fs, topic, hour, successor).manifest
+            if not _old(run, after.created, age_s):
+                continue
+            if reason := problem_of(hour):
+                kept[f"{table}/{folder}"] = reason
+            else:
+                manifest = read_revision(run.fs, topic, hour, number).manifest
+                yield _expiring(run, table, folder, manifest, {hour: numbers[-1]})
+
+
+def _old_plans(run: ExpireRun, topic: str) -> int:
+    """Delete plans that no retry needs any more; how many. The newest one stays: it shows that loads ran."""
+    age_s = max(run.older_than_s, STALE_STAGING_S)
+    paths = [f"{topic}/{PLANS}/{name}" for name in run.fs.names(f"{topic}/{PLANS}")]
+    old = sorted((path for path in paths), key=run.fs.age_s)[1:]
+    old = [path for path in old if run.fs.age_s(path) > age_s]
+    for path in old if not run.dry_run else ():
+        run.fs.delete(path)
+    return len(old)
+
+
+def _expiring(
+    run: ExpireRun, table: str, folder: str, manifest: LoadManifest | HourManifest, held: Mapping[str, int]
+) -> _Expiring:
+    files = list(_data_files(manifest.files, isinstance(manifest, HourManifest)))
+    now = datetime.fromtimestamp(run.clock(), UTC)
+    entry = ExpiredEntry(
+        folder=folder, sha256=manifest.sha256, expired=now.isoformat(timespec="seconds"),
+        rows=manifest.rows, files=len(files), bytes=sum(file.bytes for file in files), revisions=dict(held),
+    )  # fmt: skip
+    # Of a load whole folders, `date=…`: their emptied shells would be listed by every later run.
+    return _Expiring(table, entry, sorted({file.path.partition("/")[0] for file in files}))
+
+
+def _data_files(files: Iterable[DataFile], of_an_hour: bool) -> Iterator[DataFile]:
+    """The files with rows of hours: all of a revision's, all but the rejected ones of a load's."""
+    return (file for file in files if of_an_hour or file.hour is not None)
+
+
+def _old(run: ExpireRun, created: str, age_s: float | None = None) -> bool:
+    age = run.older_than_s if age_s is None else age_s
+    return datetime.fromisoformat(created).timestamp() <= run.clock() - age

@@ -1,0 +1,155 @@
+"""Writing hours: the rows of an hour's files copied into few, each source checked against its manifest.
+
+Also the place where small files are put together: an hour's files become one per `MERGE_BYTES`. A source that
+is not the published one stops the hour: its rows would go on into every later revision, and the loads expire.
+Knows Parquet and files. Does not know which loads make an hour, nor how it is published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from millrace.errors import ConfigError, MillraceError
+from millrace.manifest import DataFile
+from millrace_spark.filesystem import Filesystem, LocalFilesystem
+from millrace_spark.hour_files import ROW_GROUP_ROWS, data_file, hour_folder
+from millrace_spark.hour_sources import HourSource, OffsetRange
+
+MERGE_BYTES = 256 << 20
+"""Parquet bytes of sources that go into one file of an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeInput:
+    """A file whose rows are copied: where it is, its hash, and the offsets that are left out."""
+
+    path: str
+    sha256: str
+    left_out: Sequence[OffsetRange]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    """Some files of one hour that become one file in staging; every path absolute."""
+
+    sources: Sequence[MergeInput]
+    schema_file: str
+    staging: str
+    path: str
+
+
+Run = Callable[[Sequence[MergeTask]], list[DataFile]]
+"""Runs `merge_files` on every task, somewhere: a Spark job, or one after the other."""
+
+
+class Merge(Protocol):
+    """Writes the rows of some hours into a staging folder, each hour in its own `date=…/hour=…`."""
+
+    def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
+        """What is in the folder afterwards, by path; an hour without rows has no file."""
+
+
+def merge_files(task: MergeTask) -> DataFile:
+    """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
+    schema = pq.read_schema(task.schema_file).remove_metadata()
+    target = Path(task.staging, task.path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    rows = 0
+    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        held: list[pa.RecordBatch] = []
+        for batch in _batches(task.sources, schema):
+            held.append(batch)
+            if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
+                writer.write_table(pa.Table.from_batches(held, schema))
+                held.clear()
+            rows += batch.num_rows
+        writer.write_table(pa.Table.from_batches(held, schema))
+    return data_file(Path(task.staging), task.path, rows)
+
+
+def _batches(sources: Sequence[MergeInput], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for left_out, group in itertools.groupby(sources, key=lambda source: source.left_out):
+        paths = [source.path for source in group if _checked(source)]
+        yield from ds.dataset(paths, schema=schema, format="parquet").to_batches(filter=_rest(left_out))
+
+
+def _checked(source: MergeInput) -> bool:
+    with open(source.path, "rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
+            return True
+    raise not_published(source.path)
+
+
+def not_published(path: str) -> MillraceError:
+    """The error for a source whose bytes are not those of its manifest."""
+    return MillraceError(
+        f"{path} was changed: its SHA-256 is not the published one; restore it from a copy, then go on"
+    )
+
+
+def _rest(left_out: Sequence[OffsetRange]) -> Any:
+    """The rows that stay, as a filter; None when all do."""
+    if not left_out:
+        return None
+    partition, offset = pc.field("_partition"), pc.field("_offset")
+    gone = pc.scalar(False)
+    for each in left_out:
+        gone |= (partition == each.partition) & (offset >= each.start) & (offset < each.end)
+    return ~gone
+
+
+class DirectMerge:
+    """Tasks that copy Parquet files with pyarrow."""
+
+    def __init__(self, fs: Filesystem, run: Run) -> None:
+        if not isinstance(fs, LocalFilesystem):
+            raise ConfigError(f"sink `direct` cannot write to {fs.root}: use --sink spark")
+        self._fs = fs
+        self._run = run
+
+    def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
+        """What is in the folder afterwards, by path; leftovers of failed attempts are deleted."""
+        folder = self._fs.uri(staging)
+        tasks = [
+            MergeTask(
+                [
+                    MergeInput(self._fs.uri(f"{of}/{file.path}"), file.sha256, source.left_out(of))
+                    for of, file in group
+                ],
+                self._fs.uri(source.schema_file),
+                folder,
+                f"{hour_folder(source.hour)}/part-{index:05d}-{uuid.uuid4().hex[:12]}.parquet",
+            )
+            for source in sources
+            for index, group in enumerate(_groups(source.files))
+        ]
+        files = [file for file in self._run(tasks) if file.rows]
+        kept = {file.path for file in files}
+        for path, _ in self._fs.files(staging):
+            if path not in kept:
+                self._fs.delete(f"{staging}/{path}")
+        return files
+
+
+def _groups(files: Sequence[tuple[str, DataFile]]) -> list[list[tuple[str, DataFile]]]:
+    """The files in order, in groups of about MERGE_BYTES."""
+    groups: list[list[tuple[str, DataFile]]] = []
+    size = MERGE_BYTES
+    for folder, file in files:
+        if size >= MERGE_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append((folder, file))
+        size += file.bytes
+    return groups
