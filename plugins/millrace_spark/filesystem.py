@@ -17,7 +17,7 @@ import shutil
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -59,6 +59,9 @@ class Filesystem(Protocol):
 
     def move(self, source: str, target: str) -> bool:
         """Rename a folder, exclusively and on disk; False when the target is taken, and nothing changed."""
+
+    def gather(self, source: str, target: str, paths: Iterable[str]) -> None:
+        """Move these files from one private folder to another, each to its path there; nothing else."""
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder with all that is in it; nothing when it is not there."""
@@ -150,6 +153,13 @@ class LocalFilesystem:
             raise
         self._sync_above(new)
         return True
+
+    def gather(self, source: str, target: str, paths: Iterable[str]) -> None:
+        """Move these files from one private folder to another, each to its path there; nothing else."""
+        for path in paths:
+            new = self._root / target / path
+            new.parent.mkdir(parents=True, exist_ok=True)
+            (self._root / source / path).rename(new)
 
     def delete(self, path: str) -> None:
         """Delete a file or a folder with all that is in it; nothing when it is not there."""

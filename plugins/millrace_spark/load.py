@@ -12,22 +12,26 @@ import dataclasses
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest, sealed
-from millrace.wire.client import LATEST, ClusterClient, TopicMetadata
+from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace_spark.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.load_writing import (
     Heading,
     Pinned,
+    Reached,
     WritingRun,
+    byte_positions,
     now,
     parts_of,
     reached_by,
     write_ranges,
 )
 from millrace_spark.plan import Plan, PlannedEnd, check_topic_id, freeze
+from millrace_spark.promotions import PinnedId, dropped_fields, pinned_id
+from millrace_spark.ranges import KAFKA_RECORD_BYTES
 from millrace_spark.warehouse import (
     STAGING,
     check_topic_name,
@@ -47,10 +51,12 @@ ATTEMPTS = 20
 class LoadRun(WritingRun):
     """Everything one run needs; built in one place, by the job."""
 
-    pin: Callable[[str], Pinned]
-    """The source of a topic; asked once per attempt that reads."""
+    pin: Callable[[str, PinnedId | None], Pinned]
+    """The source of a topic, with the newest registered schema where none is pinned; asked per attempt."""
     publish_counts: Callable[[LoadManifest], None]
     """Tells the auditor what a load holds; harmless to repeat."""
+    bounds: Bounds = NO_BOUNDS
+    """How much to take; a run that has its plan keeps to what that says."""
     accept_new_topic: bool = False
     """Go on with a topic that was deleted and created anew, from its beginning."""
 
@@ -70,6 +76,12 @@ class LoadResult:
     hours: Mapping[str, int]
     gaps: Sequence[str]
     message: str
+    notes: Sequence[str] = ()
+    """What somebody should know of a load that is all right."""
+    left_offsets: int = 0
+    """What waits behind the newest load, in offsets."""
+    left_bytes: int = 0
+    """The same in bytes of log; reckoned on Apache Kafka."""
 
 
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
@@ -85,12 +97,13 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
         check_topic_id(plan, _metadata(run.client, topic).topic_id.hex)
         _check_same_topic(run, plan, newest)
         if _covered(plan, newest):
-            return _nothing_to_do(run.fs, plan, newest, fresh)
-        manifest = _attempt(run, plan, newest)
-        if manifest is not None:
-            run.publish_counts(manifest)
+            return _with_lag(run, plan, newest, _nothing_to_do(run.fs, plan, newest, fresh))
+        done = _attempt(run, plan, newest)
+        if done is not None:
+            run.publish_counts(done.manifest)
             run.progress("counted")
-            return _published(manifest)
+            result = dataclasses.replace(_published(done.manifest), notes=done.notes)
+            return _with_lag(run, plan, done.manifest, result)
     raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
 
 
@@ -119,13 +132,17 @@ def _healed(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
     ends = run.client.list_offsets(metadata.name, LATEST, metadata.partitions)
-    if newest is not None and newest.topic_id == metadata.topic_id.hex:
-        for partition, end in newest.ends.items():
-            if ends.get(partition, 0) < end:
-                raise MillraceError(
-                    f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
-                    f" up to {end}: its log has lost messages; restore it before you load on"
-                )
+    reached = _reached(metadata.topic_id.hex, newest)
+    for partition, stand in reached.items():
+        if ends.get(partition, 0) < stand.offset:
+            raise MillraceError(
+                f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
+                f" up to {stand.offset}: its log has lost messages; restore it before you load on"
+            )
+    if run.bounds != NO_BOUNDS:
+        waiting = _waiting(run.client, metadata.name, reached, ends)
+        positions = byte_positions(run.client)
+        ends |= bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
     return Plan(
         topic=metadata.name,
         topic_id=metadata.topic_id.hex,
@@ -133,7 +150,25 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
         run_id=run.run_id,
         created=now(),
         ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
+        max_bytes=run.bounds.max_bytes,
+        until_ms=run.bounds.until_ms,
     )
+
+
+def _reached(topic_id: str, newest: LoadManifest | None) -> dict[int, Reached]:
+    """Where the loads stand; at the beginning when they are of an earlier topic of that name."""
+    return reached_by(newest.partitions) if newest is not None and newest.topic_id == topic_id else {}
+
+
+def _waiting(
+    client: ClusterClient, topic: str, reached: Mapping[int, Reached], ends: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
+    """Partition -> offsets (start, end) that are there and not loaded; those without any are left out."""
+    starts = {p: reached.get(p, Reached()).offset for p, end in ends.items()}
+    news = [partition for partition, end in ends.items() if end > starts[partition]]
+    earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
+    spans = {p: (max(starts[p], earliest[p]), ends[p]) for p in news}
+    return {partition: (start, end) for partition, (start, end) in spans.items() if end > start}
 
 
 def _check_same_topic(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> None:
@@ -151,22 +186,29 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
     return newest.covers(plan.topic_id, plan.end_offsets)
 
 
-def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadManifest | None:
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A load that is ready to be published."""
+
+    manifest: LoadManifest
+    notes: Sequence[str]
+
+
+def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> _Written | None:
     """One try to load from the published end to the plan's; None when another driver was first."""
     staging = f"{plan.topic}/{STAGING}/{uuid.uuid4().hex}"
     try:
-        manifest = _write(run, plan, newest, staging)
+        written = _write(run, plan, newest, staging)
     except BaseException:
         run.fs.delete(staging)
         raise
     run.progress("verified")
-    folder = load_folder(manifest.load)
-    return manifest if publish(run.fs, plan.topic, staging, folder, manifest, run.progress) else None
+    folder = load_folder(written.manifest.load)
+    return written if publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress) else None
 
 
-def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> LoadManifest:
-    same_topic = newest is not None and newest.topic_id == plan.topic_id
-    reached = reached_by(newest.partitions) if newest is not None and same_topic else {}
+def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> _Written:
+    reached = _reached(plan.topic_id, newest)
     parts = parts_of(run.client, plan.topic, plan.topic_id, reached, plan.end_offsets)
     heading = Heading(
         topic=plan.topic,
@@ -175,7 +217,37 @@ def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) 
         load=1 if newest is None else newest.load + 1,
         previous=None if newest is None else newest.sha256,
     )
-    return sealed(write_ranges(run, heading, run.pin(plan.topic), parts, staging))
+    pinned = run.pin(plan.topic, pinned_id(run.fs, plan.topic, newest))
+    manifest = sealed(write_ranges(run, heading, pinned, parts, staging))
+    return _Written(manifest, _dropped(pinned, manifest))
+
+
+def _dropped(pinned: Pinned, manifest: LoadManifest) -> list[str]:
+    """A note for the fields of the messages that the table has no column for."""
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.table_schema_id}
+    fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
+    if not fields:
+        return []
+    return [
+        f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
+        f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
+    ]
+
+
+def _with_lag(run: LoadRun, plan: Plan, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
+    """The result, with what waits in the log behind the newest load."""
+    latest = run.client.list_offsets(plan.topic, LATEST)
+    ends = newest.ends if newest is not None else {}
+    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
+    each = 1.0 if byte_positions(run.client) else _bytes_per_offset(newest)
+    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * each))
+
+
+def _bytes_per_offset(newest: LoadManifest | None) -> float:
+    """What an offset of an Apache Kafka topic is worth in bytes, by what was loaded last."""
+    read = [part for part in newest.partitions if part.bytes] if newest is not None else []
+    offsets = sum(part.end - part.start for part in read)
+    return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
 
 
 def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
@@ -214,8 +286,3 @@ def _result(topic: str, run_id: str, load: LoadManifest | None, message: str) ->
         topic=topic, run_id=run_id, load=None if load is None else load.load, published=False,
         rows=0, rejected=0, hours={}, gaps=(), message=message,
     )  # fmt: skip
-
-
-def as_json(result: LoadResult) -> dict[str, Any]:
-    """The result as JSON values."""
-    return {name: getattr(result, name) for name in LoadResult.__slots__}

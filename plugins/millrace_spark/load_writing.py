@@ -22,6 +22,7 @@ from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace.wire.topic_settings import topic_setting
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_spark.sinks import CutResult, Sink, Source, check_files
 from millrace_spark.warehouse import Progress, spill_sequences
 
@@ -48,6 +49,8 @@ class WritingRun:
     origin_of: Callable[[str, int, int], OriginPartition | None]
     """Where (topic, partition)'s records in the range from an offset on come from, None if unknown."""
     progress: Progress
+    max_rejected: RejectedLimit = DEFAULT_LIMIT
+    """More records set aside than this, and the load fails."""
     accept_gaps: bool = False
     """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
@@ -114,7 +117,7 @@ def parts_of(
                 base = None
             start = first
         range_ = Range(
-            topic, partition, start, end, base, uuid.UUID(topic_id), byte_positions=_byte_positions(client)
+            topic, partition, start, end, base, uuid.UUID(topic_id), byte_positions=byte_positions(client)
         )
         parts.append(LoadedPart(partition=partition, reached=stand, range=range_, expired=expired))
     return parts
@@ -135,6 +138,7 @@ def write_ranges(
     check_files(run.fs, staging, files)
     partitions = [_partition_range(run, part, results) for part in parts]
     _check_gaps(run, heading.topic, partitions)
+    _check_rejected(run, heading.topic, partitions, results)
     sequences, spilled = spill_sequences(run.fs, staging, _sequences(results))
     manifest = LoadManifest(
         topic=heading.topic,
@@ -198,7 +202,8 @@ def _described(part: LoadedPart, stats: RangeStats, origin: OriginPartition | No
     )
 
 
-def _byte_positions(client: ClusterClient) -> bool:
+def byte_positions(client: ClusterClient) -> bool:
+    """True if the cluster's offsets are byte positions (Millrace), False if they count records."""
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
@@ -210,7 +215,7 @@ def _check_gaps(run: WritingRun, topic: str, partitions: Sequence[PartitionRange
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or run.accept_gaps:
         return
-    if not _byte_positions(run.client) and "compact" in (
+    if not byte_positions(run.client) and "compact" in (
         topic_setting(run.client, topic, "cleanup.policy") or ""
     ):
         return
@@ -222,10 +227,26 @@ def _check_gaps(run: WritingRun, topic: str, partitions: Sequence[PartitionRange
     )
 
 
+def _check_rejected(
+    run: WritingRun, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
+) -> None:
+    """MillraceError when more records could not be decoded than one mistaken producer explains."""
+    read, rejected = sum(part.read for part in partitions), sum(part.rejected for part in partitions)
+    if rejected <= run.max_rejected.allowed(read):
+        return
+    reasons = Reasons()
+    for result in results:
+        reasons.merge(result.reasons)
+    raise MillraceError(
+        f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {run.max_rejected}:"
+        f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"
+    )
+
+
 def _sequences(results: Sequence[CutResult]) -> SequenceCounts:
     counts = SequenceCounts()
     for result in results:
-        counts.merge(SequenceCounts.from_json(result.sequences))
+        counts.merge(result.sequences)
     return counts
 
 

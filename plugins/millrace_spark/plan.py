@@ -35,6 +35,10 @@ class Plan:
     run_id: str
     created: str
     ends: Sequence[PlannedEnd]
+    max_bytes: int | None = None
+    """Log bytes the run was allowed to take; None for all there is."""
+    until_ms: int | None = None
+    """Time of the first record the run was to leave, ms since the epoch; None for all there is."""
     format: int = FORMAT
 
     @property

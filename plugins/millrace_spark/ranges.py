@@ -182,7 +182,8 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
             "run the load again"
         )
     if cursor.next_offset < range_.end:
-        joined.gaps.append(Gap(cursor.next_offset, range_.end, "absent"))
+        if not _reaches(cursor, range_.end):  # it does where the next batch begins exactly there
+            joined.gaps.append(Gap(cursor.next_offset, range_.end, "absent"))
         cursor = Cursor(range_.end, cursor.next_base)
     joined.gaps = _merged(joined.gaps)
     joined.next_offset, joined.next_base = cursor.next_offset, cursor.next_base

@@ -2,40 +2,31 @@
 
 `direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. 2.5 to
 3 times cheaper, for storage that every task sees as a folder. `spark`: the data source and Spark's own
-writer, for every Hadoop file system. Nothing here is visible to readers: `warehouse.publish` does that.
+writer, for every Hadoop file system. Tasks write into a folder beside the one that is published, and the
+driver moves over the files that count: an attempt that was given up, or stopped and woke up later, cannot put
+anything into a published folder, because it never knew that one. Nothing here is visible to readers:
+`warehouse.publish` does that.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from millrace.audit.counts import SequenceCounts
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import REJECTED, DataFile
-from millrace_spark.decode import Decoder, Rejected
+from millrace.manifest import DataFile
+from millrace_spark.decode import Decoder
 from millrace_spark.filesystem import Filesystem, LocalFilesystem
-from millrace_spark.hour_files import HourFiles, count_rows, data_file
+from millrace_spark.hour_files import HourFiles, count_rows
 from millrace_spark.ranges import Cut, RangeStats
 from millrace_spark.reading import Client, read_cut
-
-REJECTED_SCHEMA = pa.schema(
-    [
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("records", pa.int64()),
-        ("schema_id", pa.int32()),
-        ("reason", pa.string()),
-        ("raw", pa.binary()),
-    ]
-)
-"""`_rejected/*.parquet`: a row is one record, or `records` of them where a batch cannot be unpacked."""
+from millrace_spark.rejections import Reasons, RejectedFile
 
 
 class TaskClient(Client, Protocol):
@@ -56,12 +47,12 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class CutTask:
-    """One task of the direct sink: a cut and the staging folder its files go to."""
+    """One task of the direct sink: a cut and the folder its files go to."""
 
     source: Source
     cut: Cut
     index: int
-    staging: str
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,23 @@ class CutResult:
 
     stats: RangeStats
     files: list[DataFile]
-    sequences: list[dict[str, Any]]
+    packed_sequences: bytes
+    """Small, because the driver holds one for every task: `sequences` unpacks them."""
+    reasons: Mapping[str, int]
+    """Why records were rejected, and how many."""
+
+    @classmethod
+    def of(
+        cls, stats: RangeStats, files: list[DataFile], counts: SequenceCounts, reasons: Reasons
+    ) -> CutResult:
+        """The result as it travels to the driver."""
+        packed = zlib.compress(json.dumps(counts.to_json()).encode(), 1)
+        return cls(stats, files, packed, reasons.counts)
+
+    @property
+    def sequences(self) -> SequenceCounts:
+        """Which sequences of which producers the rows have."""
+        return SequenceCounts.from_json(json.loads(zlib.decompress(self.packed_sequences)))
 
 
 Run = Callable[[Sequence[CutTask]], list[CutResult]]
@@ -98,15 +105,20 @@ class DirectSink:
         self._run = run
 
     def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
-        """Every cut's result; what an attempt that does not count left in the folder is deleted."""
-        self._fs.make_folder(staging)
-        folder = self._fs.uri(staging)
-        results = self._run([CutTask(source, cut, index, folder) for index, cut in enumerate(cuts)])
-        kept = {file.path for result in results for file in result.files}
-        for path, _ in self._fs.files(staging):
-            if path not in kept:
-                self._fs.delete(f"{staging}/{path}")
+        """Every cut's result; only the files of the attempts that count come into the staging folder."""
+        work = tasks_folder(staging)
+        folder = self._fs.uri(work)
+        try:
+            results = self._run([CutTask(source, cut, index, folder) for index, cut in enumerate(cuts)])
+            self._fs.gather(work, staging, [file.path for result in results for file in result.files])
+        finally:
+            self._fs.delete(work)
         return results
+
+
+def tasks_folder(staging: str) -> str:
+    """Where the tasks write whose files are moved into a staging folder: beside it, never published."""
+    return f"{staging}.tasks"
 
 
 def check_files(fs: Filesystem, staging: str, files: Iterable[DataFile]) -> None:
@@ -125,31 +137,22 @@ def check_files(fs: Filesystem, staging: str, files: Iterable[DataFile]) -> None
 
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and write one cut. May run twice for one cut: every attempt has file names of its own."""
-    staging, stats, counts = Path(task.staging), RangeStats.of(task.cut), SequenceCounts()
+    folder, stats, counts = Path(task.folder), RangeStats.of(task.cut), SequenceCounts()
     decoder = Decoder(task.source.table_schema, task.source.lookup)
     # In the order of the cuts, so that a table reads in the order of the log; unique by the attempt.
     name = f"part-{task.index:05d}-{uuid.uuid4().hex[:12]}"
-    files = HourFiles(staging, name, decoder.arrow_schema)
-    rejected: list[Rejected] = []
+    files, rejected, reasons = (
+        HourFiles(folder, name, decoder.arrow_schema),
+        RejectedFile(folder, name),
+        Reasons(),
+    )
     client = task.source.connect()
     try:
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             files.add(batch.rows)
             count_rows(batch.rows, counts)
-            rejected += batch.rejected
+            rejected.add(batch.rejected)
+            reasons.add(batch.rejected)
     finally:
         client.close()
-    written = files.close()
-    if rejected:
-        written.append(write_rejected(staging, name, rejected))
-    return CutResult(stats, written, counts.to_json())
-
-
-def write_rejected(staging: Path, name: str, rejected: Iterable[Rejected]) -> DataFile:
-    """Put the records that could not be decoded into `_rejected/`, with reason and raw bytes."""
-    rows = [{field: getattr(each, field) for field in REJECTED_SCHEMA.names} for each in rejected]
-    path = f"{REJECTED}/{name}.parquet"
-    (staging / path).parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist(rows, REJECTED_SCHEMA)
-    pq.write_table(table, staging / path, compression="zstd")
-    return data_file(staging, path, table.num_rows, sum(row["records"] for row in rows))
+    return CutResult.of(stats, files.close() + rejected.close(), counts, reasons)

@@ -18,6 +18,7 @@ from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 from millrace_spark.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load_writing import Pinned
 from millrace_spark.origins import origin_of
+from millrace_spark.promotions import PinnedId
 from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
 from millrace_spark.source import RegistryLookup
 from millrace_spark.warehouse import Progress, load_folder, sequences_of
@@ -43,8 +44,19 @@ class LoadSettings:
     accept_gaps: bool = False
 
 
-def pin(registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str) -> Pinned:
-    """The topic's source, its columns those of the newest schema registered under the topic's name."""
+def pin(
+    registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str, pinned: PinnedId | None
+) -> Pinned:
+    """The topic's source with its pinned schema; without one, the newest registered under its name."""
+    lookup = RegistryLookup(registry)
+    if pinned is not None:
+        schema = lookup(pinned.schema_id)
+        if schema is None:
+            raise MillraceError(
+                f"the table of {topic} has schema {pinned.schema_id}, which {registry.url} does not know:"
+                " give the registry it was loaded with"
+            )
+        return Pinned(Source(connect, lookup, schema), pinned.schema_id, pinned.promotion)
     try:
         latest = registry.latest(topic)
     except UnknownSchema:
@@ -52,7 +64,7 @@ def pin(registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: 
             f"no schema is registered for subject {topic!r} at {registry.url}: register it with"
             " `millrace schemas apply`, then load again"
         ) from None
-    return Pinned(Source(connect, RegistryLookup(registry), latest.schema), latest.schema_id)
+    return Pinned(Source(connect, lookup, latest.schema), latest.schema_id)
 
 
 def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]:

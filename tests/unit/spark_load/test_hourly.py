@@ -153,7 +153,7 @@ def test_the_columns_are_those_of_the_newest_load_whatever_number_its_schema_has
     status = {"name": "status", "type": ["null", "int"], "default": None}
     wider = {**SCHEMA, "fields": [*SCHEMA["fields"], status]}
     source = Source(lambda: log, {SCHEMA_ID: SCHEMA, 3: wider}.get, wider)
-    load_topic(load_run(log, warehouse, "wider", pin=lambda _: Pinned(source, 3)), TOPIC)
+    load_topic(load_run(log, warehouse, "wider", pin=lambda *_: Pinned(source, 3)), TOPIC)
     publish(warehouse, ELEVEN)
     table = dataset(str(warehouse), TOPIC).to_table()
     assert table["status"].null_count == len(table) == 87 + 39
@@ -179,7 +179,7 @@ def test_a_column_that_came_later_is_null_in_older_rows(warehouse: Path, log: Me
     status = {"name": "status", "type": ["null", "int"], "default": None}
     wider = {**SCHEMA, "fields": [*SCHEMA["fields"], status]}
     source = Source(lambda: log, {SCHEMA_ID: SCHEMA, 9: wider}.get, wider)
-    load_topic(load_run(log, warehouse, "wider", pin=lambda _: Pinned(source, 9)), TOPIC)
+    load_topic(load_run(log, warehouse, "wider", pin=lambda *_: Pinned(source, 9)), TOPIC)
     publish(warehouse, TEN, ELEVEN)
     table = dataset(str(warehouse), TOPIC).to_table()
     assert table.schema.field("status").type == pa.int32()

@@ -347,7 +347,7 @@ def test_a_file_that_changes_between_writing_and_publishing_fails_the_load(tmp_p
 
     def damaged(task: CutTask) -> CutResult:
         result = write_cut(task)
-        path = Path(task.staging, result.files[0].path)
+        path = Path(task.folder, result.files[0].path)
         path.write_bytes(path.read_bytes()[:-1])
         return result
 
