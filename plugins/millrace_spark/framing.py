@@ -1,13 +1,12 @@
 """The record framing of many batches at once: offsets, timestamps, and where keys and values lie.
 
-Only the lengths of records are read one after the other, in Python, because each tells where the next one
-begins (about 0.1 us per record); everything in a record's head is then read for all records with numpy.
+Where records begin says `record_bounds`; everything in a record's head is then read for all records at once.
 Stricter than `records.iter_records`: offsets must rise inside a batch and stay within what its header states.
 """
 
 from __future__ import annotations
 
-from array import array
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,16 +16,13 @@ from millrace.compression import Buffer, decompress
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
 from millrace_spark.reading import Batch
+from millrace_spark.record_bounds import guessed_bounds, walked_bounds
 from millrace_spark.row_cursor import PADDING, Faults, Longs, PaddedBuffer, RowCursor
 
 GROUP_BYTES = 2 << 20
 """Batches are framed together up to this many bytes uncompressed: fewer make many calls, more make the
 system hand out fresh memory each time (measured: 1 to 4 MiB are alike)."""
 MAX_BATCH_BYTES = 256 << 20
-MAX_BATCH_RECORDS = 4 << 20
-"""A larger batch is broken, for all we care: 32 KB of zstd can stand for 150 million records, and each takes
-about 100 bytes of arrays here. Producers send some thousands."""
-_MIN_RECORD_BYTES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,72 +83,43 @@ def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[Broke
 
 def _frame(group: list[tuple[Batch, Buffer]], broken: list[BrokenBatch]) -> tuple[Frames, list[BrokenBatch]]:
     buffer = PaddedBuffer([plain for _, plain in group])
-    data, position = buffer.data, PADDING
-    kept: list[Batch] = []
-    starts: list[Longs] = []
-    for batch, plain in group:
-        end = position + len(plain)
-        try:
-            starts.append(_walk(data, position, end, batch[0].records_count))
-            kept.append(batch)
-        except CorruptMessage as error:
-            broken.append(BrokenBatch(batch, str(error)))
-        position = end
-    frames, faults = _heads(buffer, kept, starts)
+    batches = [batch for batch, _ in group]
+    edges = PADDING + np.cumsum([0, *[len(plain) for _, plain in group]])
+    counts = _of_headers(batches, lambda header: header.records_count)
+    bounds = guessed_bounds(buffer, edges, counts) if group else None
+    if bounds is None:
+        batches, bounds = _walked(buffer, batches, edges, broken)
+    frames, faults = _heads(buffer, batches, *bounds)
     if faults:
-        frames, found = _without_broken(frames, kept, faults)
+        frames, found = _without_broken(frames, batches, faults)
         broken += found
     return frames, broken
 
 
-def _walk(data: bytes, position: int, end: int, count: int) -> Longs:
-    """Where each of a batch's records begins and, last, where the batch ends."""
-    if count < 0 or count * _MIN_RECORD_BYTES > end - position:
-        raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
-    if count > MAX_BATCH_RECORDS:
-        raise CorruptMessage(f"{count} records in one batch, at most {MAX_BATCH_RECORDS}")
-    starts = array("q", bytes(8 * (count + 1)))
-    starts[0] = position
-    try:
-        for index in range(1, count + 1):
-            first = data[position]
-            if first < 0x80:
-                position += 1 + (first >> 1)
-            elif (second := data[position + 1]) < 0x80:
-                position += 2 + ((first & 0x7F) >> 1) + (second << 6)
-            else:
-                position = _long_step(data, position)
-            starts[index] = position
-    except (IndexError, OverflowError):  # as good as a position that is not the end
-        position = -1
-    if position != end:
-        raise CorruptMessage("the lengths of the records do not add up to the batch")
-    return np.frombuffer(starts, np.int64)
+def _walked(
+    buffer: PaddedBuffer, batches: Sequence[Batch], edges: Longs, broken: list[BrokenBatch]
+) -> tuple[list[Batch], tuple[Longs, Longs]]:
+    """The batches whose records can be told apart, and where those begin and end."""
+    kept: list[Batch] = []
+    starts = [np.zeros(1, np.int64)]
+    for batch, (begin, end) in zip(batches, itertools.pairwise(edges.tolist()), strict=True):
+        try:
+            starts.append(walked_bounds(buffer.data, begin, end, batch[0].records_count))
+            kept.append(batch)
+        except CorruptMessage as error:
+            broken.append(BrokenBatch(batch, str(error)))
+    return kept, (
+        np.concatenate([each[:-1] for each in starts]),
+        np.concatenate([each[1:] for each in starts]),
+    )
 
 
-def _long_step(data: bytes, position: int) -> int:
-    """The position behind a record whose length takes more than two bytes."""
-    size = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return position + (size >> 1)
-        shift += 7
-        if shift > 28:
-            raise CorruptMessage("a record's length of more than 5 bytes")
-
-
-def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], starts: Sequence[Longs]) -> tuple[Frames, Faults]:
+def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Longs) -> tuple[Frames, Faults]:
     """What stands in each record; a fault in one makes its whole batch unusable."""
-    empty = np.zeros(0, np.int64)
-    start = np.concatenate([empty, *[each[:-1] for each in starts]])
-    end = np.concatenate([empty, *[each[1:] for each in starts]])
     faults = Faults(len(start))
     rows = RowCursor(buffer, start, end, faults)
     size = rows.varint("a record's length")
-    negative = size < 0  # the walk has seen to all else
+    negative = size < 0  # all else is known by now
     if negative.any():
         rows.fault(negative, "a record's length is negative")
     rows.fixed_bytes(1, "a record's attributes")

@@ -22,7 +22,7 @@ from millrace.records import (
     build_batch,
     iter_records,
 )
-from millrace_spark import framing
+from millrace_spark import framing, record_bounds
 from millrace_spark.framing import Frames, frame_batches, read_headers
 from millrace_spark.reading import Batch
 from millrace_spark.row_cursor import PADDING, Faults, PaddedBuffer, RowCursor
@@ -169,7 +169,7 @@ def test_a_batch_that_cannot_be_decompressed_is_broken_not_fatal() -> None:
 
 def test_a_batch_that_would_fill_the_memory_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     made = in_a_row([([Message(0, None, b"x" * 100)] * 50, codec, 0) for codec in Codec])
-    monkeypatch.setattr(framing, "MAX_BATCH_RECORDS", 49)
+    monkeypatch.setattr(record_bounds, "MAX_BATCH_RECORDS", 49)
     ((frames, broken),) = frame_batches(made)
     assert (len(frames), [each.reason for each in broken]) == (0, ["50 records in one batch, at most 49"] * 5)
     monkeypatch.setattr(framing, "MAX_BATCH_BYTES", 4000)
