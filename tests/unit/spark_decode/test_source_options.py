@@ -1,48 +1,32 @@
-"""The data source's options: read once, wrong ones refused by name, offsets frozen as numbers."""
+"""The data source's options: read once, wrong ones refused by name, with what to do instead."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from uuid import UUID
-
 import pytest
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import ConfigError
 from millrace.wire.client import EARLIEST, LATEST
-from millrace_spark.ranges import Range
-from millrace_spark.source_options import SourceOptions, cuts_for, freeze, parse_options
+from millrace_spark.source_options import (
+    Position,
+    SourceOptions,
+    Subscription,
+    check_batch,
+    check_stream,
+    parse_options,
+)
 
 NEEDED = {"bootstrap": "localhost:9092", "subscribe": "T"}
-ID = UUID(int=1)
+TYPED = {**NEEDED, "registry.url": "http://r"}
 
 
-@dataclass(frozen=True)
-class Topic:
-    topic_id: UUID = ID
-    partitions: Mapping[int, int] = field(default_factory=lambda: {0: 1, 1: 2})
+def parsed(**options: str) -> SourceOptions:
+    return parse_options({**NEEDED, **options})
 
 
-class Cluster:
-    """Two partitions: [100, 200) and an empty one at 50."""
-
-    cluster_id = "millrace-in-memory"
-
-    def topic(self, name: str) -> Topic:
-        return Topic()
-
-    def list_offsets(self, topic: str, timestamp: int) -> dict[int, int]:
-        return {EARLIEST: {0: 100, 1: 50}, LATEST: {0: 200, 1: 50}}[timestamp]
-
-
-def frozen(**options: str) -> list[Range]:
-    return freeze(Cluster(), parse_options({**NEEDED, **options}))
-
-
-def test_defaults_read_everything_there_is() -> None:
-    assert parse_options(NEEDED) == SourceOptions("localhost:9092", ("T",))
-    assert frozen() == [Range("T", 0, 100, 200, topic_id=ID)]
+def test_what_is_not_asked_for_is_left_to_the_query() -> None:
+    assert parse_options(NEEDED) == SourceOptions(
+        bootstrap="localhost:9092", subscription=Subscription(("T",))
+    )
 
 
 def test_spark_gives_option_names_in_lower_case_and_kafkas_own_name_is_known() -> None:
@@ -54,77 +38,110 @@ def test_spark_gives_option_names_in_lower_case_and_kafkas_own_name_is_known() -
             "minpartitions": "8",
         }
     )
-    assert options == SourceOptions("a:1,b:2", ("x", "y"), min_partitions=8, fail_on_data_loss=False)
+    assert options == SourceOptions(
+        bootstrap="a:1,b:2", subscription=Subscription(("x", "y")), min_partitions=8, fail_on_data_loss=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "subscription"),
+    [
+        ("subscribePattern", "Page.*", Subscription(pattern="Page.*")),
+        ("assign", '{"a": [0, 2]}', Subscription(("a",), partitions={"a": (0, 2)})),
+    ],
+)
+def test_topics_by_pattern_and_partitions_by_number(
+    option: str, text: str, subscription: Subscription
+) -> None:
+    assert parse_options({"bootstrap": "a:1", option: text}).subscription == subscription
+
+
+@pytest.mark.parametrize(
+    ("options", "starting"),
+    [
+        ({"startingOffsets": "Earliest"}, Position(EARLIEST, option="startingOffsets")),
+        ({"startingOffsets": "latest"}, Position(LATEST, option="startingOffsets")),
+        ({"startingOffsets": '{"T": {"0": -1}}'}, Position({"T": {0: -1}}, option="startingOffsets")),
+        (
+            {"startingOffsets": "latest", "startingOffsetsByTimestamp": '{"T": {"0": 5}}'},
+            Position({"T": {0: 5}}, by_time=True, option="startingOffsetsByTimestamp"),
+        ),
+        (
+            {"startingTimestamp": "7", "startingOffsetsByTimestamp": '{"T": {"0": 5}}'},
+            Position(7, by_time=True, option="startingTimestamp"),
+        ),
+    ],
+)
+def test_a_timestamp_goes_before_timestamps_by_partition_and_those_before_offsets(
+    options: dict[str, str], starting: Position
+) -> None:
+    assert parsed(**options).starting == starting
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"bootstrap": ""}, "'bootstrap' is missing"),
+        ({"bootstrap": ""}, r"'kafka.bootstrap.servers' \(or 'bootstrap'\) is missing"),
         ({"bootstrap": "nowhere"}, "is not HOST:PORT"),
         ({"kafka.bootstrap.servers": "b:2"}, "differ"),
         ({"subscribe": " "}, "'subscribe' is missing"),
+        ({"assign": '{"T": [0]}'}, "'subscribe' and 'assign' exclude each other"),
+        ({"subscribe": "", "assign": '{"T": 0}'}, "'assign' is not JSON like"),
+        ({"subscribe": "", "subscribePattern": "(a"}, "no regular expression"),
         ({"subscribe": "a,b", "registry.url": "http://r"}, "give one topic"),
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"colour": "red"}, "unknown option 'colour'; known: "),
-        ({"startingOffsets": "latest"}, "neither 'earliest' nor JSON"),
-        ({"endingOffsets": "earliest"}, "neither 'latest' nor JSON"),
+        ({"includeHeaders": "true"}, "headers are always a column"),
+        ({"kafka.security.protocol": "SSL"}, r"only kafka\.bootstrap\.servers"),
+        ({"minOffsetsPerTrigger": "5"}, "trigger interval"),
+        ({"startingOffsets": "newest"}, "neither earliest or latest nor JSON"),
+        ({"endingOffsets": "earliest"}, "neither latest nor JSON"),
         ({"endingOffsets": '{"T": {"0": 1.5}}'}, "neither"),
         ({"endingOffsets": '{"T": {"0": true}}'}, "neither"),
         ({"endingOffsets": "[1]"}, "neither"),
-        ({"endingOffsets": '{"U": {"0": 5}}'}, "differ in topic 'T'"),
-        ({"startingOffsets": '{"T": {"0": -1, "1": 5}}'}, "cannot hold -1"),
+        ({"endingOffsets": '{"U": {"0": 5}}'}, "differ in 'T'"),
         ({"endingOffsets": '{"T": {"0": -2, "1": 5}}'}, "cannot hold -2"),
+        ({"startingOffsetsByTimestamp": '{"T": {"0": -1}}'}, "is not JSON like"),
+        ({"startingTimestamp": "2026-01-01"}, "not a time in milliseconds"),
+        ({"startingOffsetsByTimestampStrategy": "earliest"}, "neither error nor latest"),
         ({"minPartitions": "0"}, "not a positive number"),
         ({"minPartitions": "many"}, "not a positive number"),
+        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "5"}, "give one of"),
         ({"failOnDataLoss": "maybe"}, "neither true nor false"),
+        ({"mode": "permissive"}, "needs 'registry.url'"),
+        ({"registry.url": "http://r", "mode": "DROPMALFORMED"}, "neither failfast nor permissive"),
+        ({"registry.url": "http://r", "registry.subject": "s", "registry.schema.id": "3"}, "give one of"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        parse_options({**NEEDED, **options})
-
-
-def test_offsets_of_every_partition_as_numbers_or_by_their_ends() -> None:
-    starting, ending = json.dumps({"T": {"0": -2, "1": 50}}), json.dumps({"T": {"0": 150, "1": -1}})
-    assert frozen(startingOffsets=starting, endingOffsets=ending) == [Range("T", 0, 100, 150, topic_id=ID)]
+        parsed(**options)
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"startingOffsets": {"0": 99, "1": 50}}, "offset 99 has expired"),
-        ({"endingOffsets": {"0": 201, "1": 50}}, "ends at 200, before endingOffsets 201"),
-        ({"endingOffsets": {"0": 150}}, "name no partition 1"),
-        ({"endingOffsets": {"0": 150, "1": 50, "2": 7}}, "has no partition 2"),
+        ({"maxOffsetsPerTrigger": "5"}, "for spark.readStream"),
+        ({"maxBytesPerTrigger": "5"}, "for spark.readStream"),
+        ({"startingOffsets": "latest"}, "nothing would be read"),
+        ({"startingOffsets": '{"T": {"0": -1, "1": 5}}'}, "nothing would be read"),
     ],
 )
-def test_offsets_that_cannot_be_read_are_refused(options: dict[str, dict[str, int]], reason: str) -> None:
-    with pytest.raises(MillraceError, match=reason):
-        frozen(**{name: json.dumps({"T": offsets}) for name, offsets in options.items()})
+def test_a_batch_refuses_what_means_something_to_a_stream_only(options: dict[str, str], reason: str) -> None:
+    check_stream(parsed(**options))
+    with pytest.raises(ConfigError, match=reason):
+        check_batch(parsed(**options))
 
 
-def test_expired_offsets_are_skipped_only_when_that_is_allowed() -> None:
-    starting = json.dumps({"T": {"0": 7, "1": 50}})
-    assert frozen(startingOffsets=starting, failOnDataLoss="false") == [Range("T", 0, 100, 200, topic_id=ID)]
+@pytest.mark.parametrize("option", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_refuses_an_end(option: str) -> None:
+    text = {"endingOffsets": "latest", "endingTimestamp": "5"}.get(option, '{"T": {"0": 5}}')
+    check_batch(parsed(**{option: text}))
+    with pytest.raises(ConfigError, match=f"'{option}' is for spark.read: a stream has no end"):
+        check_stream(parsed(**{option: text}))
 
 
-def test_only_millrace_s_offsets_are_taken_for_byte_positions() -> None:
-    assert frozen()[0].byte_positions
-    kafka = Cluster()
-    kafka.cluster_id = "4L6g3nShT-eMCtK--X86sw"
-    assert not freeze(kafka, parse_options(NEEDED))[0].byte_positions
-
-
-def test_ranges_become_as_many_tasks_as_asked_for() -> None:
-    ranges = [Range("T", 0, 0, 1000), Range("T", 1, 0, 3000)]
-    assert len(cuts_for(ranges, 1)) == 2
-    assert len(cuts_for(ranges, 8)) >= 8
-    assert cuts_for([], 5) == []
-    assert len(cuts_for([Range("T", 0, 0, 3)], 10)) == 3
-
-
-def test_on_kafka_where_offsets_count_records_tasks_are_cut_by_an_estimate_of_their_bytes() -> None:
-    kafka = Range("T", 0, 0, 10_000_000, byte_positions=False)
-    assert len(cuts_for([kafka], 1)) == 8, "a gigabyte or so in tasks of 128 MiB"
-    assert len(cuts_for([Range("T", 0, 0, 3, byte_positions=False)], 10)) == 3, "no task without a record"
+def test_the_schema_may_be_named_by_its_id_and_rows_of_nulls_be_asked_for() -> None:
+    options = parse_options({**TYPED, "registry.schema.id": "7", "mode": "PERMISSIVE"})
+    assert (options.registry_schema_id, options.permissive) == (7, True)
+    assert not parse_options({**TYPED, "mode": "FAILFAST"}).permissive
