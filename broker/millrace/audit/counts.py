@@ -58,6 +58,15 @@ class SequenceTally:
                 again += self.layers[level].add(first, last)
             repeated, level = again, level + 1
 
+    def remove(self, first: int, last: int) -> None:
+        """Count every number of first..last once less; one that is not there stays so."""
+        left = SequenceRanges([(first, last)])
+        for level in range(len(self.layers) - 1, -1, -1):
+            here = self.layers[level] & left
+            self.layers[level], left = self.layers[level] - here, left - here
+        while len(self.layers) > 1 and not self.layers[-1]:
+            self.layers.pop()
+
     @property
     def present(self) -> SequenceRanges:
         """What is there at least once."""
@@ -143,6 +152,17 @@ class SequenceCounts:
         for key, tally in other.tallies.items():
             for first, last in tally.ranges():
                 self.add(*key, first, last)
+
+    def without(self, other: SequenceCounts) -> SequenceCounts:
+        """What is counted here and not in `other`; what is here more often, as often as it is more."""
+        rest = SequenceCounts()
+        for key, tally in self.tallies.items():
+            left = SequenceTally(tally.ranges())
+            for first, last in other.tallies.get(key, SequenceTally()).ranges():
+                left.remove(first, last)
+            if left.total:
+                rest.tallies[key] = left
+        return rest
 
     def clear(self) -> None:
         """Start over at nothing."""

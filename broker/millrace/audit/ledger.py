@@ -1,8 +1,8 @@
 """Applying audit records to the database: who is known, what was reported, what was counted.
 
 Each function runs inside the caller's transaction and may be given a record again: a report counts by its
-number, a range by where it begins, a load by its number. What changes a window that was final before raises
-its revision. Passes no verdict on its own.
+number, a range by where it begins, a load by its number, a later edition of it right after the one before.
+What changes a window that was final before raises its revision. Passes no verdict on its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from millrace.audit.messages import (
     Count,
     Heartbeat,
     Hello,
-    OffsetRange,
+    LoadNumber,
     Report,
 )
 from millrace.audit.ranges import SequenceRanges, merged
 from millrace.audit.store import (
     CountedRow,
     CoverageRow,
+    EditionRow,
     EndedReaderRow,
     InstanceRow,
     InstanceTopicRow,
@@ -204,7 +205,7 @@ def _count(session: Session, count: Count) -> None:
     topic = _topic(session, count.topic)
     if count.foreign:
         topic.foreign = {**topic.foreign, count.tier: topic.foreign.get(count.tier, 0) + count.foreign}
-    starts = {key.window for key in count.counts.tallies}
+    starts = {key.window for counts in (count.counts, count.removed) for key in counts.tallies}
     for window in _windows(session, count.topic, starts).values():
         if window.settled == "complete":
             window.revision += 1
@@ -220,6 +221,9 @@ def _count(session: Session, count: Count) -> None:
                            server=_storable(key.server), service=_storable(key.service), ranges=[]),
             )  # fmt: skip
         row.ranges = _sum(row.ranges, tally)
+    for key, tally in count.removed.tallies.items():
+        if (row := rows.get((key.window, key.instance))) is not None:
+            row.ranges = _difference(row.ranges, tally)
 
 
 def _sum(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
@@ -229,10 +233,19 @@ def _sum(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int
     return [[first, last] for first, last in total.ranges()]
 
 
+def _difference(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
+    rest = SequenceTally(ranges)
+    for first, last in tally.ranges():
+        rest.remove(first, last)
+    return [[first, last] for first, last in rest.ranges()]
+
+
 def _is_new(session: Session, count: Count) -> bool:
     """True if the source was not counted before; it is from now on."""
     source = count.source
-    if not isinstance(source, OffsetRange):
+    if isinstance(source, LoadNumber) and source.edition > 1:
+        return _is_next_edition(session, count.tier, count.topic, source)
+    if isinstance(source, LoadNumber):
         key = (count.tier, count.topic, source.load)
         if session.get(LoadRow, key) is not None:
             return False
@@ -249,6 +262,16 @@ def _is_new(session: Session, count: Count) -> bool:
     if count.expired:
         _uncounted(session, row, source.end, count.time)
     row.end = source.end
+    return True
+
+
+def _is_next_edition(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
+    """True if the edition before is the newest one counted; it says nothing without that one."""
+    key, edition = (tier, topic, source.load), source.edition
+    before = session.get(EditionRow, (*key, edition - 1)) if edition > 2 else session.get(LoadRow, key)
+    if before is None or session.get(EditionRow, (*key, edition)) is not None:
+        return False
+    session.add(EditionRow(tier=tier, topic=topic, load=source.load, edition=edition))
     return True
 
 

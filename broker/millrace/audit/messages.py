@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -193,9 +193,10 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class LoadNumber:
-    """One load of the warehouse."""
+    """One load of the warehouse, and which reading of its offsets."""
 
     load: int
+    edition: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +211,17 @@ class Count:
     counts: SequenceCounts
     expired: int = 0
     """How many offsets of the range had expired before they could be read."""
+    removed: SequenceCounts = field(default_factory=SequenceCounts)
+    """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
 
     def to_avro(self) -> dict[str, Any]:
         """The fields of an AuditCount."""
         source: tuple[str, dict[str, Any]]
         if isinstance(self.source, LoadNumber):
-            source = ("millrace.audit.Load", {"load": self.source.load})
+            source = (
+                "millrace.audit.Load",
+                {"load": self.source.load, "edition": self.source.edition},
+            )
         else:
             part = self.source
             source = (
@@ -228,6 +234,7 @@ class Count:
         return {
             "time": self.time, "tier": self.tier, "topic": self.topic, "source": source,
             "foreign": self.foreign, "expired": self.expired, "counts": self.counts.to_avro(),
+            "removed": self.removed.to_avro(),
         }  # fmt: skip
 
     @classmethod
@@ -236,11 +243,12 @@ class Count:
         part = record["source"]
         source: OffsetRange | LoadNumber
         if "load" in part:
-            source = LoadNumber(part["load"])
+            source = LoadNumber(part["load"], part["edition"])
         else:
             source = OffsetRange(topic_id=part["topicId"], **_plain(part, "topicId"))
-        counts = SequenceCounts.from_avro(record["counts"])
-        return cls(source=source, counts=counts, **_plain(record, "source", "counts"))
+        counts, removed = (SequenceCounts.from_avro(record[name]) for name in ("counts", "removed"))
+        plain = _plain(record, "source", "counts", "removed")
+        return cls(source=source, counts=counts, removed=removed, **plain)
 
 
 def _plain(record: Mapping[str, Any], *left_out: str) -> dict[str, Any]:

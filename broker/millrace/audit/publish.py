@@ -132,6 +132,26 @@ def publish_load_counts(
     publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, [count])
 
 
+def publish_edition_counts(
+    bootstrap: str, registry_url: str, *, topic: str, load: int, editions: Sequence[SequenceCounts]
+) -> None:
+    """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
+
+    May be repeated as often as one likes: each edition changes the counts once, right after the one before.
+    """
+    now, records = time.time_ns() // 1_000_000, []
+    before = SequenceCounts()
+    for edition, counts in enumerate(editions, 1):
+        records.append(
+            Count(
+                time=now, tier=WAREHOUSE, topic=topic, source=LoadNumber(load, edition), foreign=0,
+                counts=counts.without(before), removed=before.without(counts),
+            )
+        )  # fmt: skip
+        before = counts
+    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
+
+
 def publish_records(bootstrap: str, registry_url: str, topic: str, records: Sequence[AuditRecord]) -> None:
     """Publish audit records on a topic that must be there, and wait until they are acknowledged."""
     with SchemaRegistryClient(registry_url) as registry, AuditPublisher(bootstrap, topic) as publisher:

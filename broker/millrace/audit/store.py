@@ -189,6 +189,16 @@ class LoadRow(Row):
     load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
+class EditionRow(Row):
+    """A later edition of a load that is counted: what it has more and less than the one before."""
+
+    __tablename__ = "editions"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
 class AuditStore:
     """The database; its tables are made at the first start. Safe between threads of one process."""
 

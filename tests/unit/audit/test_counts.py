@@ -101,3 +101,27 @@ def test_numbers_from_arrays_can_be_written_as_json() -> None:
             "duplicates": [],
         },
     ]
+
+
+few = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)))
+
+
+@given(few, few)
+def test_what_one_count_has_without_another_is_a_difference_of_multisets(
+    mine: list[tuple[int, int]], theirs: list[tuple[int, int]]
+) -> None:
+    def counted(ranges: list[tuple[int, int]]) -> tuple[SequenceCounts, Counter[int]]:
+        counts, numbers = SequenceCounts(), Counter[int]()
+        for first, more in ranges:
+            counts.add("web1", "web", 1, 0, first, first + more)
+            numbers.update(range(first, first + more + 1))
+        return counts, numbers
+
+    (a, x), (b, y) = counted(mine), counted(theirs)
+    rest = a.without(b)
+    numbers = Counter(
+        n for tally in rest.tallies.values() for f, last in tally.ranges() for n in range(f, last + 1)
+    )
+    assert numbers == x - y
+    rest.merge(counted([(n, 0) for n in (x & y).elements()])[0])
+    assert rest == a

@@ -401,3 +401,35 @@ def test_foreign_messages_are_counted_beside(audit: Audit) -> None:
     for _ in range(2):
         audit.apply(Count(time=1, tier="dc1", topic=TOPIC, source=source, foreign=3, counts=SequenceCounts()))
     assert audit.answer()["foreign"] == {"dc1": 3}
+
+
+def edition(number: int, counts: SequenceCounts, before: SequenceCounts) -> Count:
+    return replace(
+        load(1, counts.without(before)), source=LoadNumber(1, number), removed=before.without(counts)
+    )
+
+
+def test_a_later_edition_of_a_load_takes_the_place_of_the_one_before_however_often_it_is_told(
+    audit: Audit,
+) -> None:
+    less, other = found((0, 3), (3, 3), (7, 9)), found((20, 21), window=W + WINDOW_MS)
+    audit.apply(
+        *[record for record in WHOLE if not (isinstance(record, Count) and record.tier == "warehouse")]
+    )
+    first, second, third = load(1, less), edition(2, other, less), edition(3, found((0, 9)), other)
+    audit.apply(first, third)
+    assert audit.window()["verdict"] == "incomplete", "an edition says nothing without the one before"
+    audit.apply(first, second, second, first)
+    assert [each["kind"] for each in audit.window()["findings"]] == ["missing"]
+    audit.apply(first, second, third, third, second, first)
+    assert audit.window()["verdict"] == "complete"
+    assert audit.answer(W + WINDOW_MS)["verdict"] == "complete"
+
+
+def test_an_edition_that_loses_something_raises_the_revision_of_a_complete_window(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    audit.settle()
+    audit.apply(edition(2, found((0, 8)), found((0, 9))))
+    window = audit.window()
+    assert (window["verdict"], window["revision"]) == ("incomplete", 1)
+    assert window["findings"][0]["sequences"] == [[9, 9]]

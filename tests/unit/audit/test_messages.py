@@ -59,6 +59,8 @@ RECORDS: list[AuditRecord] = [
     Count(time=5, tier="warehouse", topic="PageView", source=LoadNumber(7), foreign=0, counts=counts()),
     Count(time=6, tier="offline", topic="PageView", foreign=2, expired=3, counts=counts(), source=OffsetRange(
         reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40)),
+    Count(time=6, tier="warehouse", topic="PageView", foreign=0, counts=counts(), source=LoadNumber(7, 2),
+        removed=counts()),
 ]  # fmt: skip
 
 
