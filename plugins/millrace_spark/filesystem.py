@@ -229,7 +229,10 @@ def open_filesystem(warehouse: str, spark: SparkSession | None = None) -> Filesy
     if root.startswith("/"):
         return LocalFilesystem(root)
     if spark is None:
-        raise MillraceError(f"{warehouse} can only be read through Spark; verify a copy under file://")
-    from millrace_spark.hadoop import HadoopFilesystem
+        raise MillraceError(
+            f"{warehouse} can only be read through Spark: use tables.read(spark, ...), or a millrace command,"
+            " which brings a Spark session along"
+        )
+    from millrace_spark.hadoop import open_hadoop
 
-    return HadoopFilesystem(spark, root)
+    return open_hadoop(spark, root)

@@ -17,11 +17,11 @@ import pytest
 from millrace.audit.messages import AuditCodec, Count, LoadNumber
 from millrace.registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.hadoop import HadoopFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.load import LoadResult
 from tests.brokers import read_topic
+from tests.hadoop_files import HadoopOnLocalFiles
 from tests.jobs import kill_at_a_step
 from tests.support import ROUNDS, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows, log_hours, log_times_ms
@@ -177,8 +177,8 @@ def test_both_sinks_write_the_same_rows_also_through_hadoop_s_file_system(
         assert tables.dataset(str(tmp_path / name), topic).count_rows() == 500
 
 
-def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> HadoopFilesystem:
-    return HadoopFilesystem(spark, f"file://{warehouse}")
+def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> HadoopOnLocalFiles:
+    return HadoopOnLocalFiles(spark, f"file://{warehouse}")
 
 
 @pytest.mark.soak

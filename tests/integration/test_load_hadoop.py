@@ -1,6 +1,6 @@
 """The warehouse through Hadoop's own classes, as on HDFS; here they work on local files.
 
-What local files cannot show is that HDFS renames atomically: its NameNode does.
+What local files cannot show is in tests/hdfs: that HDFS renames atomically, and what it puts on disk.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from millrace_spark.hadoop import HadoopFilesystem
+from tests.hadoop_files import HadoopOnLocalFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 @pytest.fixture
-def fs(spark: SparkSession, tmp_path: Path) -> HadoopFilesystem:
-    return HadoopFilesystem(spark, f"file://{tmp_path}")
+def fs(spark: SparkSession, tmp_path: Path) -> HadoopOnLocalFiles:
+    return HadoopOnLocalFiles(spark, f"file://{tmp_path}")
 
 
 def visible(names: list[str]) -> list[str]:
@@ -27,7 +27,7 @@ def visible(names: list[str]) -> list[str]:
     return [name for name in names if not name.endswith(".crc")]
 
 
-def test_a_move_is_exclusive_and_never_nests(fs: HadoopFilesystem) -> None:
+def test_a_move_is_exclusive_and_never_nests(fs: HadoopOnLocalFiles) -> None:
     for name in ("a", "b"):
         fs.make_folder(f"_staging/{name}/date=1")
         fs.write(f"_staging/{name}/date=1/file", name.encode())
@@ -38,7 +38,23 @@ def test_a_move_is_exclusive_and_never_nests(fs: HadoopFilesystem) -> None:
     assert visible(fs.names("_staging")) == ["b"]
 
 
-def test_create_is_exclusive_and_leaves_no_draft(fs: HadoopFilesystem) -> None:
+def test_an_empty_folder_in_the_way_of_a_move_is_taken(fs: HadoopOnLocalFiles) -> None:
+    fs.write("_staging/a/file", b"a")
+    fs.make_folder("topic/load=1")
+    assert fs.move("_staging/a", "topic/load=1")
+    assert visible(fs.names("topic/load=1")) == ["file"]
+
+
+def test_files_that_count_are_gathered_and_nothing_else(fs: HadoopOnLocalFiles) -> None:
+    for name in ("date=1/a", "date=2/b", "date=2/stray"):
+        fs.write(f"_staging/x.tasks/{name}", name.encode())
+    fs.gather("_staging/x.tasks", "_staging/x", ["date=1/a", "date=2/b"])
+    assert visible([path for path, _ in fs.files("_staging/x")]) == ["date=1/a", "date=2/b"]
+    assert fs.read("_staging/x/date=2/b") == b"date=2/b"
+    assert not fs.names("_staging/x/date=1/a")
+
+
+def test_create_is_exclusive_and_leaves_no_draft(fs: HadoopOnLocalFiles) -> None:
     path = "topic/_plans/scheduled__2015-05-17T10%3A00%3A00%2B00%3A00.json"
     assert fs.create(path, b"first")
     assert not fs.create(path, b"second")
@@ -46,7 +62,7 @@ def test_create_is_exclusive_and_leaves_no_draft(fs: HadoopFilesystem) -> None:
     assert visible(fs.names("topic/_plans")) == [path.rpartition("/")[2]]
 
 
-def test_files_are_listed_hashed_and_deleted(fs: HadoopFilesystem) -> None:
+def test_files_are_listed_hashed_and_deleted(fs: HadoopOnLocalFiles) -> None:
     content = bytes(range(256)) * 1_000
     fs.make_folder("t/load=1/date=1")
     fs.write("t/load=1/date=1/file", content)
