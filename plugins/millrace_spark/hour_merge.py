@@ -25,6 +25,7 @@ from millrace.manifest import DataFile
 from millrace_spark.filesystem import Filesystem, LocalFilesystem
 from millrace_spark.hour_files import ROW_GROUP_ROWS, data_file, hour_folder
 from millrace_spark.hour_sources import HourSource, OffsetRange
+from millrace_spark.sinks import tasks_folder
 
 MERGE_BYTES = 256 << 20
 """Parquet bytes of sources that go into one file of an hour."""
@@ -41,11 +42,11 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Some files of one hour that become one file in staging; every path absolute."""
+    """Some files of one hour that become one file; every path absolute but the last, inside the folder."""
 
     sources: Sequence[MergeInput]
     schema_file: str
-    staging: str
+    folder: str
     path: str
 
 
@@ -63,7 +64,7 @@ class Merge(Protocol):
 def merge_files(task: MergeTask) -> DataFile:
     """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
     schema = pq.read_schema(task.schema_file).remove_metadata()
-    target = Path(task.staging, task.path)
+    target = Path(task.folder, task.path)
     target.parent.mkdir(parents=True, exist_ok=True)
     rows = 0
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
@@ -75,7 +76,7 @@ def merge_files(task: MergeTask) -> DataFile:
                 held.clear()
             rows += batch.num_rows
         writer.write_table(pa.Table.from_batches(held, schema))
-    return data_file(Path(task.staging), task.path, rows)
+    return data_file(Path(task.folder), task.path, rows)
 
 
 def _batches(sources: Sequence[MergeInput], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -119,8 +120,9 @@ class DirectMerge:
         self._run = run
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path; leftovers of failed attempts are deleted."""
-        folder = self._fs.uri(staging)
+        """What is in the folder afterwards, by path: the files of the attempts that count, nothing else."""
+        work = tasks_folder(staging)
+        folder = self._fs.uri(work)
         tasks = [
             MergeTask(
                 [
@@ -134,11 +136,11 @@ class DirectMerge:
             for source in sources
             for index, group in enumerate(_groups(source.files))
         ]
-        files = [file for file in self._run(tasks) if file.rows]
-        kept = {file.path for file in files}
-        for path, _ in self._fs.files(staging):
-            if path not in kept:
-                self._fs.delete(f"{staging}/{path}")
+        try:
+            files = [file for file in self._run(tasks) if file.rows]
+            self._fs.gather(work, staging, [file.path for file in files])
+        finally:
+            self._fs.delete(work)
         return files
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import click
 
-from millrace.errors import ConfigError
 from millrace_spark.commands.options import (
     JSON,
     RUN_ID,
@@ -16,7 +15,7 @@ from millrace_spark.commands.options import (
     SparkOptions,
     absolute_warehouse,
     manual_run_id,
-    parse_time,
+    parse_hours,
     show,
     spark_options,
     submit_job,
@@ -32,6 +31,7 @@ from millrace_spark.commands.options import (
     "--from", "start", default=None, metavar="TIME", help="Publish every hour from this time on ..."
 )
 @click.option("--to", "end", default=None, metavar="TIME", help="... up to, and without, this one.")
+@click.option("--late", is_flag=True, help="Also publish every hour published before that has news in loads.")
 @click.option("--auditor", default="", metavar="URL", help="Auditor whose verdict is written into each hour.")
 @RUN_ID
 @SINK
@@ -43,6 +43,7 @@ def hourly(
     hours: Sequence[str],
     start: str | None,
     end: str | None,
+    late: bool,
     auditor: str,
     run_id: str,
     sink: str,
@@ -51,11 +52,14 @@ def hourly(
 ) -> None:
     """Publish hours of TOPIC from its loads; an hour without news since its last revision stays as it is.
 
+    With --late alone: the next revision of every published hour that has late rows, or was read again.
+
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
     settings = {
         "topic": topic,
-        "hours": _hours(hours, start, end),
+        "hours": parse_hours(hours, start, end) if hours or start or end or not late else [],
+        "late": late,
         "warehouse": absolute_warehouse(warehouse),
         "run_id": run_id or manual_run_id(),
         "auditor": auditor,
@@ -70,13 +74,3 @@ def hourly(
         revision = "" if each["revision"] is None else str(each["revision"])
         table.add_row(each["hour"], revision, f"{each['rows']:,}", each["verdict"], each["message"])
     show(table)
-
-
-def _hours(hours: Sequence[str], start: str | None, end: str | None) -> list[str]:
-    from millrace_spark.hourly import hours_between
-
-    if (hours and (start or end)) or (not hours and not (start and end)):
-        raise ConfigError("give either --hour, as often as needed, or --from and --to")
-    if start and end:
-        return hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
-    return [parse_time(hour, "--hour").strftime("%Y-%m-%dT%H") for hour in hours]

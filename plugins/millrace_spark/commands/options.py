@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,6 +118,25 @@ def parse_time(text: str, option: str) -> datetime:
     except ValueError:
         raise ConfigError(f"{option} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+
+
+def parse_hours(hours: Sequence[str], start: str | None, end: str | None) -> list[str]:
+    """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
+    from millrace_spark.hourly import hours_between
+
+    if (hours and (start or end)) or (not hours and not (start and end)):
+        raise ConfigError("give either --hour, as often as needed, or --from and --to")
+    if start and end:
+        return hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
+    return [parse_time(hour, "--hour").strftime("%Y-%m-%dT%H") for hour in hours]
+
+
+def parse_age(text: str, option: str) -> float:
+    """`30d`, `12h`, `90m` or `45s` in seconds; ConfigError names the option."""
+    match = re.fullmatch(r"(\d+)([dhms])", text.strip())
+    if match is None:
+        raise ConfigError(f"{option} {text!r} is not an age like 30d, 12h, 90m or 45s")
+    return float(int(match[1]) * {"d": 86400, "h": 3600, "m": 60, "s": 1}[match[2]])
 
 
 def absolute_warehouse(warehouse: str) -> str:

@@ -1,0 +1,291 @@
+"""Reading loads again from the log, after a decoder or a schema was mended: the next edition of each.
+
+Exactly the offsets the load recorded, no more and no fewer: what has expired is refused before anything is
+written, and so is a log that has lost something since. The first edition stays as it is; the next one is
+published under `_reloads/` by one exclusive rename, names the manifest it replaces and why, and the auditor
+is told what changed. Hours follow with the next `hourly`. Written without Spark, like `load`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.audit.counts import SequenceCounts
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
+from millrace.wire.client import EARLIEST
+from millrace_spark.editions import (
+    edition_folder,
+    later_editions,
+    read_edition,
+    reload_folder,
+    reloads_table,
+)
+from millrace_spark.filesystem import Filesystem
+from millrace_spark.hour_sources import LoadHistory, by_date
+from millrace_spark.load_writing import (
+    Heading,
+    LoadedPart,
+    Pinned,
+    Reached,
+    WritingRun,
+    byte_positions,
+    write_ranges,
+)
+from millrace_spark.promotions import PinnedId, pinned_id
+from millrace_spark.ranges import Range
+from millrace_spark.rejections import RejectedLimit
+from millrace_spark.tables import read_revision, revision_numbers
+from millrace_spark.warehouse import (
+    STAGING,
+    newest_load,
+    publish,
+    record,
+    recorded_folders,
+    sequences_of,
+    sweep_staging,
+)
+
+ATTEMPTS = 5
+COUNTED = "_counted"
+"""Folder of `_reloads/` that says which editions the auditor was told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadRun(WritingRun):
+    """Everything one run needs; built in one place, by the job."""
+
+    reason: str
+    """Why, for whoever reads the manifest."""
+    pin: Callable[[str, PinnedId | None], Pinned]
+    """The source of a topic with its pinned schema."""
+    publish_counts: Callable[[str, int, Sequence[SequenceCounts]], None]
+    """Tells the auditor what every edition of (topic, load) holds; harmless to repeat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadResult:
+    """What happened to one load."""
+
+    load: int
+    edition: int
+    published: bool
+    """True if this call published the edition."""
+    rows: int
+    rejected: int
+    rows_before: int
+    rejected_before: int
+    hours: Mapping[str, int]
+    """Hours that have rows of the edition now or had some of the one before -> rows now."""
+
+
+def loads_of(fs: Filesystem, topic: str, hours: Sequence[str]) -> list[int]:
+    """The loads that have rows of one of these hours, or rejected records that may be; ascending.
+
+    A rejected record has no time that can be read: its load counts if it has rows on both sides, or none.
+    """
+    if newest_load(fs, topic) is None:
+        raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
+    history = LoadHistory.of(fs, topic)
+    found: set[int] = set()
+    for hour in hours:
+        if numbers := revision_numbers(fs, topic, hour):
+            parts = read_revision(fs, topic, hour, numbers[-1]).manifest.loads
+            found |= {part.load for part in parts if part.rows}
+    wanted = by_date(hours)
+    for load in history.numbers:
+        if history.hours_of(load, wanted):
+            found.add(load)
+        elif load not in found and REJECTED in fs.names(history.folder(load)):
+            its = history.manifest(load).rows_by_hour()
+            if not its or any(min(its) <= hour <= max(its) for hour in hours):
+                found.add(load)
+    return sorted(found)
+
+
+def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[ReloadResult]:
+    """Make the next edition of every load, unless this run has made it before; what happened to each.
+
+    MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
+    """
+    newest = newest_load(run.fs, topic)
+    if newest is None:
+        raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
+    history = LoadHistory.of(run.fs, topic)
+    if unknown := sorted(set(loads) - set(history.numbers)):
+        raise MillraceError(f"{topic} has no load={unknown[0]:010d}: its loads are 1 to {newest.load}")
+    table = reloads_table(topic)
+    _heal(run, topic)
+    sweep_staging(run.fs, table)
+    todo = [history.manifest(load) for load in loads if not _mine(run, history.manifest(load))]
+    _check_retained(run, topic, todo)
+    pinned = run.pin(topic, pinned_id(run.fs, topic, newest))
+    return [_reload(run, topic, load, pinned) for load in loads]
+
+
+def _mine(run: ReloadRun, manifest: LoadManifest) -> bool:
+    return manifest.edition > 1 and manifest.run_id == run.run_id
+
+
+def _heal(run: ReloadRun, topic: str) -> None:
+    """Make good what a crash behind a rename left undone: the ledger's entry, the counts for the auditor."""
+    table = reloads_table(topic)
+    recorded, counted = set(recorded_folders(run.fs, table)), set(run.fs.names(f"{table}/{COUNTED}"))
+    for load, editions in later_editions(run.fs, topic).items():
+        for edition in editions:
+            if reload_folder(load, edition) not in recorded:
+                record(
+                    run.fs, table, reload_folder(load, edition), read_edition(run.fs, topic, load, edition)
+                )
+        if _counted_name(load, editions[-1]) not in counted:
+            _count(run, topic, load, editions[-1])
+
+
+def _counted_name(load: int, edition: int) -> str:
+    return f"{reload_folder(load, edition).replace('/', ',')}.json"
+
+
+def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
+    counts = [
+        sequences_of(
+            run.fs, f"{topic}/{edition_folder(load, edition)}", read_edition(run.fs, topic, load, edition)
+        )
+        for edition in range(1, newest + 1)
+    ]
+    run.publish_counts(topic, load, counts)
+    run.fs.create(f"{reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
+    run.progress("counted")
+
+
+def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
+    """MillraceError when the topic is another one, or offsets of a load are in its log no more."""
+    if not manifests:
+        return
+    try:
+        topic_id = run.client.topic(topic).topic_id.hex
+    except UnknownTopicOrPartition:
+        raise MillraceError(f"topic {topic!r} does not exist on {run.client.bootstrap}") from None
+    earliest = run.client.list_offsets(topic, EARLIEST)
+    problems = []
+    for manifest in manifests:
+        folder = edition_folder(manifest.load, manifest.edition)
+        if manifest.topic_id != topic_id:
+            problems.append(f"{folder} was read from an earlier topic of that name, whose log is gone")
+            continue
+        for part in manifest.partitions:
+            first = earliest.get(part.partition, part.end)
+            if part.end > part.start and not _is_retained(part, first):
+                problems.append(
+                    f"{folder} needs {topic}-{part.partition} offsets [{_start(part)[0]}, {part.end}),"
+                    f" the log begins at {first}"
+                )
+    if problems:
+        raise MillraceError(
+            f"cannot be read again, nothing was: {'; '.join(problems)}; leave these loads out"
+        )
+
+
+def _start(part: PartitionRange) -> tuple[int, int | None]:
+    """Offset and byte position where a load began to read: behind what had expired even then."""
+    if part.gaps and part.gaps[0].reason == "expired" and part.gaps[0].start == part.start:
+        return part.gaps[0].end, None
+    return part.start, part.start_base
+
+
+def _is_retained(part: PartitionRange, first: int) -> bool:
+    start, base = _start(part)
+    return first <= start or first == base or start >= part.end
+
+
+def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResult:
+    for _ in range(ATTEMPTS):
+        editions = later_editions(run.fs, topic).get(load, [1])
+        newest = read_edition(run.fs, topic, load, editions[-1])
+        if _mine(run, newest):
+            before = read_edition(run.fs, topic, load, newest.edition - 1)
+            return _result(newest, before, published=False)
+        # Another run's edition does not do: it may have begun before what was wrong was mended.
+        manifest = _attempt(run, newest, pinned)
+        if manifest is not None:
+            _count(run, topic, load, manifest.edition)
+            return _result(manifest, newest, published=True)
+    raise MillraceError(
+        f"{topic}: other runs read load={load:010d} again {ATTEMPTS} times; run one at a time"
+    )
+
+
+def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: Pinned) -> LoadManifest | None:
+    """One try to publish the next edition; None when another run was first."""
+    topic, table = replaced.topic, reloads_table(replaced.topic)
+    staging = f"{table}/{STAGING}/{uuid.uuid4().hex}"
+    heading = Heading(
+        topic=topic, topic_id=replaced.topic_id, cluster_id=replaced.cluster_id, load=replaced.load,
+        edition=replaced.edition + 1, previous=replaced.sha256,
+    )  # fmt: skip
+    try:
+        manifest = write_ranges(_limited(run, replaced), heading, pinned, _parts(run, replaced), staging)
+        check_same_offsets(manifest, replaced)
+        manifest = sealed(dataclasses.replace(manifest, reason=run.reason))
+    except BaseException:
+        run.fs.delete(staging)
+        raise
+    run.progress("verified")
+    folder = reload_folder(manifest.load, manifest.edition)
+    return manifest if publish(run.fs, table, staging, folder, manifest, run.progress) else None
+
+
+def _limited(run: ReloadRun, replaced: LoadManifest) -> ReloadRun:
+    """The run as `write_ranges` gets it: what the load had already, gaps and rejected records, is no failure.
+
+    Other gaps than those are refused by `check_same_offsets`.
+    """
+    read = sum(part.read for part in replaced.partitions)
+    allowed = max(run.max_rejected.allowed(read), replaced.rejected)
+    return dataclasses.replace(run, accept_gaps=True, max_rejected=RejectedLimit(records=allowed))
+
+
+def _parts(run: ReloadRun, manifest: LoadManifest) -> list[LoadedPart]:
+    """What to read: every partition's offsets as they were recorded."""
+    parts = []
+    for part in manifest.partitions:
+        start, base = _start(part)
+        range_, expired = None, None
+        if part.end > part.start:
+            expired = Gap(start=part.start, end=start, reason="expired") if start > part.start else None
+            range_ = Range(
+                manifest.topic, part.partition, start, part.end, base, uuid.UUID(manifest.topic_id),
+                byte_positions=byte_positions(run.client),
+            )  # fmt: skip
+        reached = Reached(offset=part.start, base=part.start_base, origin=part.origin)
+        parts.append(LoadedPart(partition=part.partition, reached=reached, range=range_, expired=expired))
+    return parts
+
+
+def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
+    """MillraceError unless both account for the same offsets, and nothing is missing now that was there."""
+    new = {part.partition: part for part in manifest.partitions}
+    for old in replaced.partitions:
+        part = new[old.partition]
+        where = f"{manifest.topic}-{old.partition} of load={replaced.load:010d}"
+        if (part.start, part.end) != (old.start, old.end):
+            raise MillraceError(
+                f"{where}: [{part.start}, {part.end}) was read instead of [{old.start}, {old.end})"
+            )
+        for gap in part.gaps:
+            if not any(known.start <= gap.start and gap.end <= known.end for known in old.gaps):
+                raise MillraceError(
+                    f"{where}: offsets [{gap.start}, {gap.end}) were there and are gone from the log,"
+                    " nothing was published: run `millrace log verify` on its broker"
+                )
+
+
+def _result(manifest: LoadManifest, before: LoadManifest, *, published: bool) -> ReloadResult:
+    now, then = manifest.rows_by_hour(), before.rows_by_hour()
+    return ReloadResult(
+        load=manifest.load, edition=manifest.edition, published=published, rows=manifest.rows,
+        rejected=manifest.rejected, rows_before=before.rows, rejected_before=before.rejected,
+        hours={hour: now.get(hour, 0) for hour in sorted(now.keys() | then.keys())},
+    )  # fmt: skip
