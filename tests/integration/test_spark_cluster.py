@@ -1,0 +1,111 @@
+"""The jobs on a real Spark standalone cluster: two workers with one core each, separate from the driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from millrace_spark import tables
+from tests.brokers import TestCluster, read_topic
+from tests.peers.spark_application import SparkApplication
+from tests.peers.spark_cluster import CONF, SparkCluster
+from tests.support import Process, run_millrace
+from tests.warehouses import HOUR_MS, TestSite, loaded_rows
+
+Start = Callable[..., Process]
+START_MS = 1_431_856_800_000
+EVENTS = 2_000
+ON_CLUSTER = {
+    **CONF, "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    folder = tmp_path_factory.mktemp("on-cluster")
+    return TestSite.start(start_for_module, f"offline-{uuid4().hex[:6]}", folder, zookeeper)
+
+
+@pytest.fixture(scope="module")
+def aggregate(
+    zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory
+) -> TestCluster:
+    folder = tmp_path_factory.mktemp("aggregate")
+    return TestCluster(start_for_module, f"aggregate-{uuid4().hex[:6]}", folder, zookeeper).start_brokers(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("spark")) as cluster:
+        yield cluster
+
+
+def command_options(cluster: SparkCluster) -> list[str]:
+    """--master and what keeps its executors small."""
+    return ["--master", cluster.master, *(w for pair in CONF.items() for w in ("--conf", "=".join(pair)))]
+
+
+def millrace(*arguments: str) -> Any:
+    """The JSON that a command prints; AssertionError with its words when it fails."""
+    done = run_millrace(*arguments, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def check(site: TestSite, warehouse: Path, topic: str) -> None:
+    """Every event once in the loads and in the hours, and `verify` agrees."""
+    rows = loaded_rows(warehouse, topic)
+    assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == EVENTS
+    assert tables.dataset(str(warehouse), topic).count_rows() == EVENTS
+    assert millrace("verify", str(warehouse), "--bootstrap", site.cluster.bootstrap)["ok"]
+
+
+def test_load_hourly_and_mirror_run_on_the_executors_of_a_cluster(
+    site: TestSite, aggregate: TestCluster, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    topic = site.topic("OnCluster")
+    assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
+    sources = {"topics": [topic], "bootstrap": site.cluster.bootstrap, "registry": site.registry}
+    with SparkApplication(cluster.master, ON_CLUSTER, tmp_path / "driver.log") as application:
+        for sink in ("direct", "spark"):
+            settings = {"warehouse": str(tmp_path / sink), "run_id": "all", "sink": sink}
+            (result,) = application.run("load", {**sources, **settings})
+            assert (result["rows"], result["rejected"]) == (EVENTS, 0)
+        into = {"warehouse": str(tmp_path / "spark"), "run_id": "all"}
+        application.run("hourly", {"topic": topic, "hours": sorted(result["hours"]), **into})
+        origin = {"origin": "dc1", "origin_bootstrap": site.cluster.bootstrap}
+        mirrored = application.run("mirror", {"topic": topic, **origin, "bootstrap": aggregate.bootstrap})
+        assert mirrored["records"] == EVENTS
+        assert len(cluster.executors()) == len(cluster.workers) == 2
+        assert len(cluster.python_workers()) >= 2
+    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
+    check(site, tmp_path / "spark", topic)
+    with aggregate.client() as copies:
+        assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
+
+
+@pytest.mark.long
+def test_every_command_runs_on_a_cluster_and_both_sinks_write_the_same(
+    site: TestSite, aggregate: TestCluster, cluster: SparkCluster, tmp_path: Path
+) -> None:
+    topic = site.topic("EveryCommand")
+    assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
+    options = command_options(cluster)
+    for sink in ("direct", "spark"):
+        into = [*site.load_options(tmp_path / sink)[:-1], "--sink", sink, *options]
+        (result,) = millrace("load", topic, *into)
+        assert result["rows"] == EVENTS
+        hours = [word for hour in sorted(result["hours"]) for word in ("--hour", hour)]
+        millrace("hourly", topic, *hours, "--warehouse", str(tmp_path / sink), "--sink", sink, *options)
+        check(site, tmp_path / sink, topic)
+    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
+    places = ["--origin-bootstrap", site.cluster.bootstrap, "--bootstrap", aggregate.bootstrap]
+    assert millrace("mirror-batch", topic, "--origin", "dc1", *places, *options)["records"] == EVENTS
+    with aggregate.client() as copies:
+        assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
