@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from millrace.audit.counts import SequenceCounts
 from millrace.manifest import DataFile
 from millrace_spark.decode import event_times
+from millrace_spark.parquet_encodings import encodings
 from millrace_spark.sequences import HEADER_FIELDS, count_sequences
 
 ROW_GROUP_ROWS = 200_000
@@ -50,8 +51,10 @@ def hour_folder(hour: str) -> str:
 def event_times_ms(rows: pa.RecordBatch) -> Times:
     """Event time of every row in ms; 0 for a row that has none (only without audit headers)."""
     times = event_times(rows)
-    ms = times.cast(pa.timestamp("ms", times.type.tz), safe=False).cast(pa.int64()).fill_null(0)
-    return np.asarray(ms.to_numpy(zero_copy_only=False), dtype=np.int64)
+    if times.type.unit != "us":
+        times = times.cast(pa.timestamp("us", times.type.tz))
+    micros = times.view(pa.int64())
+    return np.asarray((micros.fill_null(0) if micros.null_count else micros).to_numpy()) // 1000
 
 
 def hours_of(rows: pa.RecordBatch) -> list[str]:
@@ -102,10 +105,19 @@ class HourFiles:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Put every row into the file of its hour."""
+        if not rows.num_rows:
+            return
         hours = np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
-        for hour in np.unique(hours).tolist():
-            mask = hours == hour
-            self._hold(hour_of(hour * HOUR_MS), rows if mask.all() else rows.filter(pa.array(mask)))
+        if hours.min() == hours.max():  # nearly always: a task reads some seconds or minutes of a log
+            self._hold(hour_of(int(hours[0]) * HOUR_MS), rows)
+            return
+        order = np.argsort(hours, kind="stable")
+        for some in np.split(order, np.flatnonzero(np.diff(hours[order])) + 1):
+            first, last = int(some[0]), int(some[-1])
+            # A slice copies nothing, but all rows stay in memory as long as it is held.
+            sliced = last - first + 1 == len(some) >= rows.num_rows // 2
+            part = rows.slice(first, len(some)) if sliced else rows.take(pa.array(some))
+            self._hold(hour_of(int(hours[first]) * HOUR_MS), part)
 
     def _hold(self, hour: str, rows: pa.RecordBatch) -> None:
         self._held[hour].append(rows)
@@ -116,13 +128,16 @@ class HourFiles:
             self._write(max(self._held_rows, key=self._held_rows.__getitem__))
 
     def _write(self, hour: str) -> None:
+        table = pa.Table.from_batches(self._held.pop(hour), self._schema)
         if hour not in self._open:
             if len(self._open) >= OPEN_FILES:
                 self._close(next(iter(self._open)))
             path = f"{hour_folder(hour)}/{self._name}-{len(self._open) + len(self._closed):04d}.parquet"
             (self._folder / path).parent.mkdir(parents=True, exist_ok=True)
-            self._open[hour] = path, pq.ParquetWriter(self._folder / path, self._schema, compression="zstd")
-        table = pa.Table.from_batches(self._held.pop(hour), self._schema)
+            writer = pq.ParquetWriter(
+                self._folder / path, self._schema, compression="zstd", **encodings(table)
+            )
+            self._open[hour] = path, writer
         self._open[hour][1].write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows[hour] += self._held_rows.pop(hour)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -214,3 +215,26 @@ def test_sequences_are_counted_per_producer_and_window() -> None:
     assert counts.total == 400
     assert count_sequences(table_of(decode(log)[0])) == expected
     assert count_sequences(table_of(decode(log)[0]).slice(0, 0)) == SequenceCounts()
+
+
+def test_numbers_that_wrap_around_are_no_run() -> None:
+    log, most = MemoryLog(), (1 << 63) - 1
+    log.append([view(most), view(-most - 1)])
+    counts = count_sequences(table_of(decode(log)[0]))
+    assert counts.to_json()[0]["ranges"] == [[-most - 1, -most - 1], [most, most]]
+
+
+def test_a_row_without_a_whole_header_counts_nowhere() -> None:
+    whole = {"time": datetime(2015, 5, 17, tzinfo=UTC), "server": "s", "service": "w", "instance": 1}
+    header = pa.struct(
+        [("time", pa.timestamp("us", "UTC")), ("server", pa.string()), ("service", pa.string()),
+         ("instance", pa.int64()), ("sequence", pa.int64())]
+    )  # fmt: skip
+    rows = [
+        {**whole, "sequence": 1},
+        None,
+        {**whole, "server": None, "sequence": 2},
+        {**whole, "sequence": 2},
+    ]
+    counts = count_sequences(pa.table({"header": pa.array(rows, header)}))
+    assert counts.to_json()[0]["ranges"] == [[1, 2]]

@@ -1,0 +1,73 @@
+"""How each column of a Parquet file is laid down, judged by a look at its first rows.
+
+Parquet's own default keeps a dictionary for every column, also for offsets, times and numbers of which no
+two are alike: that is a third of the time a file of PageViews takes, and a third of its bytes. Here a column
+has a dictionary when values repeat among the first rows, and whole numbers without one are written as
+differences, which today's readers of Parquet know (Spark from 3.3 on, DuckDB, pyarrow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SAMPLE_ROWS = 10_000
+
+
+def encodings(rows: pa.Table) -> dict[str, Any]:
+    """The settings of a `ParquetWriter` for rows like these.
+
+    Columns of text and bytes get no smallest and largest value: they cost a tenth of the time, and nothing in
+    the order of a log is found by them. Numbers and times have theirs.
+    """
+    dictionaries: list[str] = []
+    differences: dict[str, str] = {}
+    statistics: list[str] = []
+    for path, column in _leaves(rows.slice(0, SAMPLE_ROWS)):
+        if _repeats(column):
+            dictionaries.append(path)
+        elif _is_whole_number(column.type):
+            differences[path] = "DELTA_BINARY_PACKED"
+        if not _is_bytes(column.type):
+            statistics.append(path)
+    return {
+        "use_dictionary": dictionaries,
+        "column_encoding": differences or None,
+        "write_statistics": statistics,
+    }
+
+
+def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """Every column that Parquet stores, by the path it has there."""
+    pending = list(zip(table.column_names, table.columns, strict=True))
+    while pending:
+        path, column = pending.pop()
+        type_ = column.type
+        if pa.types.is_struct(type_):
+            pending += [(f"{path}.{f.name}", pc.struct_field(column, i)) for i, f in enumerate(type_)]
+        elif pa.types.is_map(type_):
+            keys = [chunk.keys for chunk in column.chunks]
+            values = [chunk.items for chunk in column.chunks]
+            pending.append((f"{path}.key_value.key", pa.chunked_array(keys, type_.key_type)))
+            pending.append((f"{path}.key_value.value", pa.chunked_array(values, type_.item_type)))
+        elif pa.types.is_list(type_):
+            pending.append((f"{path}.list.element", pc.list_flatten(column)))
+        else:
+            yield path, column
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    """True if values come twice on average, among those that are not null."""
+    found = column.drop_null()
+    return not len(found) or 2 * len(pc.unique(found)) <= len(found)
+
+
+def _is_whole_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_timestamp(type_) or pa.types.is_date32(type_))
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_binary(type_))
