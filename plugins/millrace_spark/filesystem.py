@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+DELETE_TRIES = 20
+"""Against others who delete the same folder, or tasks that write to it a moment after their job has ended."""
+
+
 class Filesystem(Protocol):
     """Folders and files under one warehouse; every path is relative to it, with `/`."""
 
@@ -82,8 +86,6 @@ class LocalFilesystem:
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
         self._root = Path(self.root)
-        self._known: set[Path] = set()
-        """Folders whose own entry is on disk."""
 
     def uri(self, path: str) -> str:
         """The path as Spark and pyarrow take it: a plain absolute one."""
@@ -123,10 +125,11 @@ class LocalFilesystem:
                 os.fsync(file.fileno())
             try:
                 os.link(draft, target)
+                created = True
             except FileExistsError:
-                return False
+                created = False  # on disk all the same: whoever made it may have died before its sync
             self._sync_above(target)
-            return True
+            return created
         finally:
             draft.unlink(missing_ok=True)
 
@@ -164,10 +167,21 @@ class LocalFilesystem:
     def delete(self, path: str) -> None:
         """Delete a file or a folder with all that is in it; nothing when it is not there."""
         target = self._root / path
-        if target.is_dir():
-            shutil.rmtree(target, ignore_errors=True)
-        else:
-            target.unlink(missing_ok=True)
+        for _ in range(DELETE_TRIES):
+            try:
+                if target.is_dir():
+                    shutil.rmtree(target)
+                else:
+                    target.unlink(missing_ok=True)
+                return
+            except FileNotFoundError:
+                continue  # somebody else deletes it, too
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise MillraceError(
+                        f"cannot delete {target}: {error.strerror}; delete it by hand"
+                    ) from None
+        raise MillraceError(f"cannot delete {target}: somebody still writes to it; delete it by hand")
 
     def sha256(self, path: str) -> str:
         """SHA-256 of a file, in hex."""
@@ -190,12 +204,19 @@ class LocalFilesystem:
         yield file
 
     def _sync_above(self, path: Path) -> None:
-        """The folder that holds the path, and once each those above it: an earlier run may have made them."""
+        """Every folder that leads to the path, up to its mount point: each may have been made a moment ago.
+
+        By whom does not matter: another run may have died, or stand, between making one and syncing it.
+        """
         for folder in path.parents:
-            self._sync_one(folder)
-            if folder == self._root.parent or folder in self._known:
+            try:
+                self._sync_one(folder)
+            except PermissionError:
+                if folder.is_relative_to(self._root):
+                    raise
+                return  # above the warehouse, and none that a run could have made
+            if folder.is_mount():
                 return
-            self._known.add(folder)
 
     @staticmethod
     def _sync_one(path: Path) -> None:

@@ -105,7 +105,7 @@ class HadoopFilesystem:
         matches = list(_STATUS.finditer(text))
         if len(matches) != count:
             raise MillraceError(f"{self.uri(folder)}: this version of Hadoop lists files in another form")
-        inside = f"{path.toUri().getPath()}/"
+        inside = f"{path.toUri().getPath().rstrip('/')}/"
         return [
             _Status(
                 full.removeprefix(inside), int(match["bytes"] or 0), int(match["block"] or 0),

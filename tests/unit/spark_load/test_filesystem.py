@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,52 @@ def test_what_is_not_there_reads_as_nothing(fs: LocalFilesystem) -> None:
     fs.delete("nowhere")
     with pytest.raises(FileNotFoundError):
         fs.read("nowhere")
+
+
+def test_of_many_that_delete_a_folder_nobody_fails_and_nothing_is_left(fs: LocalFilesystem) -> None:
+    for number in range(200):
+        (Path(fs.uri("old")) / str(number % 7)).mkdir(parents=True, exist_ok=True)
+        fs.write(f"old/{number % 7}/{number}", b"")
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fs.delete, ["old"] * 4))
+    assert not fs.names("")
+
+
+def test_what_cannot_be_deleted_is_said(fs: LocalFilesystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    fs.make_folder("kept")
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(MillraceError, match=r"cannot delete .*kept: Operation not permitted"):
+        fs.delete("kept")
+
+
+def test_a_move_is_on_disk_with_every_folder_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fs = LocalFilesystem(str(tmp_path / "new" / "warehouse"))
+    fs.create("topic/_staging/a/file", b"a")
+    monkeypatch.setattr(LocalFilesystem, "_sync_one", staticmethod(synced.append))
+    assert fs.move("topic/_staging/a", "topic/load=1")
+    assert synced[:4] == [
+        tmp_path / "new/warehouse/topic",
+        tmp_path / "new/warehouse",
+        tmp_path / "new",
+        tmp_path,
+    ]
+    assert synced[-1].is_mount()
+
+
+def test_a_file_that_is_there_already_is_on_disk_too(
+    fs: LocalFilesystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs.create("_plans/run", b"first")
+    synced: list[Path] = []
+    monkeypatch.setattr(LocalFilesystem, "_sync_one", staticmethod(synced.append))
+    assert not fs.create("_plans/run", b"second")
+    assert synced[0] == Path(fs.uri("_plans"))
 
 
 def test_the_local_copy_of_a_local_file_is_the_file_itself(fs: LocalFilesystem) -> None:
