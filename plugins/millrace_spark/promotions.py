@@ -26,7 +26,7 @@ from millrace.manifest import FORMAT, LoadManifest, decode, encode
 from millrace_spark.avro_decoder import body_decoder
 from millrace_spark.avro_schema import Record, SchemaError, arrow_fields, parse
 from millrace_spark.filesystem import Filesystem
-from millrace_spark.warehouse import newest_load
+from millrace_spark.warehouse import newest_load, read_load
 
 PROMOTIONS = "_promotions"
 WIDENED = frozenset({(pa.int32(), pa.int64()), (pa.int32(), pa.float64()), (pa.float32(), pa.float64())})
@@ -116,6 +116,61 @@ def _who() -> str:
     except (KeyError, OSError):  # a container's user may have no name
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """One schema a table has had, for people."""
+
+    number: int | None
+    """The promotion's; None for the first load's own choice."""
+    schema_id: int
+    first_load: int | None
+    """The first load that has it; None before there is one."""
+    created: str
+    by: str
+    reason: str
+
+
+def history(fs: Filesystem, topic: str) -> list[HistoryEntry]:
+    """Every schema a table has had, the first load's and each promotion's, in order."""
+    newest = newest_load(fs, topic)
+    if newest is None:
+        raise MillraceError(f"no load of {topic} in {fs.root}: its first load pins a schema")
+    recorded = promotions(fs, topic)
+    # Loads keep the order of promotions, so only as many manifests are read as there are promotions, or so.
+    firsts = _first_loads(fs, topic, newest, [each.number for each in recorded])
+    first = read_load(fs, topic, 1)
+    entries = [
+        HistoryEntry(
+            number=None, schema_id=first.table_schema_id, first_load=1, created=first.created, by="",
+            reason="the newest registered one when the first load began",
+        )
+    ]  # fmt: skip
+    return entries + [
+        HistoryEntry(
+            number=each.number, schema_id=each.schema_id, first_load=firsts.get(each.number),
+            created=each.created, by=each.by, reason=each.reason,
+        )
+        for each in recorded
+    ]  # fmt: skip
+
+
+def _first_loads(fs: Filesystem, topic: str, newest: LoadManifest, numbers: Iterable[int]) -> dict[int, int]:
+    """The first load that has each promotion, found by halving."""
+    found = {}
+    for number in numbers:
+        if (newest.promotion or 0) < number:
+            continue
+        low, high = 1, newest.load
+        while low < high:
+            middle = (low + high) // 2
+            if (read_load(fs, topic, middle).promotion or 0) >= number:
+                high = middle
+            else:
+                low = middle + 1
+        found[number] = low
+    return found
 
 
 def _schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:

@@ -1,8 +1,10 @@
-"""The load as a Spark job: several topics in one application, one after the other."""
+"""The load as a Spark job: many topics in one application, a few of them at a time."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,18 +15,24 @@ from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace.wire.client import ClusterClient
+from millrace_spark.bounds import Bounds
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 from millrace_spark.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load_writing import Pinned
 from millrace_spark.origins import origin_of
 from millrace_spark.promotions import PinnedId
+from millrace_spark.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
 from millrace_spark.source import RegistryLookup
 from millrace_spark.warehouse import Progress, load_folder, sequences_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+TOPICS_AT_A_TIME = 8
+"""Loaded by as many threads of the driver, which mostly wait for tasks; the cores are shared fairly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,12 @@ class LoadSettings:
     sink: str = "direct"
     cut_bytes: int = 64 << 20
     """Log bytes per task."""
+    max_bytes: int | None = None
+    """Log bytes of each topic to take at most."""
+    until_ms: int | None = None
+    """Time of the first record to leave, ms since the epoch."""
+    max_rejected: str = ""
+    """As `RejectedLimit.parse` takes it; empty for the default."""
     accept_new_topic: bool = False
     accept_gaps: bool = False
 
@@ -67,35 +81,75 @@ def pin(
     return Pinned(Source(connect, lookup, latest.schema), latest.schema_id)
 
 
-def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]:
-    """Load every topic; MillraceError with the first failure, after all the others were tried."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicFailure:
+    """Why a topic could not be loaded."""
+
+    topic: str
+    error: str
+
+
+def load_all(spark: SparkSession, settings: LoadSettings) -> tuple[list[LoadResult], list[TopicFailure]]:
+    """Load every topic, a few at a time; what was loaded and what failed, each in the order of the topics."""
     fs = open_filesystem(settings.warehouse, spark)
-    connect = partial(ClusterClient, settings.bootstrap)
-    results: list[LoadResult] = []
-    failures: list[str] = []
-    with ClusterClient(settings.bootstrap) as client, SchemaRegistryClient(settings.registry) as registry:
-        for topic in settings.topics:
-            progress = to_stderr(f"load {topic}")
-            run = LoadRun(
-                fs=fs,
-                client=client,
-                pin=partial(pin, registry, connect),
-                sink=_sink(spark, fs, settings.sink),
-                run_id=settings.run_id,
-                cut_bytes=settings.cut_bytes,
-                publish_counts=partial(_publish_counts, fs, client, registry, progress),
-                origin_of=partial(origin_of, client),
-                progress=progress,
-                accept_new_topic=settings.accept_new_topic,
-                accept_gaps=settings.accept_gaps,
-            )
-            try:
-                results.append(load_topic(run, topic))
-            except MillraceError as error:
-                failures.append(str(error))
+    with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
+        done = list(pool.map(partial(_load_one, spark, fs, settings), settings.topics))
+    loads = [each for each in done if isinstance(each, LoadResult)]
+    return loads, [each for each in done if isinstance(each, TopicFailure)]
+
+
+def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]:
+    """Load every topic; MillraceError with every failure, after all the others were tried."""
+    loads, failures = load_all(spark, settings)
     if failures:
-        raise MillraceError("; ".join([*failures, *_set_aside(results)]))
-    return results
+        raise MillraceError("; ".join([*(failure.error for failure in failures), *_set_aside(loads)]))
+    return loads
+
+
+def _load_one(
+    spark: SparkSession, fs: Filesystem, settings: LoadSettings, topic: str
+) -> LoadResult | TopicFailure:
+    """Load one topic in a thread of its own, with its own connections and its own share of the cores."""
+    try:
+        if len(settings.topics) > 1:
+            spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
+        with ClusterClient(settings.bootstrap) as client, SchemaRegistryClient(settings.registry) as registry:
+            return load_topic(_run_of(spark, fs, settings, client, registry, topic), topic)
+    except MillraceError as error:
+        return TopicFailure(topic=topic, error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        text = next(iter(str(error).splitlines()), "")
+        return TopicFailure(
+            topic=topic, error=f"{topic}: unexpected {type(error).__name__}: {text}; see the job's output"
+        )
+
+
+def _run_of(
+    spark: SparkSession,
+    fs: Filesystem,
+    settings: LoadSettings,
+    client: ClusterClient,
+    registry: SchemaRegistryClient,
+    topic: str,
+) -> LoadRun:
+    progress = to_stderr(f"load {topic}")
+    limit = settings.max_rejected
+    return LoadRun(
+        fs=fs,
+        client=client,
+        pin=partial(pin, registry, partial(ClusterClient, settings.bootstrap)),
+        sink=sink_named(spark, fs, settings.sink),
+        run_id=settings.run_id,
+        cut_bytes=settings.cut_bytes,
+        publish_counts=partial(_publish_counts, fs, client, registry, progress),
+        origin_of=partial(origin_of, client),
+        progress=progress,
+        bounds=Bounds(max_bytes=settings.max_bytes, until_ms=settings.until_ms),
+        max_rejected=RejectedLimit.parse(limit) if limit else DEFAULT_LIMIT,
+        accept_new_topic=settings.accept_new_topic,
+        accept_gaps=settings.accept_gaps,
+    )
 
 
 def _set_aside(results: Sequence[LoadResult]) -> list[str]:
@@ -107,7 +161,8 @@ def _set_aside(results: Sequence[LoadResult]) -> list[str]:
     ]
 
 
-def _sink(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
+def sink_named(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
+    """The sink of that name: `direct` or `spark`."""
     if name == "direct":
         return DirectSink(fs, partial(in_tasks, spark, write_cut))
     from millrace_spark.spark_sink import SparkSink
@@ -137,9 +192,10 @@ def _publish_counts(
     )
 
 
-def job(spark: SparkSession, settings: LoadSettings) -> list[dict[str, Any]]:
+def job(spark: SparkSession, settings: LoadSettings) -> dict[str, Any]:
     """What the main prints."""
-    return [asdict(result) for result in load_topics(spark, settings)]
+    loads, failures = load_all(spark, settings)
+    return {"loads": [asdict(each) for each in loads], "failures": [asdict(each) for each in failures]}
 
 
 if __name__ == "__main__":

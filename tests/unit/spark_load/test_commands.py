@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+import millrace.registry.client
+import millrace.wire.client
 import millrace_spark.submit
 from millrace.errors import MillraceError
+from millrace_spark.commands import early
+from millrace_spark.commands.early import TopicsToLoad, parse_bytes
 from millrace_spark.commands.hourly import hourly
 from millrace_spark.commands.load import load
 from millrace_spark.commands.mirror_batch import mirror_batch
+from millrace_spark.commands.promote import promote
 from millrace_spark.commands.verify import verify
 from millrace_spark.load import load_topic
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
@@ -31,20 +40,39 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(job=job, settings=settings, **options)
         return seen["answer"]
 
+    def all_of(bootstrap: str, registry: str, named: Sequence[str], matching: str) -> TopicsToLoad:
+        return TopicsToLoad(list(dict.fromkeys(named)), ["Bare"] if matching else [])
+
     monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(early, "topics_to_load", all_of)
+    monkeypatch.setattr(early, "check_warehouse", lambda _: None)
     return seen
 
 
+def answer(*loads: dict[str, Any]) -> dict[str, Any]:
+    """What the job prints."""
+    return {"loads": list(loads), "failures": []}
+
+
+def loaded(topic: str, **changes: Any) -> dict[str, Any]:
+    """What the job says of a topic it has loaded."""
+    values: dict[str, Any] = {
+        "topic": topic, "load": 1, "rows": 5, "rejected": 0, "hours": {"h": 5}, "gaps": [], "notes": [],
+        "left_bytes": 0, "message": "published load=0000000001",
+    }  # fmt: skip
+    return {**values, **changes}
+
+
 def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = [
-        {"topic": "A", "load": 1, "rows": 5, "rejected": 0, "hours": {"h": 5}, "gaps": ["A-0 lost"],
-         "message": "published load=0000000001"},
-        {"topic": "B", "load": None, "rows": 0, "rejected": 0, "hours": {}, "gaps": [], "message": "empty"},
-    ]  # fmt: skip
+    empty = loaded("B", load=None, rows=0, hours={}, message="empty")
+    note = "promote it"
+    submitted["answer"] = answer(loaded("A", gaps=["A-0 lost"], notes=[note], left_bytes=12_345), empty)
     shown = CliRunner().invoke(load, ["A", "B", "A", *LOAD])
     assert shown.exit_code == 0, shown.output
     assert "published load=0000000001" in shown.stdout
+    assert "12,345" in shown.stdout
     assert "gap: A-0 lost" in shown.stderr
+    assert "note: promote it" in shown.stderr
     settings = submitted["settings"]
     assert settings["topics"] == ["A", "B"]
     assert settings["warehouse"] == str(Path("w").absolute())
@@ -59,15 +87,121 @@ def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dic
 
 
 def test_records_set_aside_end_in_one_line_and_exit_code_1_unless_accepted(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = [
-        {"topic": "A", "load": 3, "rows": 5, "rejected": 2, "hours": {}, "gaps": [], "message": "published"}
-    ]
+    submitted["answer"] = answer(loaded("A", load=3, rejected=2))
     refused = CliRunner().invoke(load, ["A", *LOAD, "--json"])
     assert isinstance(refused.exception, MillraceError)
     assert "2 in A/load=0000000003/_rejected" in str(refused.exception)
     assert "\n" not in str(refused.exception)
-    assert json.loads(refused.stdout) == submitted["answer"]
+    assert json.loads(refused.stdout) == submitted["answer"]["loads"]
     assert CliRunner().invoke(load, ["A", *LOAD, "--accept-rejected"]).exit_code == 0
+
+
+def test_topics_that_failed_and_those_left_out_are_named_beside_the_loaded_ones(
+    submitted: dict[str, Any],
+) -> None:
+    failures = [{"topic": "B", "error": "B has no schema"}, {"topic": "C", "error": "C is gone"}]
+    submitted["answer"] = {"loads": [loaded("A", rejected=1)], "failures": failures}
+    shown = CliRunner().invoke(load, ["A", "B", "C", *LOAD, "--topics-matching", ".*", "--json"])
+    assert isinstance(shown.exception, MillraceError)
+    words = str(shown.exception)
+    assert words.startswith("B has no schema; C is gone; loaded, but records could not be decoded: 1 in A/")
+    assert "left out: Bare has no schema" in shown.stderr
+    assert [each["topic"] for each in json.loads(shown.stdout)] == ["A", "B", "C", "Bare"]
+
+
+def test_bounds_and_limits_reach_the_job(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = answer()
+    options = ["--max-bytes", "2GiB", "--until", "2015-05-17T10:00:00Z", "--max-rejected", "1%"]
+    assert CliRunner().invoke(load, ["A", *LOAD, *options]).exit_code == 0
+    settings = submitted["settings"]
+    assert (settings["max_bytes"], settings["until_ms"]) == (2 << 30, 1_431_856_800_000)
+    assert settings["max_rejected"] == "1%"
+    assert submitted["conf"]["spark.scheduler.mode"] == "FAIR"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-bytes", "0"], "--max-bytes '0' is no size like 500MB"),
+        (["--max-bytes", "5 apples"], "is no size like"),
+        (["--until", "soon"], "--until 'soon' is not a time like"),
+        (["--max-rejected", "many"], "--max-rejected 'many' is neither"),
+        (["--max-rejected", "101%"], "is neither"),
+    ],
+)
+def test_bounds_that_are_none_are_one_clear_line(
+    submitted: dict[str, Any], options: list[str], words: str
+) -> None:
+    shown = CliRunner().invoke(load, ["A", *LOAD, *options])
+    assert isinstance(shown.exception, MillraceError)
+    assert words in str(shown.exception)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("500MB", 500_000_000), ("2 GiB", 2 << 30), ("3kib", 3072), ("1T", None)]
+)
+def test_sizes_are_decimal_unless_they_say_otherwise(text: str, size: int | None) -> None:
+    if size is None:
+        with pytest.raises(MillraceError):
+            parse_bytes(text, "--max-bytes")
+    else:
+        assert parse_bytes(text, "--max-bytes") == size
+
+
+def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_starts() -> None:
+    shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", "/proc/x"])
+    assert isinstance(shown.exception, MillraceError)
+    assert str(shown.exception).startswith("warehouse /proc/x cannot be made")
+
+
+def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", str(tmp_path)])
+    assert isinstance(shown.exception, MillraceError)
+    assert "cannot reach a broker at 127.0.0.1:1" in str(shown.exception)
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    ("named", "matching", "expected"),
+    [
+        (["PageView"], "", (["PageView"], [])),
+        (["PageView", "Gone"], "", (["PageView", "Gone"], [])),
+        ([], "Page.*", (["PageClick", "PageView"], ["PageRaw"])),
+        (["Search"], "PageVie.", (["Search", "PageView"], [])),
+        ([], ".*", (["PageClick", "PageView", "Search"], ["PageRaw"])),
+        (["Gone"], "", "topic 'Gone' does not exist on b:1"),
+        ([], "Nothing", "no topic on b:1 matches 'Nothing'"),
+        ([], "Pag", "no topic on b:1 matches 'Pag'"),
+        ([], "PageRaw", "has a schema at http://r (PageRaw)"),
+        ([], "(", "is no regular expression"),
+    ],
+)
+def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_have_a_schema(
+    monkeypatch: pytest.MonkeyPatch, named: list[str], matching: str, expected: Any
+) -> None:
+    class Cluster:
+        def topics(self) -> dict[str, Any]:
+            return dict.fromkeys(["PageView", "PageClick", "PageRaw", "Search", "__consumer_offsets"])
+
+    class Registry:
+        def versions(self, subject: str) -> list[int]:
+            return [] if subject == "PageRaw" else [1]
+
+    def cluster(bootstrap: str, timeout_s: float) -> Any:
+        return nullcontext(Cluster())
+
+    def registry(url: str) -> Any:
+        return nullcontext(Registry())
+
+    monkeypatch.setattr(millrace.wire.client, "ClusterClient", cluster)
+    monkeypatch.setattr(millrace.registry.client, "SchemaRegistryClient", registry)
+    if isinstance(expected, str):
+        with pytest.raises(MillraceError, match=re.escape(expected)):
+            early.topics_to_load("b:1", "http://r", named, matching)
+    else:
+        found = early.topics_to_load("b:1", "http://r", named, matching)
+        assert (found.topics, found.without_schema) == expected
 
 
 def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
@@ -149,17 +283,17 @@ def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:
     assert "load=0000000001 is missing" in answer["tables"][0]["problems"][0]
 
 
-@pytest.mark.parametrize("command", [load, hourly, verify, mirror_batch])
+@pytest.mark.parametrize("command", [load, promote, hourly, verify, mirror_batch])
 def test_every_command_s_help_has_an_example(command: Any) -> None:
     assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
 
 
 def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = []
+    submitted["answer"] = answer()
     spark = ["--master", "spark://far:7077", "--conf", "spark.a=b=c", "--archives", "e.tar.gz#e"]
     shown = CliRunner().invoke(load, ["A", *LOAD, *spark])
     assert shown.exit_code == 0, shown.output
-    assert submitted["conf"] == {"spark.a": "b=c"}
+    assert submitted["conf"] == {"spark.scheduler.mode": "FAIR", "spark.a": "b=c"}
     assert list(submitted["archives"]) == ["e.tar.gz#e"]
     refused = CliRunner().invoke(load, ["A", *LOAD, "--conf", "executor.cores=1"])
     assert str(refused.exception) == "--conf 'executor.cores=1' is not of the form spark.KEY=VALUE"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -98,6 +99,6 @@ def test_a_topic_that_fails_does_not_hide_the_records_set_aside_of_another(
         topics=["Bad", "Missing"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
         warehouse=str(tmp_path), run_id="run",
     )  # fmt: skip
-    spark = cast("SparkSession", None)  # a local folder and the direct sink do not touch it
+    spark = cast("SparkSession", MagicMock())  # a local folder and the direct sink read nothing of it
     with pytest.raises(MillraceError, match=r"'Missing' does not exist; Bad is loaded, with 2 records set"):
         load_topics(spark, settings)

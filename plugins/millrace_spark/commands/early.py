@@ -1,0 +1,111 @@
+"""What a load's command can say in a second, before it starts a JVM: wrong addresses, names and folders.
+
+Whatever may be different a moment later is checked again by the job; here the first answer is the last only
+when nothing at all could be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace.errors import ConfigError, MillraceError
+
+TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsToLoad:
+    """What a command line asks for."""
+
+    topics: Sequence[str]
+    without_schema: Sequence[str]
+    """Topics that match the pattern and cannot be loaded, because no schema is registered for them."""
+
+
+def topics_to_load(bootstrap: str, registry: str, named: Sequence[str], matching: str) -> TopicsToLoad:
+    """The topics named and those a pattern matches; MillraceError when there is nothing to load.
+
+    A topic named that does not exist is left to the job, unless it is the only one: others may be loaded.
+    """
+    from millrace.registry.client import SchemaRegistryClient
+    from millrace.wire.client import ClusterClient
+
+    pattern = _pattern(matching)
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        known = set(client.topics())
+    wanted = list(dict.fromkeys(named))
+    found = [name for name in sorted(known - set(wanted)) if pattern is not None and _matches(pattern, name)]
+    if not found and not known & set(wanted):
+        if wanted:
+            raise MillraceError(
+                f"topic {wanted[0]!r} does not exist on {bootstrap}: check its name, or create it first"
+            )
+        raise MillraceError(f"no topic on {bootstrap} matches {matching!r}: see `millrace topics list`")
+    with SchemaRegistryClient(registry) as client_of_registry:
+        without = [name for name in found if not client_of_registry.versions(name)]
+        if not found:
+            client_of_registry.versions(wanted[0])  # only to hear whether it answers
+    topics = [*wanted, *(name for name in found if name not in without)]
+    if not topics:
+        raise MillraceError(
+            f"no topic that matches {matching!r} has a schema at {registry} ({', '.join(without[:5])}):"
+            " register them with `millrace schemas apply`"
+        )
+    return TopicsToLoad(topics, without)
+
+
+def _pattern(matching: str) -> re.Pattern[str] | None:
+    if not matching:
+        return None
+    try:
+        return re.compile(matching)
+    except re.error as error:
+        raise ConfigError(f"--topics-matching {matching!r} is no regular expression: {error}") from None
+
+
+def _matches(pattern: re.Pattern[str], name: str) -> bool:
+    """True if the whole name matches; what Apache Kafka keeps for itself is left out."""
+    return not name.startswith("__") and pattern.fullmatch(name) is not None
+
+
+def check_warehouse(warehouse: str) -> None:
+    """ConfigError when a local warehouse cannot be written; `warehouse` as `absolute_warehouse` gives it."""
+    if not warehouse.startswith("/"):
+        return
+    folder = Path(warehouse)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"warehouse {warehouse} cannot be made ({error.strerror}): name a folder that can be written"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
+
+
+_UNITS: dict[str, int] = {"": 1, "b": 1} | {
+    f"{letter}{infix}b": base**power
+    for power, letter in enumerate("kmgt", 1)
+    for infix, base in (("", 1000), ("i", 1024))
+}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """`500MB` or `2GiB` as bytes; ConfigError names the option."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in _UNITS or not int(match[1]):
+        raise ConfigError(f"{option} {text!r} is no size like 500MB or 2GiB")
+    return int(match[1]) * _UNITS[match[2].lower()]
+
+
+def checked_limit(text: str) -> str:
+    """The text of --max-rejected if it is one; ConfigError says what is wrong with it."""
+    if text:
+        from millrace_spark.rejections import RejectedLimit
+
+        RejectedLimit.parse(text)
+    return text
