@@ -56,23 +56,26 @@ _KNOWN: dict[str, tuple[type[MillraceError], str]] = {
 }
 """The class of an exception -> what is raised instead, with what words."""
 _NO_DATANODE = re.compile(r"could only be (?:written|replicated) to \d+ [^\n]*")
-_LINE = re.compile(r"(?:[a-z]\w*\.)+(\w+(?:Exception|Error))\)?: ([^\n]*)")
+_LINE = re.compile(r"((?:[a-z]\w*\.)+)(\w+(?:Exception|Error))\)?: ([^\n]*)")
 
 
-def explained(failure: str) -> MillraceError | None:
+def explained(failure: str, *, of_hadoop: bool) -> MillraceError | None:
     """What to say of a failure of HDFS, given as the text of its stack trace; None for any other failure.
 
-    The first known class decides: what Spark says of a failed task comes before what failed in it.
+    `of_hadoop`: it is known to be Hadoop's. Otherwise it is whatever ended a Spark job, and a connection that
+    was refused counts only in Hadoop's own words. The first known class decides.
     """
     if no_datanode := _NO_DATANODE.search(failure):
         return MillraceError(
             f"no DataNode takes a block ({no_datanode[0][:200]}): check that DataNodes run and have space"
             " (hdfs dfsadmin -report), then run again"
         )
-    for line in _LINE.finditer(failure):
+    for package, name, message in _LINE.findall(failure):
+        if not (of_hadoop or package.startswith("org.apache.hadoop.") or message.startswith("Call From ")):
+            continue
         for names, (cls, sentence) in _KNOWN.items():
-            if re.fullmatch(names, line[1]):
-                return cls(sentence.format(message=line[2].strip().rstrip(".;:")[:300]))
+            if re.fullmatch(names, name):
+                return cls(sentence.format(message=message.strip().rstrip(".;:")[:300]))
     return None
 
 
@@ -98,7 +101,7 @@ def _translated(error: Exception, root: str) -> Exception:
         return FileNotFoundError(f"{root}: {_message(error)}")
     if name == "FileAlreadyExistsException":
         return FileExistsError(f"{root}: {_message(error)}")
-    known = explained(text)
+    known = explained(text, of_hadoop=True)
     if known is not None:
         return type(known)(f"{root}: {known}")
     return MillraceError(f"{root}: {name}: {_message(error)}")

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
 from millrace.config import parse_addresses
 from millrace.errors import MillraceError
-from millrace_spark.commands.options import JSON, show, steps, table_of
+from millrace_spark.commands.options import (
+    JSON,
+    SparkOptions,
+    absolute_warehouse,
+    show,
+    spark_options,
+    steps,
+    submit_job,
+    table_of,
+)
+
+if TYPE_CHECKING:
+    from millrace_spark.verify import TableReport
 
 
 @click.command()
 @click.argument("warehouse")
 @click.option("--topic", default=None, help="Check this topic only.")
 @click.option("--bootstrap", default=None, metavar="HOST:PORT", help="Also compare with this cluster's logs.")
+@spark_options
 @JSON
-def verify(warehouse: str, topic: str | None, bootstrap: str | None, as_json: bool) -> None:
+def verify(
+    warehouse: str, topic: str | None, bootstrap: str | None, spark: SparkOptions, as_json: bool
+) -> None:
     """Prove that WAREHOUSE is what was published; exit code 1 when a load, a file or a row is not.
+
+    A warehouse on hdfs:// is read by a Spark job, any other one without Spark.
 
     Example: millrace verify /data/warehouse --topic PageView
     """
-    from millrace.wire.client import ClusterClient
-    from millrace_spark.filesystem import open_filesystem
-    from millrace_spark.verify import verify as verify_warehouse
-    from millrace_spark.warehouse import no_progress
-
-    fs = open_filesystem(warehouse)
-    with steps("verify", no_progress) as on_folder:
-        if bootstrap is None:
-            reports = verify_warehouse(fs, topic, None, on_folder)
-        else:
-            parse_addresses(bootstrap, "--bootstrap")
-            with ClusterClient(bootstrap) as client:
-                reports = verify_warehouse(fs, topic, client, on_folder)
+    if bootstrap is not None:
+        parse_addresses(bootstrap, "--bootstrap")
+    root = absolute_warehouse(warehouse)
+    reports = _here(root, topic, bootstrap) if root.startswith("/") else _job(root, topic, bootstrap, spark)
     problems = [problem for report in reports for problem in report.problems]
     if as_json:
         click.echo(json.dumps({"ok": not problems, "tables": [report.as_json() for report in reports]}))
@@ -49,3 +58,26 @@ def verify(warehouse: str, topic: str | None, bootstrap: str | None, as_json: bo
             click.echo(f"problem: {problem}")
     if problems:
         raise MillraceError(f"{len(problems)} problem(s) in {warehouse}: {problems[0]}")
+
+
+def _here(warehouse: str, topic: str | None, bootstrap: str | None) -> list[TableReport]:
+    """What this process finds in a folder."""
+    from millrace.wire.client import ClusterClient
+    from millrace_spark.filesystem import open_filesystem
+    from millrace_spark.verify import verify as verify_warehouse
+    from millrace_spark.warehouse import no_progress
+
+    fs = open_filesystem(warehouse)
+    with steps("verify", no_progress) as on_folder:
+        if bootstrap is None:
+            return verify_warehouse(fs, topic, None, on_folder)
+        with ClusterClient(bootstrap) as client:
+            return verify_warehouse(fs, topic, client, on_folder)
+
+
+def _job(warehouse: str, topic: str | None, bootstrap: str | None, spark: SparkOptions) -> list[TableReport]:
+    """What a Spark job finds in HDFS."""
+    from millrace_spark.verify import TableReport
+
+    settings = {"warehouse": warehouse, "topic": topic, "bootstrap": bootstrap}
+    return [TableReport(**each) for each in submit_job("verify", settings, spark, fast_start=True)]

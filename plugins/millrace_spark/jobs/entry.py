@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
+from millrace_spark.hadoop_errors import explained
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -42,8 +43,10 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
         answer, code = {"error": str(error)}, 1
     except Exception as error:
         traceback.print_exc()
+        known = explained(str(error), of_hadoop=False)
         text = next(iter(str(error).splitlines()), "")
-        answer, code = {"error": f"unexpected {type(error).__name__}: {text}; see the job's output"}, 1
+        unexpected = f"unexpected {type(error).__name__}: {text}; see the job's output"
+        answer, code = {"error": unexpected if known is None else str(known)}, 1
     finally:
         spark.stop()
     print(json.dumps(answer), flush=True)
