@@ -47,9 +47,9 @@ def verify(
     if as_json:
         click.echo(json.dumps({"ok": not problems, "tables": [report.as_json() for report in reports]}))
     else:
-        table = table_of("table", "folders", "files", "rows", "problems")
+        table = table_of("table", "folders", "expired", "files", "rows", "problems")
         for report in reports:
-            shown = (report.folders, report.files, report.rows, len(report.problems))
+            shown = (report.folders, report.expired, report.files, report.rows, len(report.problems))
             table.add_row(report.table, *(f"{each:,}" for each in shown))
         show(table)
         for note in (note for report in reports for note in report.notes):

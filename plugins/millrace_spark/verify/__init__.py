@@ -24,6 +24,7 @@ def verify(
     fs: Filesystem, topic: str | None, client: ClusterClient | None, on_folder: OnFolder
 ) -> list[TableReport]:
     """Check every table of a warehouse, or those of one topic; MillraceError when there is none."""
+    _refuse_logs(fs)
     names = [name for name in fs.names("") if not name.startswith((".", "_")) or _is_ours(fs, name)]
     topics = sorted({name.removesuffix(HOURLY) for name in names})
     if topic is not None:
@@ -39,6 +40,15 @@ def verify(
         if f"{each}{HOURLY}" in names:
             reports.append(verify_hours(fs, each, loads.damaged, on_folder))
     return reports
+
+
+def _refuse_logs(fs: Filesystem) -> None:
+    """MillraceError for a broker's folder, or one log in it: nothing in there is to be moved away."""
+    names = fs.names("")
+    if "owner.json" in names or any(name.endswith(".log") for name in names):
+        raise MillraceError(
+            f"{fs.root} is a broker's log directory, not a warehouse: check it with `millrace log verify`"
+        )
 
 
 def _is_ours(fs: Filesystem, name: str) -> bool:

@@ -25,9 +25,13 @@ _COLUMNS = ("header", "_partition", "_offset", "_timestamp")
 
 
 def check_files(
-    fs: Filesystem, folder: str, files: Iterable[DataFile], spilled: SpilledFile | None = None
+    fs: Filesystem,
+    folder: str,
+    files: Iterable[DataFile],
+    spilled: SpilledFile | None = None,
+    expired: Iterable[DataFile] = (),
 ) -> list[str]:
-    """What of a folder's files is missing, changed, or nobody's."""
+    """What of a folder's files is missing, changed, or nobody's; `expired` ones may be there or not."""
     problems = []
     found = dict(fs.files(folder))
     if MANIFEST not in found:
@@ -35,6 +39,8 @@ def check_files(
     found.pop(MANIFEST, None)
     if spilled is not None:
         found.pop(spilled.path, None)  # `sequences_of` says what is wrong with it
+    for file in expired:
+        found.pop(file.path, None)
     for file in files:
         path, size = f"{folder}/{file.path}", found.pop(file.path, None)
         if size is None:
@@ -49,7 +55,7 @@ def check_files(
 
 def batches(fs: Filesystem, path: str) -> Iterator[pa.RecordBatch]:
     """The columns of a Parquet file that say where each row belongs; ArrowInvalid or OSError if broken."""
-    with pq.ParquetFile(fs.uri(path)) as file:
+    with fs.local_copy(path) as copy, pq.ParquetFile(copy) as file:
         columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
         if not {"_partition", "_offset"} <= set(columns):
             raise pa.ArrowInvalid("it has no columns _partition and _offset")
@@ -80,7 +86,7 @@ def check_load_rows(fs: Filesystem, folder: str, manifest: LoadManifest) -> list
         problems += _check_offsets(folder, manifest.topic, part, offsets.pop(part.partition, []))
     problems += [f"{folder} has rows of partition {p}, which the manifest does not list" for p in offsets]
     problems += _check_sequences(fs, folder, manifest, counts)
-    return problems + _check_rejected(fs, folder, manifest)
+    return problems + check_rejected(fs, folder, manifest)
 
 
 def _collect(batch: pa.RecordBatch, offsets: dict[int, list[Offsets]]) -> None:
@@ -132,15 +138,15 @@ def _check_sequences(fs: Filesystem, folder: str, manifest: LoadManifest, found:
     return []
 
 
-def _check_rejected(fs: Filesystem, folder: str, manifest: LoadManifest) -> list[str]:
+def check_rejected(fs: Filesystem, folder: str, manifest: LoadManifest) -> list[str]:
+    """The rejected records against the manifest: how many of which partition."""
     rejected: dict[int, int] = {}
     for file in manifest.files:
         if file.hour is not None:
             continue
         try:
-            table = pq.read_table(
-                fs.uri(f"{folder}/{file.path}"), columns=["partition", "records"], partitioning=None
-            )
+            with fs.local_copy(f"{folder}/{file.path}") as copy:
+                table = pq.read_table(copy, columns=["partition", "records"], partitioning=None)
         except (pa.ArrowException, OSError) as error:
             return [f"{folder}/{file.path} cannot be read: {_one_line(error)}"]
         for partition, records in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.errors import MillraceError
-from millrace.manifest import HourManifest, LoadManifest, check_hash
+from millrace.manifest import HourManifest, LoadManifest, LoadPart, check_hash
+from millrace_spark.editions import (
+    edition_folder,
+    expired_folders,
+    expired_name,
+    later_editions,
+    read_edition,
+)
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.tables import hours, read_revision, revision_folder, revision_numbers
-from millrace_spark.verify.files import check_files, offsets_by_partition
+from millrace_spark.verify.editions import check_expired_entries, is_expired
+from millrace_spark.verify.files import Offsets, check_files, offsets_by_partition
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse import HOURLY, load_folder, load_numbers, read_load, recorded_folders
+from millrace_spark.warehouse import HOURLY, load_numbers, recorded_folders
 
-Loads = Callable[[int], LoadManifest | None]
-"""The manifest of a load, None when there is none that can be read."""
+NONE: Offsets = np.empty(0, np.int64)
+ByPartition = Mapping[int, Offsets]
+Loads = Callable[[int, int], LoadManifest | None]
+"""The manifest of (load, edition), None when there is none that can be read."""
 
 
 def verify_hours(fs: Filesystem, topic: str, damaged: set[str], on_folder: OnFolder) -> TableReport:
@@ -44,12 +54,14 @@ def verify_hours(fs: Filesystem, topic: str, damaged: set[str], on_folder: OnFol
             report.folders += 1
             if folder not in ledger:
                 not_recorded(report, f"{table}/{folder}", newest=number == numbers[-1])
-            previous = _check_revision(fs, topic, hour, number, previous, report)
+            is_newest = number == numbers[-1]
+            previous = _check_revision(fs, topic, hour, number, previous, report, newest=is_newest)
         if newest := _readable(fs, topic, hour, numbers):
             report.rows += newest.rows
             report.problems += _against_loads(fs, topic, newest, loads, report.damaged)
     for folder in sorted(ledger - present):
         report.problems.append(f"{table}/{folder} is missing: the hour lost a revision that was published")
+    check_expired_entries(fs, table, report)
     _check_strays(fs, table, report)
     _note_late_rows(fs, topic, loads, report)
     return report
@@ -71,25 +83,37 @@ def _check_strays(fs: Filesystem, table: str, report: TableReport) -> None:
 
 def _note_late_rows(fs: Filesystem, topic: str, loads: Loads, report: TableReport) -> None:
     """Note the published hours that later loads have rows of: nobody sees those rows yet."""
-    published: dict[str, set[int]] = {}
+    published: dict[str, dict[int, int]] = {}
     for hour in hours(fs, topic):
         if newest := _readable(fs, topic, hour, revision_numbers(fs, topic, hour)):
-            published[hour] = {part.load for part in newest.loads}
+            published[hour] = {part.load: part.edition for part in newest.loads}
     late: dict[str, int] = {}
+    editions = later_editions(fs, topic)
     for number in load_numbers(fs, topic):
-        load = loads(number)
+        edition = editions.get(number, [1])[-1]
+        load = loads(number, edition)
         for hour, rows in load.rows_by_hour().items() if load else ():
-            if hour in published and number not in published[hour]:
+            if hour in published and published[hour].get(number) != edition:
                 late[hour] = late.get(hour, 0) + rows
+    stale = {h for h, parts in published.items() for n, e in parts.items() if e < editions.get(n, [1])[-1]}
     report.notes += [
-        f"{topic}{HOURLY} {hour}: {rows} rows came late and are in no revision yet: run"
-        f" `millrace hourly {topic} --hour {hour}`"
-        for hour, rows in sorted(late.items())
+        f"{topic}{HOURLY} {hour}: {late[hour]} rows came late and are in no revision yet: run"
+        f" `millrace hourly {topic} --late`"
+        if late.get(hour)
+        else f"{topic}{HOURLY} {hour} has rows that a re-load took away: run `millrace hourly {topic} --late`"
+        for hour in sorted(late.keys() | stale)
     ]
 
 
 def _check_revision(
-    fs: Filesystem, topic: str, hour: str, number: int, previous: str | None, report: TableReport
+    fs: Filesystem,
+    topic: str,
+    hour: str,
+    number: int,
+    previous: str | None,
+    report: TableReport,
+    *,
+    newest: bool,
 ) -> str | None:
     """Check one revision; its hash, for the next one to follow."""
     table, folder = f"{topic}{HOURLY}", revision_folder(hour, number)
@@ -107,16 +131,39 @@ def _check_revision(
         found.append("it does not follow the revision before it")
     if not manifest.rows == sum(file.rows for file in manifest.files) == sum(p.rows for p in manifest.loads):
         found.append(f"{manifest.rows} rows stated, its files and its loads state other numbers")
+    found += _check_base(fs, topic, manifest)
     report.problems += [f"{where}: {problem}" for problem in found if problem]
-    if damaged := check_files(fs, where, manifest.files):
+    expired = is_expired(fs, table, folder, manifest.sha256, report)
+    if expired and newest:
+        report.problems.append(f"{where} has expired and is the newest revision: its rows are gone")
+    files, gone = ((), manifest.files) if expired else (manifest.files, ())
+    if damaged := check_files(fs, where, files, expired=gone):
         report.problems += damaged
         report.damaged.add(where)
     return manifest.sha256
 
 
-def _load(fs: Filesystem, topic: str, number: int) -> LoadManifest | None:
+def _check_base(fs: Filesystem, topic: str, manifest: HourManifest) -> list[str]:
+    """What is wrong with the revision that this one took rows over from, as far as its manifest says."""
+    if manifest.base is None:
+        return []
+    if not 0 < manifest.base < manifest.revision:
+        return [f"it states rev={manifest.base} as its base, which is not an earlier one"]
     try:
-        return read_load(fs, topic, number)
+        base = read_revision(fs, topic, manifest.hour, manifest.base).manifest
+    except MillraceError:
+        return []  # named where the base itself is checked
+    editions = {part.load: part.edition for part in manifest.loads}
+    return [
+        f"load={part.load:010d} was in its base, rev={manifest.base}, and is not in it"
+        for part in base.loads
+        if editions.get(part.load, 0) < part.edition
+    ]
+
+
+def _load(fs: Filesystem, topic: str, number: int, edition: int) -> LoadManifest | None:
+    try:
+        return read_edition(fs, topic, number, edition)
     except MillraceError:
         return None  # named where the loads are checked
 
@@ -131,11 +178,17 @@ def _readable(fs: Filesystem, topic: str, hour: str, numbers: list[int]) -> Hour
 def _against_loads(
     fs: Filesystem, topic: str, manifest: HourManifest, loads: Loads, damaged: set[str]
 ) -> list[str]:
-    """Compare the hour's rows, offset by offset, with those of the loads it was made from."""
+    """Compare the hour's rows, offset by offset, with those of the loads it was made from.
+
+    Of a load that has expired its manifest says where its rows lie, and how many they are.
+    """
     where = f"{topic}{HOURLY}/{revision_folder(manifest.hour, manifest.revision)}"
     sources: list[str] = []
+    expired: list[tuple[LoadPart, LoadManifest]] = []
+    gone = expired_folders(fs, topic)
     for part in manifest.loads:
-        folder, load = f"{topic}/{load_folder(part.load)}", loads(part.load)
+        name, load = edition_folder(part.load, part.edition), loads(part.load, part.edition)
+        folder = f"{topic}/{name}"
         if load is None or load.sha256 != part.sha256:
             return [f"{where} was made from another {folder} than the one that is there"]
         files = [file for file in load.files if file.hour == manifest.hour]
@@ -143,7 +196,10 @@ def _against_loads(
             return [f"{where}: {folder} has {sum(f.rows for f in files)} rows of it, not {part.rows}"]
         if folder in damaged:
             return []
-        sources += [f"{folder}/{file.path}" for file in files]
+        if expired_name(name) in gone:
+            expired.append((part, load))
+        else:
+            sources += [f"{folder}/{file.path}" for file in files]
     if where in damaged:
         return []
     try:
@@ -151,8 +207,39 @@ def _against_loads(
         theirs = offsets_by_partition(fs, sources)
     except (pa.ArrowException, OSError) as error:
         return [f"{where}: its rows cannot be compared with its loads: {str(error).splitlines()[0]}"]
-    return [
-        f"{where}: its rows of {topic}-{partition} are not those of its loads"
-        for partition in sorted(mine.keys() | theirs.keys())
-        if not np.array_equal(mine.get(partition, []), theirs.get(partition, []))
-    ]
+    return _compared(f"{where}: its rows of {topic}", mine, theirs, expired)
+
+
+def _compared(
+    where: str, mine: ByPartition, theirs: ByPartition, expired: Sequence[tuple[LoadPart, LoadManifest]]
+) -> list[str]:
+    problems = []
+    rest = dict(mine)
+    for partition in sorted(mine.keys() | theirs.keys()):
+        # What the loads hold is taken out once for each time; what is left must be of those that expired.
+        left, twice = _without(mine.get(partition, NONE), theirs.get(partition, NONE))
+        rest[partition] = left
+        if twice or (len(left) and not expired):
+            problems.append(f"{where}-{partition} are not those of its loads")
+    one_topic = len({load.topic_id for _, load in expired}) == 1
+    for part, load in expired if not problems and one_topic else ():
+        rows = 0
+        for its in load.partitions:
+            left = rest.get(its.partition, NONE)
+            rows += int(np.count_nonzero((left >= its.start) & (left < its.end)))
+        if rows != part.rows:
+            problems.append(
+                f"{where} are {rows} of load={part.load:010d}, which has expired, not {part.rows}"
+            )
+    return problems
+
+
+def _without(mine: Offsets, theirs: Offsets) -> tuple[Offsets, bool]:
+    """The sorted offsets of `mine` that `theirs` has not, and whether `theirs` has some that `mine` lacks."""
+    values, counts = np.unique(mine, return_counts=True)
+    taken, times = np.unique(theirs, return_counts=True)
+    at = np.searchsorted(values, taken)
+    if len(taken) and (not len(values) or at[-1] >= len(values) or not np.array_equal(values[at], taken)):
+        return mine, True
+    counts[at] -= times
+    return np.repeat(values, np.maximum(counts, 0)), bool((counts < 0).any())

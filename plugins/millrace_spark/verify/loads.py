@@ -6,7 +6,12 @@ from millrace.errors import MillraceError
 from millrace.manifest import LoadManifest, check_follows, check_hash, check_law, decode
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.plan import Plan
-from millrace_spark.verify.files import check_files, check_load_rows
+from millrace_spark.verify.editions import (
+    check_content,
+    check_editions,
+    check_expired_entries,
+    check_promotions,
+)
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
 from millrace_spark.warehouse import PLANS, load_folder, load_numbers, read_load, recorded, recorded_folders
 
@@ -28,6 +33,9 @@ def verify_loads(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableReport
             not_recorded(report, f"{topic}/{folder}", newest=number == numbers[-1])
         if manifest is not None:
             _check_load(fs, topic, number, manifest, manifests.get(number - 1), report)
+    check_editions(fs, topic, manifests, report, on_folder)
+    check_expired_entries(fs, topic, report)
+    check_promotions(fs, topic, manifests, report)
     check_strays(fs, topic, present, report)
     _note_unfinished(fs, topic, manifests.get(numbers[-1]) if numbers else None, report)
     return report
@@ -50,8 +58,6 @@ def _check_load(
     report: TableReport,
 ) -> None:
     folder = f"{topic}/{load_folder(number)}"
-    report.files += len(manifest.files)
-    report.rows += manifest.rows
     found = [check_hash(manifest), against_ledger(fs, topic, load_folder(number), manifest.sha256)]
     if (manifest.topic, manifest.load) != (topic, number):
         found.append(f"the manifest is that of {manifest.topic} load={manifest.load:010d}")
@@ -59,12 +65,7 @@ def _check_load(
     if before is not None or number == 1:
         found += check_follows(manifest, before)
     report.problems += [f"{folder}: {problem}" for problem in found if problem]
-    damaged = check_files(fs, folder, manifest.files, manifest.spilled)
-    report.problems += damaged
-    if damaged:
-        report.damaged.add(folder)
-    else:
-        report.problems += check_load_rows(fs, folder, manifest)
+    check_content(fs, topic, load_folder(number), manifest, report)
 
 
 def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: dict[int, LoadManifest | None]) -> str:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import MillraceError
+from millrace_spark.editions import EXPIRED, RELOADS
 from millrace_spark.filesystem import Filesystem
+from millrace_spark.promotions import PROMOTIONS
 from millrace_spark.warehouse import LEDGER, PLANS, STAGING, recorded
 
 OnFolder = Callable[[str], None]
@@ -22,6 +24,8 @@ class TableReport:
     folders: int = 0
     files: int = 0
     rows: int = 0
+    expired: int = 0
+    """Folders whose data files `millrace expire` deleted: their manifests are checked, not their rows."""
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     damaged: set[str] = field(default_factory=set)
@@ -53,7 +57,7 @@ def not_recorded(report: TableReport, folder: str, *, newest: bool) -> None:
 
 def check_strays(fs: Filesystem, table: str, present: Iterable[str], report: TableReport) -> None:
     """Report what lies in a table's folder and is none of ours, and what unfinished runs left."""
-    known = {*present, PLANS, LEDGER, STAGING}
+    known = {*present, PLANS, LEDGER, STAGING, RELOADS, EXPIRED, PROMOTIONS}
     for name in fs.names(table):
         if name == STAGING:
             if left := fs.names(f"{table}/{STAGING}"):
