@@ -22,7 +22,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kazoo.client import KazooState
@@ -36,7 +36,7 @@ from millrace.cluster_state import (
     encode_topic,
     new_topic,
     stored_partitions,
-    with_mirror,
+    with_mirrors,
 )
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.liveness import is_dead, listens
@@ -235,6 +235,15 @@ class Cluster:
     def allocate_mirror(self, topic: str, origin: Origin, *, recreated: bool = False) -> int:
         """The target partition of an origin partition: the one it has, or a new one; never reused.
 
+        Raises what `allocate_mirrors` raises.
+        """
+        return self.allocate_mirrors(topic, [origin], recreated=recreated)[origin]
+
+    def allocate_mirrors(
+        self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
+    ) -> dict[Origin, int]:
+        """The target partition of each origin partition: the one it has, or a new one; all in one write.
+
         A missing topic is created. OriginRecreated when the origin's partition was allocated before under
         another topic id, unless `recreated` says that this is known; PolicyViolation when the topic has
         partitions that are not mirrored.
@@ -248,13 +257,13 @@ class Cluster:
                 with contextlib.suppress(TopicAlreadyExists):
                     self.create_topic(topic, 0, {})
                 continue
-            target = state.target_of(origin)
-            if target is not None:
-                self._reread(topic)  # another member may just have allocated it
-                return target
-            changed = with_mirror(state, origin, sorted(self.brokers), self.topics, recreated=recreated)
-            if self._write_topic(changed, version):
-                return max(changed.partitions)
+            changed = with_mirrors(state, origins, sorted(self.brokers), self.topics, recreated=recreated)
+            if changed == state:
+                self._reread(topic)  # another member may just have allocated them
+            elif not self._write_topic(changed, version):
+                continue
+            targets = changed.targets()
+            return {origin: targets[origin] for origin in origins}
 
     def _node(self, name: str) -> str:
         """A topic's node; UnknownTopicOrPartition for a name that no topic can have, such as a path."""

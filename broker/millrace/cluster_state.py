@@ -100,6 +100,10 @@ class TopicState:
                 return number
         return None
 
+    def targets(self) -> dict[Origin, int]:
+        """Every mirrored origin partition and the partition that mirrors it."""
+        return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
+
     def former_origin(self, origin: Origin) -> Origin | None:
         """The same partition of the same cluster, mirrored under another topic id; the latest one."""
         place = (origin.cluster, origin.topic, origin.partition)
@@ -154,22 +158,45 @@ def with_mirror(
     *,
     recreated: bool = False,
 ) -> TopicState:
-    """The topic with one more partition, for `origin`, led by the broker that leads the fewest of it."""
+    """The topic with one more partition, for `origin`; raises what `with_mirrors` raises."""
+    return with_mirrors(topic, [origin], brokers, topics, recreated=recreated)
+
+
+def with_mirrors(
+    topic: TopicState,
+    origins: Iterable[Origin],
+    brokers: Sequence[int],
+    topics: Mapping[str, TopicState],
+    *,
+    recreated: bool = False,
+) -> TopicState:
+    """The topic with a partition for each origin that has none, led by a broker that leads few of it.
+
+    Of the live brokers it is one that leads the fewest of the topic; of these, one that leads the fewest in
+    all, so that a broker which joined lately comes first. Leaders of those that are there do not move.
+    """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
             f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
         )
-    if not recreated and topic.former_origin(origin) is not None:
-        raise OriginRecreated(
-            f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "
-            "to go on with the new one: millrace mirror reset"
-        )
-    if not brokers:
-        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    known = topic.targets()
     here, everywhere = _leaders([topic]), _leaders(topics.values())
-    leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-    number = max(topic.partitions, default=-1) + 1
-    return dataclasses.replace(topic, partitions={**topic.partitions, number: _led_by(leader, origin)})
+    partitions = dict(topic.partitions)
+    for origin in origins:
+        if origin in known:
+            continue
+        if not recreated and topic.former_origin(origin) is not None:
+            raise OriginRecreated(
+                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "
+                "to go on with the new one: millrace mirror reset"
+            )
+        if not brokers:
+            raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+        leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
+        partitions[max(partitions, default=-1) + 1] = _led_by(leader, origin)
+        here[leader] += 1
+        everywhere[leader] += 1
+    return dataclasses.replace(topic, partitions=partitions)
 
 
 def with_partitions(

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from millrace.errors import ConfigError
 
 T = TypeVar("T")
+MIN_MIRROR_BYTES_PER_SECOND = 10_000
+"""Answers without records need some of it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,23 @@ class OriginConfig:
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the origin's brokers."""
     topics: Sequence[str] = ()
-    """Topics pulled all the time by the brokers themselves."""
+    """Topics pulled all the time by the brokers themselves: names, or patterns with * ? and [...]. A pattern
+    takes in what appears later; it leaves out internal topics and what the origin mirrors itself."""
+    exclude: Sequence[str] = ()
+    """Names or patterns of topics that a pattern leaves out."""
     batch_topics: Sequence[str] = ()
-    """Topics that get target partitions but are filled by the Spark batch mirror."""
+    """Names or patterns of topics that get target partitions but are filled by the Spark batch mirror; it
+    counts before `topics`."""
+    max_bytes_per_second: int | None = None
+    """The most that one broker reads from this origin, all topics together; None sets no limit."""
+
+    def __post_init__(self) -> None:
+        rate = self.max_bytes_per_second
+        if rate is not None and rate < MIN_MIRROR_BYTES_PER_SECOND:
+            raise ConfigError(
+                f"max_bytes_per_second is {rate}: at least {MIN_MIRROR_BYTES_PER_SECOND}; -1 sets none; "
+                "to stop a mirror leave its topics out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ from millrace.broker.partition import Partition, Producing
 from millrace.broker.topics import topic_log_config
 from millrace.cluster import Cluster
 from millrace.cluster_state import PartitionState, TopicState
-from millrace.compression import Buffer
 from millrace.config import BrokerConfig
 from millrace.errors import (
     BrokerError,
@@ -32,6 +31,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mailbox import Mailbox
+from millrace.mirror.pull import TargetAppend
 from millrace.records import HeaderFields, check_produced
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
@@ -310,30 +310,26 @@ class Broker:
         """
         return self.partition(topic, number).log.mirror_position
 
-    def append_mirrored(
-        self,
-        topic: str,
-        number: int,
-        expected: int | None,
-        batches: Sequence[Buffer],
-        position: MirrorPosition,
-        *,
-        reset: bool = False,
-    ) -> Future[int]:
-        """Append an origin's batches and the position behind them, on the loop; visible after a flush.
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        """Append origins' batches and positions, on the loop and in order; visible after a flush.
 
-        From any thread. The future brings the log's end or raises what the log raised: PositionMismatch when
-        `expected` is not what is recorded.
+        From any thread. The future brings for each None, or what the log raised: PositionMismatch when it
+        stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
         """
+        return self.call(lambda: [self._append_mirrored(each) for each in appends])
 
-        def append() -> int:
-            partition = self.partition(topic, number)
-            origin = position.origin
-            end = partition.log.append_mirrored(origin, expected, batches, position, reset=reset)
-            partition.see_to_flush()
-            return end
-
-        return self.call(append)
+    def _append_mirrored(self, append: TargetAppend) -> Exception | None:
+        run = append.run
+        try:
+            partition = self.partition(append.topic, append.partition)
+            end = partition.log.append_mirrored(
+                run.position.origin, run.expected, run.batches, run.position, headers=run.headers or None
+            )
+        except Exception as error:  # one that fails must not keep the others from being appended
+            return error
+        partition.when_visible(end, append.visible)
+        partition.see_to_flush()
+        return None
 
     def fetch(self, request: AskedFetch, answer: Callable[[Found], None]) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""

@@ -75,6 +75,8 @@ class Partition:
         """(number of batches, whose, its index), of the two lists above in their order."""
         self._unsynced: deque[tuple[int, Producing, int, Outcomes]] = deque()
         """(log position to be flushed, who waits for it, its index, what to tell it)."""
+        self._watched: deque[tuple[int, Callable[[], None]]] = deque()
+        """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
         self._flushing = False
         self._timer: Timer | None = None
         self._when_idle: Callable[[], None] | None = None
@@ -134,6 +136,10 @@ class Partition:
         else:
             producing.appended(0, (), self.log.log_start_offset)
 
+    def when_visible(self, end: int, then: Callable[[], None]) -> None:
+        """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
+        self._watched.append((end, then))
+
     def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
@@ -185,6 +191,8 @@ class Partition:
             while self._unsynced and self._unsynced[0][0] <= visible:
                 _, producing, index, outcomes = self._unsynced.popleft()
                 producing.appended(index, outcomes, start)
+            while self._watched and self._watched[0][0] <= visible:
+                self._watched.popleft()[1]()
             for fetch in self.parked:
                 fetch.grown(visible - before)
             self.see_to_flush()

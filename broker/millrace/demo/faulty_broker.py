@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,7 @@ from types import ModuleType
 from millrace.commands.broker import run
 from millrace.config import BrokerConfig, load
 from millrace.mirror import puller
-from millrace.mirror.runs import OffsetRules, Run, next_run
-from millrace.records import BatchHeader
+from millrace.mirror.runs import OffsetRules, Run, runs_of
 from millrace.storage import mirrored
 from millrace.storage.position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
@@ -28,29 +27,27 @@ log = logging.getLogger(__name__)
 TOPIC = "PageView"
 MIN_RECORDS = 2
 """A batch of one message makes a poor example."""
-Next = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Run | None]
+Runs = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Iterator[Run]]
 
 
-def once(fault: Callable[[Run, int], Run]) -> Next:
-    """`next_run`, with the fault at the topic's first batch of several records."""
+def once(fault: Callable[[Run, int], Run]) -> Runs:
+    """`runs_of`, with the fault at the topic's first batch of several records."""
     done = False
 
-    def faulty_next_run(
+    def faulty_runs_of(
         recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
-    ) -> Run | None:
+    ) -> Iterator[Run]:
         nonlocal done
-        found = next_run(recorded, before, fetched, rules)
-        if found is None or done or before.origin.topic != TOPIC:
-            return found
-        for index, batch in enumerate(found.batches):
-            header = BatchHeader.parse(batch)
-            if header is not None and header.records_count >= MIN_RECORDS:
-                done = True
-                log.warning("fault: %d records of %s", header.records_count, before.origin)
-                return fault(found, index)
-        return found
+        for found in runs_of(recorded, before, fetched, rules):
+            large = [i for i, header in enumerate(found.headers) if header.records_count >= MIN_RECORDS]
+            if done or not large or before.origin.topic != TOPIC:
+                yield found
+                continue
+            done = True
+            log.warning("fault: %d records of %s", found.headers[large[0]].records_count, before.origin)
+            yield replace(fault(found, large[0]), headers=())
 
-    return faulty_next_run
+    return faulty_runs_of
 
 
 def drop(run: Run, index: int) -> Run:
@@ -76,7 +73,7 @@ def main() -> None:
     config = load(BrokerConfig, Path(file))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     if config.broker_id == 1:
-        replace_function(puller, "next_run", once({"drop": drop, "duplicate": duplicate}[fault]))
+        replace_function(puller, "runs_of", once({"drop": drop, "duplicate": duplicate}[fault]))
         replace_function(mirrored, "check_progress", lambda *_: None)
     run(config)
 

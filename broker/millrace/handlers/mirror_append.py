@@ -118,6 +118,7 @@ class _Call:
             batches=before.batches + len(batches),
             records=before.records + sum(header.records_count for header, _ in batches),
             dropped=before.dropped + asked.dropped,
+            numbered=asked.numbered,
         )
         data = [batch for _, batch in batches]
         end = partition.log.append_mirrored(asked.origin, asked.expected, data, position, reset=reset)

@@ -1,54 +1,122 @@
-"""The mirror inside a broker: a puller for every topic of every origin it is told to copy.
+"""The mirror inside a broker: for each origin a thread that watches it, and one for each of its brokers.
 
-The 2011 paper's embedded consumers. The broker hands in how to append; nothing here knows the broker.
+The 2011 paper's embedded consumers. However many topics there are, an origin takes one thread and one more
+for each of its brokers that leads something copied here; one that is down, slow or talks nonsense holds up
+its own partitions only. The broker hands in how to append; nothing here knows the broker.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from millrace.cluster import Cluster
 from millrace.config import OriginConfig
-from millrace.mirror.puller import MirrorTarget, TopicPuller
+from millrace.mirror.allowance import Allowance
+from millrace.mirror.origin_broker import ANSWER_BYTES, Place
+from millrace.mirror.pull import MirrorTarget, Pull
+from millrace.mirror.puller import BrokerPuller
 from millrace.mirror.states import MirrorStates
+from millrace.mirror.watch import OriginWatch
 
 STOP_SECONDS = 2.0
 
 
 class Mirror:
-    """Every puller of one broker, each in a thread of its own: one that waits holds up no other."""
+    """Every origin of one broker."""
 
     def __init__(
         self, origins: Mapping[str, OriginConfig], broker_id: int, cluster: Cluster, target: MirrorTarget
     ) -> None:
         self.states = MirrorStates()
-        self._pullers = [
-            TopicPuller(name, origin, topic, broker_id, cluster, target, self.states, pulls=pulls)
-            for name, origin in origins.items()
-            for topics, pulls in ((origin.topics, True), (origin.batch_topics, False))
-            for topic in topics
+        self._origins = [
+            CopiedOrigin(name, config, broker_id, cluster, target, self.states)
+            for name, config in origins.items()
         ]
-        self._threads: list[threading.Thread] = []
         cluster.on_change(self._wake)
 
     def start(self) -> None:
         """Begin to copy; call it once the broker can take appends."""
-        for puller in self._pullers:
-            # Daemons: an origin that does not answer must not keep a stopped broker alive.
-            thread = threading.Thread(target=puller.run, name=f"mirror {puller.name}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        for origin in self._origins:
+            origin.start()
 
     def stop(self) -> None:
         """Stop copying; a thread that waits for an origin is left behind, it appends nothing any more."""
-        for puller in self._pullers:
-            puller.stop()
+        threads = [thread for origin in self._origins for thread in origin.stop()]
         deadline = time.monotonic() + STOP_SECONDS
-        for thread in self._threads:
+        for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _wake(self) -> None:
-        for puller in self._pullers:
-            puller.wake()
+        for origin in self._origins:
+            origin.watch.wake()
+
+
+class CopiedOrigin:
+    """One origin's threads. The pullers are its watch's alone."""
+
+    def __init__(
+        self, name: str, config: OriginConfig, broker_id: int, cluster: Cluster, target: MirrorTarget,
+        states: MirrorStates,
+    ) -> None:  # fmt: skip
+        self.watch = OriginWatch(name, config, broker_id, cluster, states, self._assign)
+        self._name, self._client_id = name, f"millrace-mirror-{broker_id}"
+        self._target, self._states = target, states
+        self._allowance = Allowance(config.max_bytes_per_second, ANSWER_BYTES)
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._pulls: dict[Place, Pull] = {}
+        self._pullers: dict[int, BrokerPuller] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to watch, and with that to copy."""
+        self._start(f"mirror {self._name}", self.watch.run)
+
+    def stop(self) -> list[threading.Thread]:
+        """Let every thread end soon; they are returned."""
+        with self._lock:
+            self._stopped = True
+            self.watch.stop()
+            for puller in self._pullers.values():
+                puller.stop()
+            return self._threads
+
+    def _start(self, name: str, run: Callable[[], None]) -> None:
+        # Daemons: an origin that does not answer must not keep a stopped broker alive.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+        thread.start()
+
+    def _assign(self, addresses: Mapping[int, tuple[str, int]], found: list[Pull]) -> None:
+        """Have every partition pulled by the thread of the origin's broker that leads it."""
+        pulls: dict[Place, Pull] = {}
+        for pull in found:
+            known = self._pulls.get(pull.place)
+            pulls[pull.place] = known if known is not None and known.is_same(pull) else pull
+        for place, gone in self._pulls.items():
+            if place not in pulls or pulls[place].target != gone.target:
+                self._states.forget(gone.origin.topic, gone.target)
+        shares: dict[int, dict[Place, Pull]] = {}
+        for place, pull in pulls.items():
+            if pull.leader in addresses:
+                shares.setdefault(pull.leader, {})[place] = pull
+        with self._lock:
+            if self._stopped:
+                return
+            self._pulls = pulls
+            for broker in self._pullers.keys() - shares.keys():
+                self._pullers.pop(broker).stop()
+            for broker, share in shares.items():
+                self._puller(broker).assign(addresses[broker], share)
+
+    def _puller(self, broker: int) -> BrokerPuller:
+        if broker not in self._pullers:
+            name = f"{self._name} broker {broker}"
+            puller = BrokerPuller(
+                name, self._client_id, self._target, self._states, self._allowance, self.watch.wake
+            )
+            self._pullers[broker] = puller
+            self._start(f"mirror {name}", puller.run)
+        return self._pullers[broker]

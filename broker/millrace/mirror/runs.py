@@ -1,26 +1,27 @@
-"""From a fetch answer to what one append writes: whole batches in a row, and the position behind them.
+"""From a fetch answer to what appends write: whole batches in a row, and the position behind them.
 
-Pure: bytes and positions in, a run out. Decides what is copied, what is left out and counted, and when the
+Pure: bytes and positions in, runs out. Decides what is copied, what is left out and counted, and when the
 origin no longer fits what was copied before. Knows no sockets, threads or ZooKeeper.
 
-A run is free of gaps: each batch begins where the one before it ended (records.Cursor). What is left out are
-control batches, which mean something in their own log only, batches of aborted transactions (Apache Kafka),
-and batches that compaction has emptied.
-
-Limit: behind an idle origin that is itself a mirror, retention may delete a position batch that was never
-served; nobody can tell that from lost messages, so the copying stops, loudly and without need.
+What is left out are control batches, which mean something in their own log only, batches of aborted
+transactions (Apache Kafka), and batches that compaction has emptied. The batches of one run are neighbours in
+the origin and the last of them ends where the position behind them says: what was left out lies before the
+first. So offsets can be translated both ways without asking the origin.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage, MillraceError
-from millrace.records import BatchHeader, Cursor, split_batches
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Cursor, split_batches
+from millrace.storage.position import MirrorPosition, Origin, records_end
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.transactions import AbortedTransactions
+
+_NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
 class OriginChanged(MillraceError):
@@ -58,6 +59,8 @@ class Run:
     batches: tuple[memoryview, ...]
     position: MirrorPosition
     """To be recorded with the batches."""
+    headers: tuple[BatchHeader, ...] = ()
+    """Of each batch; they fit and so do the CRCs."""
 
 
 def beginning(origin: Origin, start: int) -> MirrorPosition:
@@ -68,52 +71,112 @@ def beginning(origin: Origin, start: int) -> MirrorPosition:
 def next_run(
     recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
 ) -> Run | None:
-    """The longest run the answer allows behind `before`; None when it holds nothing new.
+    """The first of `runs_of`, or None when the answer holds nothing new."""
+    return next(runs_of(recorded, before, fetched, rules), None)
+
+
+def runs_of(
+    recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
+) -> Iterator[Run]:
+    """The runs the answer holds behind `before`, each following the one before it.
 
     `before` is `recorded`, or the beginning when nothing is recorded. Raises OriginChanged when the first
-    new batch does not go on there, CorruptMessage when it is damaged; what precedes such a batch is
-    returned first.
+    new batch does not go on there, CorruptMessage when it is damaged; what precedes such a batch comes first,
+    and then it ends.
     """
     if rules.byte_positions and before.cursor.next_offset > fetched.high_watermark:
         # Such a fetch is answered empty while the log's bytes reach past its offset, not as out of range.
         # A Millrace broker's high watermark never goes back; a new leader of Apache Kafka may begin lower.
         raise _ends_before(before.cursor, fetched.high_watermark)
-    cursor, batches, records, dropped = before.cursor, list[memoryview](), 0, 0
     aborted = AbortedTransactions(fetched.aborted_transactions)
+    run = _Gathered(recorded, before, rules)
     try:
         for header, batch in split_batches(fetched.records):
-            leave_out = aborted.drops(header) or header.is_control or header.records_count == 0
-            if header.next_offset <= cursor.next_offset:
+            left_out = bool(header.attributes & _NOT_PLAIN) and (aborted.drops(header) or header.is_control)
+            if header.next_offset <= run.cursor.next_offset:
                 continue  # a fetch begins with the whole batch that holds its offset
-            _check_follows(cursor, header, rules)
-            if leave_out:
-                dropped += header.records_count
+            _check_follows(run.cursor, header, batch, fetched, rules)
+            if left_out or header.records_count == 0:
+                if run.batches and not run.ends_in_filler(header):
+                    yield run.finished()
+                    run = run.following()
+                run.leave_out(header)
             else:
-                batches.append(batch)
-                records += header.records_count
-            cursor = rules.after(header, cursor)
+                if run.batches and header.base_offset != run.cursor.next_base:
+                    yield run.finished()
+                    run = run.following()
+                run.take(header, batch)
     except (CorruptMessage, OriginChanged):
-        if cursor == before.cursor:
+        if run.cursor == before.cursor:
             raise
-    if cursor == before.cursor:
-        return None
-    position = dataclasses.replace(
-        before,
-        cursor=cursor,
-        batches=before.batches + len(batches),
-        records=before.records + records,
-        dropped=before.dropped + dropped,
-    )
-    return Run(None if recorded is None else recorded.cursor.next_offset, tuple(batches), position)
+    if run.cursor != run.before.cursor:
+        yield run.finished()
 
 
-def _check_follows(cursor: Cursor, header: BatchHeader, rules: OffsetRules) -> None:
+class _Gathered:
+    """A run in the making."""
+
+    __slots__ = ("_dropped", "_headers", "_recorded", "_records", "_rules", "batches", "before", "cursor")
+
+    def __init__(self, recorded: MirrorPosition | None, before: MirrorPosition, rules: OffsetRules) -> None:
+        self._recorded, self._rules = recorded, rules
+        self.before, self.cursor = before, before.cursor
+        self.batches: list[memoryview] = []
+        self._headers: list[BatchHeader] = []
+        self._records = self._dropped = 0
+
+    def take(self, header: BatchHeader, batch: memoryview) -> None:
+        """Copy a batch."""
+        self.batches.append(batch)
+        self._headers.append(header)
+        self._records += header.records_count
+        self.cursor = self._rules.after(header, self.cursor)
+
+    def leave_out(self, header: BatchHeader) -> None:
+        """Pass over a batch."""
+        self._dropped += header.records_count
+        self.cursor = self._rules.after(header, self.cursor)
+
+    def ends_in_filler(self, header: BatchHeader) -> bool:
+        """True if the batch only fills up what the last one states: the copy gets a filler of its own."""
+        return self._rules.byte_positions and header.next_offset == self.cursor.next_base
+
+    def finished(self) -> Run:
+        """The run, and the position behind it."""
+        before = self.before
+        position = dataclasses.replace(
+            before,
+            cursor=self.cursor,
+            batches=before.batches + len(self.batches),
+            records=before.records + self._records,
+            dropped=before.dropped + self._dropped,
+            numbered=not self._rules.byte_positions,
+        )
+        expected = None if self._recorded is None else self._recorded.cursor.next_offset
+        return Run(expected, tuple(self.batches), position, tuple(self._headers))
+
+    def following(self) -> _Gathered:
+        """The run after this one."""
+        position = self.finished().position
+        return _Gathered(position, position, self._rules)
+
+
+def _check_follows(
+    cursor: Cursor, header: BatchHeader, batch: memoryview, fetched: FetchedPartition, rules: OffsetRules
+) -> None:
     # At a start the origin's log may be empty: its end is then known as an offset, not as a byte position,
     # so nobody can say where the first batch will begin. And a batch may hold records below a log's start.
     fresh = cursor.next_base is None
-    if not (cursor.follows(header) or rules.compacted or (fresh and rules.byte_positions)):
+    follows = cursor.follows(header) or rules.compacted or (fresh and rules.byte_positions)
+    if not follows and not _only_positions_are_gone(cursor, header, batch, rules):
+        expired = fetched.log_start_offset > cursor.next_offset
         raise OriginChanged(
-            f"offsets {cursor.next_offset} to {header.base_offset - 1} are missing in the origin's log",
+            f"offsets {cursor.next_offset} to {header.base_offset - 1} "
+            + (
+                "expired in the origin before they were copied"
+                if expired
+                else "are missing in the origin's log"
+            ),
             Cursor(header.base_offset, header.base_offset),
         )
     if header.base_offset < cursor.next_offset and not fresh:
@@ -124,18 +187,31 @@ def _check_follows(cursor: Cursor, header: BatchHeader, rules: OffsetRules) -> N
         )
 
 
+def _only_positions_are_gone(
+    cursor: Cursor, header: BatchHeader, batch: memoryview, rules: OffsetRules
+) -> bool:
+    """True if what lay between held no records.
+
+    An origin that is itself a mirror writes its position anew at the start of each file. Behind its last
+    record it serves none of them, so retention may delete one that nobody has seen.
+    """
+    if not rules.byte_positions:
+        return False
+    end = records_end(header, batch)
+    return end is not None and end <= cursor.next_offset
+
+
 def readable_from(cursor: Cursor, earliest: int, high_watermark: int, rules: OffsetRules) -> int:
     """The offset to fetch from, for an origin that holds [earliest, high_watermark).
 
     Raises OriginChanged when it has lost what was to be read next, or what it had shown before.
     """
     if cursor.next_offset < earliest:
-        if rules.byte_positions and cursor.next_base in (None, earliest):
-            return earliest  # the batch before it has expired, and nothing else
-        exact = rules.byte_positions and earliest < high_watermark
+        if rules.byte_positions and (cursor.next_base in (None, earliest) or earliest < high_watermark):
+            return earliest  # what lies there tells whether records are missing before it: `runs_of` looks
         raise OriginChanged(
             f"offsets {cursor.next_offset} to {earliest - 1} expired in the origin before they were copied",
-            Cursor(earliest, earliest if exact else None),
+            Cursor(earliest),
         )
     if cursor.next_offset > high_watermark:
         raise _ends_before(cursor, high_watermark)

@@ -1,20 +1,44 @@
 """What the mirror of each partition is doing, for people: `millrace mirror status`, the log, metrics.
 
-Written by the pulling threads, read by any thread. Nothing depends on it: a broker that starts anew finds
-out again what is stopped, because the reason lies in the origin and in the recorded position.
+Written by the pulling threads and, where it is about what consumers see, by the loop; read by any thread.
+Nothing depends on it: a broker that starts anew finds out again what is stopped, because the reason lies in
+the origin and in the recorded position.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from millrace.histogram import Histogram
+from millrace.mirror.runs import Run
 from millrace.storage.position import Origin
 
 log = logging.getLogger(__name__)
+LATENCIES_S = (
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    0.75,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+    3600.0,
+    86400.0,
+)
+"""Upper bounds in seconds: two flushes of 100 ms at the least, an outage of a day at the most."""
 
 
 class State(StrEnum):
@@ -41,12 +65,47 @@ class MirrorState:
         return f"{self.state}: {self.detail}" if self.detail else str(self.state)
 
 
+class Copied:
+    """What was copied from one origin and is visible here; counted by the loop."""
+
+    def __init__(self) -> None:
+        self.batches = self.records = self.bytes = 0
+        self.latency = Histogram(LATENCIES_S)
+        """Of each append: from the timestamp of its first batch to when consumers see it here."""
+
+
 class MirrorStates:
     """The state of every partition this broker pulls, by (topic, target partition)."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._states: dict[tuple[str, int], MirrorState] = {}
+        self._latency_ms: dict[tuple[str, int], int] = {}
+        self.copied: dict[str, Copied] = {}
+        """By origin cluster."""
+
+    def latency_ms(self, topic: str, partition: int) -> int | None:
+        """The latency of what was copied last into a target partition; None when nothing was."""
+        return self._latency_ms.get((topic, partition))
+
+    def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
+        """What to call, on the loop, when consumers see the run."""
+        batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: they lie in a buffer
+        records = sum(header.records_count for header in run.headers)
+        oldest_ms = run.headers[0].max_timestamp if run.headers else None
+
+        def visible() -> None:
+            copied = self.copied.setdefault(cluster, Copied())
+            copied.batches += batches
+            copied.records += records
+            copied.bytes += size
+            if oldest_ms is not None:
+                late = max(0.0, self._clock() - oldest_ms / 1000)
+                copied.latency.observe(late)
+                self._latency_ms[topic, partition] = int(late * 1000)
+
+        return visible
 
     def get(self, topic: str, partition: int) -> MirrorState | None:
         """The state of a target partition; None when this broker does not pull it."""
@@ -79,3 +138,4 @@ class MirrorStates:
         """This broker no longer pulls the partition."""
         with self._lock:
             self._states.pop((topic, partition), None)
+            self._latency_ms.pop((topic, partition), None)

@@ -71,7 +71,7 @@ class Checkpoint:
             "start_offset": self.start_offset,
             "segments": [astuple(facts) for facts in self.segments],
             "producers": self.producers,
-            "mirror": None if self.mirror is None else self.mirror.encode().decode(),
+            "mirror": None if self.mirror is None else self.mirror.encode(self.high_watermark).decode(),
         }
         text = json.dumps(fields, separators=(",", ":")).encode()
         side_file = directory / (FILE_NAME + ".tmp")

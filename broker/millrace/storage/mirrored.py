@@ -37,9 +37,11 @@ def check_append(
         raise InvalidRequest("a reset moves the position and appends no batches")
 
 
-def append_size(headers: Sequence[BatchHeader], position: MirrorPosition, max_filler_bytes: int) -> int:
-    """Bytes that batches and the position behind them take in the log."""
-    return sum(size_in_log(header, max_filler_bytes) for header in headers) + position_size(position)
+def append_size(
+    headers: Sequence[BatchHeader], position: MirrorPosition, max_filler_bytes: int, end: int
+) -> int:
+    """Bytes that batches and the position behind them take in a log that ends at `end`, or a few more."""
+    return sum(size_in_log(header, max_filler_bytes) for header in headers) + position_size(position, end)
 
 
 def beginning(position: MirrorPosition) -> MirrorPosition:

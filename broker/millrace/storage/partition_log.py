@@ -25,7 +25,7 @@ from pathlib import Path
 from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, PolicyViolation, StorageError
-from millrace.records import HeaderFields
+from millrace.records import BatchHeader, HeaderFields
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
@@ -177,22 +177,24 @@ class PartitionLog:
 
     def append_mirrored(
         self, origin: Origin, expected: int | None, batches: Sequence[Buffer], position: MirrorPosition,
-        *, reset: bool = False,
+        *, headers: Sequence[BatchHeader] | None = None, reset: bool = False,
     ) -> int:  # fmt: skip
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
         `expected` is the recorded next origin offset, None when nothing is recorded. Without batches only
-        the position moves (everything in between was left out); with `reset` it may move anywhere. Returns
-        the log's end. Raises PositionMismatch (with what is recorded), PolicyViolation, InvalidRequest,
-        CorruptMessage or StorageError; then nothing was written.
+        the position moves (everything in between was left out); with `reset` it may move anywhere. Who gives
+        the `headers` has checked the batches, CRCs too. Returns the log's end. Raises PositionMismatch (with
+        what is recorded), PolicyViolation, InvalidRequest, CorruptMessage or StorageError; then nothing was
+        written.
         """
-        headers = parse_mirrored(batches)
+        if headers is None:
+            headers = parse_mirrored(batches)
         with self._lock:
             if self._refusal is not None:
                 raise StorageError(self._refusal)
             recorded = self._appended.mirror
             check_append(self._appended, origin, expected, position, headers, reset=reset)
-            size = append_size(headers, position, self.config.max_message_bytes)
+            size = append_size(headers, position, self.config.max_message_bytes, self._appended.end)
             if 0 < self._active.size > self.config.segment_bytes - size:
                 self._roll()
             staging = self._stage()
@@ -203,7 +205,8 @@ class PartitionLog:
                 staging.place_position(recorded or beginning(position), timestamp)
             for batch, header in zip(batches, headers, strict=True):
                 staging.place(batch, header)
-            staging.place_position(position, timestamp)
+            reset_at = staging.end if reset else recorded.reset_at if recorded is not None else 0
+            staging.place_position(replace(position, reset_at=reset_at), timestamp)
             self._write(staging)
             return self._appended.end
 

@@ -116,7 +116,8 @@ class Staging:
 
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
         """Put a position batch behind the others."""
-        batch = control_batch(self.end, position.encode(), timestamp=timestamp)
+        value = position.encode(self._high_watermark)
+        batch = control_batch(self.end, value, timestamp=timestamp)
         self.buffers.append(batch)
         self._mirror = position
         self._grow(len(batch))
@@ -144,6 +145,6 @@ def size_in_log(header: BatchHeader, max_filler_bytes: int) -> int:
     return size + filler
 
 
-def position_size(position: MirrorPosition) -> int:
-    """Bytes of a position batch."""
-    return len(control_batch(0, position.encode(), timestamp=0))
+def position_size(position: MirrorPosition, end: int) -> int:
+    """The most bytes of a position batch in a log that reaches to `end`, or a little further."""
+    return len(control_batch(0, position.encode(10 * end), timestamp=0))

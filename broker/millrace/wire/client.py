@@ -88,15 +88,21 @@ class ClusterClient:
         """The topic as it is now; raises UnknownTopicOrPartition when the cluster has none of that name."""
         return self._retry(lambda deadline: self._topic(name, deadline))
 
-    def topics(self) -> dict[str, TopicMetadata]:
-        """Every topic of the cluster by name."""
-        response = self._retry(lambda deadline: self._metadata(None, deadline))
+    def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
+        """Every topic of the cluster by name, or of those named the ones that are there."""
+        wanted = None if names is None else tuple(names)
+        response = self._retry(lambda deadline: self._metadata(wanted, deadline))
         return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}
 
     def broker_ids(self) -> list[int]:
         """Every live broker of the cluster."""
         self._retry(lambda deadline: self._metadata((), deadline))
         return sorted(self._brokers)
+
+    @property
+    def addresses(self) -> Mapping[int, tuple[str, int]]:
+        """Where the brokers are, as the last answer said."""
+        return self._brokers
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None

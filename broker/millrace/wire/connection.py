@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import NoReturn
 
@@ -17,6 +18,11 @@ from millrace.wire.messages import ApiKey
 
 _HEADER = struct.Struct(">ihhi")
 _MAX_RESPONSE_BYTES = 1 << 30
+_FIRST_BYTES = 16 << 20
+"""A length alone gets no more memory than this: a larger response gets it as it comes."""
+_SLOWEST_BYTES_PER_SECOND = 64 << 10
+"""A response that comes slower than this, its time to begin aside, is given up: no byte now and then keeps
+whoever waits for it."""
 
 
 class ConnectionFailed(MillraceError):
@@ -66,15 +72,19 @@ class Connection:
         except OSError as error:
             self._fail(error)
 
-    def receive(self, *, timeout_s: float) -> memoryview:
-        """The body of the next response; ConnectionFailed when it does not come in time."""
+    def receive(self, *, timeout_s: float, buffer: bytearray | None = None) -> memoryview:
+        """The body of the next response; ConnectionFailed when it does not come in time.
+
+        It lies in `buffer` if there is one and it fits, else in memory of its own.
+        """
         correlation_id, flexible = self._expected.pop(0)
         try:
             self._socket.settimeout(timeout_s)
-            size = int.from_bytes(self._receive_exactly(4), "big", signed=True)
+            began = time.monotonic()
+            size = int.from_bytes(self._receive_exactly(4, began + timeout_s), "big", signed=True)
             if not 4 <= size <= _MAX_RESPONSE_BYTES:
                 raise ConnectionError(f"a response of {size} bytes: is this a Kafka port?")
-            response = self._receive_exactly(size)
+            response = self._receive_exactly(size, began + timeout_s, buffer)
         except OSError as error:
             self._fail(error)
         answered = int.from_bytes(response[:4], "big", signed=True)
@@ -83,15 +93,20 @@ class Connection:
         # A flexible response header ends in tagged fields; no broker sends any, so it is one zero byte.
         return response[5 if flexible else 4 :]
 
-    def _receive_exactly(self, size: int) -> memoryview:
-        buffer = memoryview(bytearray(size))
+    def _receive_exactly(self, size: int, give_up_at: float, buffer: bytearray | None = None) -> memoryview:
+        if buffer is None or len(buffer) < size:
+            buffer = bytearray(min(size, _FIRST_BYTES))
         received = 0
         while received < size:
-            count = self._socket.recv_into(buffer[received:])
+            if received == len(buffer):
+                buffer += bytes(min(size, 2 * received) - received)
+            count = self._socket.recv_into(memoryview(buffer)[received:size])
             if count == 0:
                 raise ConnectionError("the broker closed the connection")
             received += count
-        return buffer
+            if received < size and time.monotonic() > give_up_at + received / _SLOWEST_BYTES_PER_SECOND:
+                raise TimeoutError(f"{received} of {size} bytes came in time")
+        return memoryview(buffer)[:size]
 
     def _fail(self, error: OSError) -> NoReturn:
         self.close()

@@ -1,4 +1,5 @@
-"""Fetch, laid out by hand: v4 to v11, requests as the broker reads them, responses both ways.
+"""Fetch, laid out by hand: v4 to v11, requests as the broker reads them (and v11 as the mirror asks),
+responses both ways.
 
 Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
 records (a slice of a file, on the server). Decoding hands out views of the received buffer. kio would copy
@@ -20,6 +21,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
 
 from millrace.compression import Buffer
@@ -31,6 +34,8 @@ _INT64 = struct.Struct(">q")
 _INT16 = struct.Struct(">h")
 _PAIR = struct.Struct(">qq")
 _REQUEST = struct.Struct(">iiiib")
+_WANTED_11 = struct.Struct(">iiqqi")
+_NO_SESSION = struct.pack(">ii", 0, -1)
 _PARTITION_4 = struct.Struct(">ihqqii")
 _PARTITION_5 = struct.Struct(">ihqqqii")
 _PARTITION_11 = struct.Struct(">ihqqqiii")
@@ -75,6 +80,22 @@ class AskedFetch(NamedTuple):
     min_bytes: int
     max_bytes: int
     topics: list[tuple[str, list[tuple[int, int, int]]]]
+
+
+def encode_request(asked: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int) -> bytes:
+    """The body of a v11 request for committed records, waiting for one byte.
+
+    `asked` is [(topic, partition, offset, max_bytes)]; the broker fills its answer in this order.
+    """
+    parts = [_REQUEST.pack(-1, max_wait, 1, max_bytes, 1), _NO_SESSION]
+    runs = [(topic, list(wanted)) for topic, wanted in groupby(asked, key=itemgetter(0))]
+    parts.append(_INT32.pack(len(runs)))
+    for topic, wanted in runs:
+        name = topic.encode()
+        parts.append(_INT16.pack(len(name)) + name + _INT32.pack(len(wanted)))
+        parts += [_WANTED_11.pack(number, -1, offset, -1, most) for _, number, offset, most in wanted]
+    parts.append(_INT32.pack(0) + _INT16.pack(0))
+    return b"".join(parts)
 
 
 def decode_request(version: int, body: memoryview) -> AskedFetch:

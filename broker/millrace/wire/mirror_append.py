@@ -4,10 +4,11 @@ API key 10000, never advertised. Sent to the leader of the target partition, whi
 that does not lead it answers NOT_LEADER_OR_FOLLOWER with the leader's id, and says who that is.
 
     request  := mode int8, topic string, origin, expected int64, start int64, cursor, dropped int64,
-                records bytes (int32 length)
+                numbered int8, records bytes (int32 length)
     response := error int16, message string, state string, partition int32, leader int32,
                 recorded int8: 0 nothing, else 1 and (origin, start int64, cursor, batches int64,
-                records int64, dropped int64), high_watermark int64
+                records int64, dropped int64, reset_at int64, numbered int8), high_watermark int64,
+                latency_ms int64 (-1: not known)
     origin   := cluster string, topic string, topic_id 16 bytes, partition int32
     cursor   := next_offset int64, next_base int64      -1: none
 
@@ -38,7 +39,7 @@ _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 _CURSOR = struct.Struct(">qq")
-_TOTALS = struct.Struct(">qqq")
+_TOTALS = struct.Struct(">qqqq?")
 
 
 class MirrorMode(IntEnum):
@@ -61,6 +62,8 @@ class MirrorAppend:
     """Where the next append begins."""
     dropped: int = 0
     """Control batches and aborted records left out of `records`."""
+    numbered: bool = False
+    """True when the origin numbers its records, as Apache Kafka does."""
     records: Buffer = b""
     """Whole batches as the origin served them, one after the other."""
 
@@ -79,6 +82,8 @@ class MirrorAppended:
     position: MirrorPosition | None = None
     """As recorded after the request; None: nothing is recorded yet, or this broker does not lead it."""
     high_watermark: int = -1
+    latency_ms: int | None = None
+    """From the timestamp of what the leader's own mirror copied last to when consumers saw it."""
 
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
@@ -87,7 +92,8 @@ def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
     head = [
         _INT8.pack(request.mode), _string(topic), _origin(request.origin),
         _INT64.pack(-1 if request.expected is None else request.expected), _INT64.pack(request.start),
-        _cursor(cursor), _INT64.pack(request.dropped), _INT32.pack(len(request.records)),
+        _cursor(cursor), _INT64.pack(request.dropped), _INT8.pack(request.numbered),
+        _INT32.pack(len(request.records)),
     ]  # fmt: skip
     return [b"".join(head), request.records]
 
@@ -100,13 +106,14 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
     except ValueError as error:
         raise InvalidRequest(f"a MirrorAppend request is malformed: {error}") from None
     expected, start, cursor = reader.take(_INT64), reader.take(_INT64), reader.cursor()
-    dropped, records = reader.take(_INT64), reader.slice(reader.take(_INT32))
+    dropped, numbered = reader.take(_INT64), bool(reader.take(_INT8))
+    records = reader.slice(reader.take(_INT32))
     reader.end()
     if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
         raise InvalidRequest("only an append carries records")
     return topic, MirrorAppend(
         mode=mode, origin=origin, expected=None if expected < 0 else expected, start=start, cursor=cursor,
-        dropped=dropped, records=records,
+        dropped=dropped, numbered=numbered, records=records,
     )  # fmt: skip
 
 
@@ -120,9 +127,12 @@ def encode_response(response: MirrorAppended) -> bytes:
     if (position := response.position) is not None:
         parts += [
             _origin(position.origin), _INT64.pack(position.start), _cursor(position.cursor),
-            _TOTALS.pack(position.batches, position.records, position.dropped),
+            _TOTALS.pack(
+                position.batches, position.records, position.dropped, position.reset_at, position.numbered
+            ),
         ]  # fmt: skip
-    return b"".join([*parts, _INT64.pack(response.high_watermark)])
+    latency_ms = -1 if response.latency_ms is None else response.latency_ms
+    return b"".join([*parts, _INT64.pack(response.high_watermark), _INT64.pack(latency_ms)])
 
 
 def decode_response(body: Buffer) -> MirrorAppended:
@@ -135,13 +145,13 @@ def decode_response(body: Buffer) -> MirrorAppended:
         origin, start, cursor = reader.origin(), reader.take(_INT64), reader.cursor()
         if cursor is None:
             raise InvalidRequest("a MirrorAppend response records a position without an offset")
-        totals = (reader.take(_INT64), reader.take(_INT64), reader.take(_INT64))
+        totals = _TOTALS.unpack(reader.slice(_TOTALS.size))
         position = MirrorPosition(origin, start, cursor, *totals)
-    high_watermark = reader.take(_INT64)
+    high_watermark, latency_ms = reader.take(_INT64), reader.take(_INT64)
     reader.end()
     return MirrorAppended(
         error=error, message=message, state=state, partition=partition, leader=leader, position=position,
-        high_watermark=high_watermark,
+        high_watermark=high_watermark, latency_ms=None if latency_ms < 0 else latency_ms,
     )  # fmt: skip
 
 

@@ -49,16 +49,29 @@ def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
 ) -> tuple[DescribeConfigsResourceResult, ...]:
     """The topic's settings, all or those named; BrokerError when the cluster refuses to tell them."""
-    resource = DescribeConfigsResource(
-        resource_type=ResourceType.TOPIC, resource_name=topic, configuration_keys=names
-    )  # fmt: skip
-    body = encode(DescribeConfigsRequest(resources=(resource,)), ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION)
+    return settings_of_topics(client, [topic], names)[topic]
+
+
+def settings_of_topics(
+    client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
+) -> dict[str, tuple[DescribeConfigsResourceResult, ...]]:
+    """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one."""
+    resources = tuple(
+        DescribeConfigsResource(
+            resource_type=ResourceType.TOPIC, resource_name=topic, configuration_keys=names
+        )
+        for topic in topics
+    )
+    body = encode(DescribeConfigsRequest(resources=resources), ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION)
     raw = client.ask(None, ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION, body)
-    (result,) = decode(DescribeConfigsResponse, ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION, raw).results
-    if result.error_code:
-        reason = result.error_message or error_name(result.error_code)
-        raise BrokerError(f"{client.bootstrap} does not tell the settings of topic {topic!r}: {reason}")
-    return result.configs
+    results = decode(DescribeConfigsResponse, ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION, raw).results
+    for result in results:
+        if result.error_code:
+            reason = result.error_message or error_name(result.error_code)
+            raise BrokerError(
+                f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
+            )
+    return {result.resource_name: result.configs for result in results}
 
 
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:

@@ -1,27 +1,27 @@
-"""The pulling thread against scripted collaborators: what it copies, what stops it, what does not."""
+"""An origin's threads against scripted collaborators: what they copy, what stops them, what does not."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from uuid import UUID
 
 import pytest
 
 from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress, TopicState, with_mirror
+from millrace.cluster_state import BrokerAddress, TopicState, with_mirrors
 from millrace.config import OriginConfig
 from millrace.errors import ErrorCode, MillraceError, NotLeader
-from millrace.mirror import puller as module
-from millrace.mirror.puller import TopicPuller
-from millrace.mirror.runs import OffsetRules
+from millrace.mirror import embedded, puller, watch
+from millrace.mirror.pull import TargetAppend
+from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResourceResult
 from millrace.wire.client import TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from tests.support import wait_until
@@ -39,46 +39,68 @@ def log_of(count: int) -> list[bytes]:
 
 @dataclass
 class ScriptedOrigin:
-    """An origin whose partitions are lists of batches."""
+    """An origin of one broker, whose partitions are lists of batches."""
 
     logs: dict[int, list[bytes]] = field(default_factory=lambda: {0: log_of(3), 1: log_of(2)})
     topic_id: UUID = TOPIC_ID
     earliest: int = 0
     failure: Exception | None = None
     before_answer: Callable[[], None] | None = None
+    settings: str = ""
+    """What the topic's `mirror.origins` says."""
+    asked: list[Sequence[tuple[str, int, int]]] = field(default_factory=list)
 
-    def describe(self) -> TopicMetadata:
+    # What a watch asks of the cluster
+
+    cluster_id = "millrace-origin"
+    addresses: ClassVar = {1: ("origin", 1)}
+
+    def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicMetadata]:
         if self.failure is not None:
             raise self.failure
-        return TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, 1))
+        return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, 1))}
 
-    def offset_rules(self) -> OffsetRules:
-        return OffsetRules(byte_positions=True)
+    def settings_of_topics(self, *_: object) -> dict[str, Any]:
+        return {"clicks": [DescribeConfigsResourceResult(name=ORIGINS, value=self.settings, read_only=True)]}
 
-    def has_id(self, topic_id: UUID) -> bool:
-        return self.topic_id == topic_id
+    def close(self) -> None:
+        pass
 
-    def bounds(self, partition: int) -> tuple[int, int]:
-        return self.earliest, 10**6
+    # What a puller asks of a broker
 
-    def fetch(self, offsets: Mapping[int, int]) -> tuple[dict[int, FetchedPartition], dict[int, str]]:
+    address: ClassVar = ("origin", 1)
+
+    def bounds(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+        return dict.fromkeys(places, (self.earliest, 10**6))
+
+    def ask(self, wanted: Sequence[tuple[str, int, int]], *, max_bytes: int, wait_ms: int) -> None:
         if self.failure is not None:
             raise self.failure
-        found = {}
-        for partition, offset in offsets.items():
-            error = ErrorCode.OFFSET_OUT_OF_RANGE if offset < self.earliest else ErrorCode.NONE
-            headers = [(BatchHeader.parse(batch), batch) for batch in self.logs[partition]]
-            records = b"".join(
-                b for h, b in headers if h is not None and h.next_offset > offset and not error
-            )
-            found[partition] = FetchedPartition(error, 10**6, 10**6, 0, memoryview(records))
+        self.asked.append(wanted)
+
+    def answer(self) -> tuple[dict[tuple[str, int], FetchedPartition], int]:
+        if self.failure is not None:
+            raise self.failure
+        found = {(topic, n): self.fetched(n, offset) for topic, n, offset in self.asked[-1]}
         if self.before_answer is not None:
             self.before_answer()
         if not any(answer.records or answer.error for answer in found.values()):
             time.sleep(0.005)  # as a long poll waits: the thread must not spin
-        return found, {}
+        return found, sum(len(answer.records) for answer in found.values())
 
-    def close(self) -> None:
+    def fetched(self, partition: int, offset: int) -> FetchedPartition:
+        error = ErrorCode.OFFSET_OUT_OF_RANGE if offset < self.earliest else ErrorCode.NONE
+        headers = [(BatchHeader.parse(batch), batch) for batch in self.logs[partition]]
+        records = b"".join(b for h, b in headers if h is not None and h.next_offset > offset and not error)
+        return FetchedPartition(error, 10**6, 10**6, self.earliest, memoryview(records))
+
+    def ask_ids(self, topics: Collection[str]) -> None:
+        pass
+
+    def ids(self) -> dict[str, UUID]:
+        return {"clicks": self.topic_id}
+
+    def forget_buffers(self) -> None:
         pass
 
 
@@ -97,40 +119,42 @@ class ScriptedTarget:
             raise NotLeader("not here")
         return self.recorded.get(number)
 
-    def append_mirrored(
-        self, topic: str, number: int, expected: int | None, batches: Any, position: MirrorPosition
-    ) -> Future[int]:
-        future: Future[int] = Future()
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        future: Future[list[Exception | None]] = Future()
+        future.set_result([self.append(each.partition, each.run, each.visible) for each in appends])
+        return future
+
+    def append(self, number: int, run: Run, visible: Callable[[], None]) -> Exception | None:
         recorded = self.recorded.get(number)
         if self.refusal is not None:
-            future.set_exception(self.refusal)
-        elif expected != (None if recorded is None else recorded.cursor.next_offset):
-            future.set_exception(PositionMismatch(expected, recorded))
-        else:
-            self.appends += 1
-            self.recorded[number] = position
-            self.copied.setdefault(number, []).extend(bytes(batch) for batch in batches)
-            future.set_result(0)
-        return future
+            return self.refusal
+        if run.expected != (None if recorded is None else recorded.cursor.next_offset):
+            return PositionMismatch(run.expected, recorded)
+        self.appends += 1
+        self.recorded[number] = run.position
+        self.copied.setdefault(number, []).extend(bytes(batch) for batch in run.batches)
+        visible()
+        return None
 
 
 class ScriptedCluster:
     """Topics in memory; two live brokers."""
+
+    name, cluster_id = "offline", "millrace-offline"
 
     def __init__(self) -> None:
         self.brokers = {1: BrokerAddress("h", 1), 2: BrokerAddress("h", 2)}
         self.topics: dict[str, TopicState] = {}
         self.leader: int | None = 1
 
-    def allocate_mirror(self, topic: str, origin: Origin) -> int:
+    def allocate_mirrors(self, topic: str, origins: Sequence[Origin]) -> dict[Origin, int]:
         state = self.topics.get(topic, TopicState(topic, UUID(int=1), {}, {}))
-        changed = with_mirror(state, origin, sorted(self.brokers), self.topics)
-        number = max(changed.partitions)
+        changed = with_mirrors(state, origins, sorted(self.brokers), self.topics)
         if self.leader is not None:
-            led = replace(changed.partitions[number], leader=self.leader)
-            changed = replace(changed, partitions={**changed.partitions, number: led})
+            led = {n: replace(each, leader=self.leader) for n, each in changed.partitions.items()}
+            changed = replace(changed, partitions=led)
         self.topics[topic] = changed
-        return number
+        return {origin: changed.targets()[origin] for origin in origins}
 
 
 @dataclass
@@ -139,8 +163,7 @@ class World:
     target: ScriptedTarget
     cluster: ScriptedCluster
     states: MirrorStates
-    puller: TopicPuller
-    thread: threading.Thread
+    copying: embedded.CopiedOrigin
 
     def state(self, partition: int) -> str:
         return str(self.states.get("clicks", partition) or "")
@@ -148,21 +171,21 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "REFRESH_SECONDS", 0.02)
-    monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(module, "FETCH_WAIT_MS", 10)
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(puller, "FETCH_WAIT_MS", 10)
+    for module in (watch, puller):
+        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.02)
     target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
     origin = ScriptedOrigin()
-    monkeypatch.setattr(module, "OriginTopic", lambda *_: origin)
-    puller = TopicPuller(
-        "dc1", OriginConfig(bootstrap="x:1"), "clicks", 1, cast(Cluster, cluster), target, states
-    )
-    thread = threading.Thread(target=puller.run)
-    yield World(origin, target, cluster, states, puller, thread)
-    puller.stop()
-    if thread.ident is not None:
+    monkeypatch.setattr(watch, "ClusterClient", lambda *_, **__: origin)
+    monkeypatch.setattr(watch, "settings_of_topics", origin.settings_of_topics)
+    monkeypatch.setattr(puller, "OriginBroker", lambda *_: origin)
+    config = OriginConfig(bootstrap="x:1", topics=("c*",))
+    copying = embedded.CopiedOrigin("dc1", config, 1, cast(Cluster, cluster), target, states)
+    yield World(origin, target, cluster, states, copying)
+    for thread in copying.stop():
         thread.join(10)
         assert not thread.is_alive(), "nothing keeps it from stopping"
 
@@ -176,7 +199,7 @@ def await_copies(world: World, **counts: int) -> None:
 
 
 def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> None:
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3, p1=2)
     world.origin.logs[1] = log_of(4)
     world.origin.logs[2] = log_of(1)
@@ -188,14 +211,14 @@ def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> 
 
 def test_only_partitions_whose_target_is_led_here_are_pulled(world: World) -> None:
     world.cluster.leader = None  # as allocated: 0 goes to broker 1, 1 to broker 2
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3)
     assert 1 not in world.target.copied
     assert world.states.get("clicks", 1) is None
 
 
 def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> None:
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3, p1=2)
 
     def recreate() -> None:
@@ -210,7 +233,7 @@ def test_what_a_topic_created_anew_answers_is_never_appended(world: World) -> No
 
 
 def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World) -> None:
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3, p1=2)
     before = world.target.recorded[0]
     more = log_of(8)
@@ -226,7 +249,7 @@ def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World)
 
 
 def test_an_origin_that_fails_in_any_way_is_tried_again(world: World) -> None:
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3, p1=2)
     for failure in (MillraceError("no answer"), ZeroDivisionError("a mistake of ours")):
         world.origin.failure = failure
@@ -238,7 +261,7 @@ def test_an_origin_that_fails_in_any_way_is_tried_again(world: World) -> None:
 
 
 def test_somebody_who_was_faster_is_taken_into_account(world: World) -> None:
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p0=3, p1=2)
     faster = log_of(5)
 
@@ -258,7 +281,7 @@ def test_somebody_who_was_faster_is_taken_into_account(world: World) -> None:
 
 def test_a_broker_that_cannot_write_makes_the_partition_wait_not_stop(world: World) -> None:
     world.target.refusal = MillraceError("no space left")
-    world.thread.start()
+    world.copying.start()
     wait_until("it waits", lambda: "no space left" in world.state(0), timeout_s=5)
     world.target.refusal = None
     await_copies(world, p0=3, p1=2)
@@ -266,7 +289,7 @@ def test_a_broker_that_cannot_write_makes_the_partition_wait_not_stop(world: Wor
 
 def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
     world.target.not_here = {0}
-    world.thread.start()
+    world.copying.start()
     await_copies(world, p1=2)
     assert 0 not in world.target.copied
     world.target.not_here = set()
@@ -276,11 +299,11 @@ def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
 def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 60.0)
-    world.thread.start()
-    wait_until("it has looked", lambda: world.puller._brokers[0], timeout_s=5)
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 60.0)
+    world.copying.start()
+    wait_until("it has looked", lambda: world.copying.watch._brokers[0], timeout_s=5)
     assert not world.cluster.topics
-    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     await_copies(world, p0=3, p1=2)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from millrace.errors import CorruptMessage
-from millrace.mirror.runs import OffsetRules, OriginChanged, beginning, next_run, readable_from
+from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run, readable_from, runs_of
 from millrace.records import (
     CONTROL_BIT,
     HEADER_BYTES,
@@ -53,6 +53,17 @@ def consecutive(count: int, start: int = 0, **fields: int) -> list[bytes]:
 
 def fetched(batches: Sequence[bytes], aborted: Sequence[tuple[int, int]] = ()) -> FetchedPartition:
     return FetchedPartition(0, 10**9, 10**9, 0, memoryview(b"".join(batches)), tuple(aborted))
+
+
+def all_runs(
+    batches: Sequence[bytes], rules: OffsetRules, aborted: Sequence[tuple[int, int]] = ()
+) -> list[Run]:
+    """Every run of an answer, from an empty copy on."""
+    return list(runs_of(None, beginning(ORIGIN, 0), fetched(batches, aborted), rules))
+
+
+def taken(runs: Sequence[Run]) -> list[list[bytes]]:
+    return [[bytes(one) for one in run.batches] for run in runs]
 
 
 def header(data: bytes) -> BatchHeader:
@@ -143,18 +154,18 @@ def test_a_gap_in_kafka_is_a_gap_even_where_it_fits_the_bytes() -> None:
 
 def test_a_gap_in_a_compacted_topic_is_no_loss() -> None:
     data = consecutive(4)
-    run = next_run(None, beginning(ORIGIN, 0), fetched([data[0], data[3]]), COMPACTED)
-    assert run is not None
-    assert len(run.batches) == 2
-    assert run.position.cursor.next_offset == 12
+    runs = all_runs([data[0], data[3]], COMPACTED)
+    assert taken(runs) == [[data[0]], [data[3]]], "a run has no gaps inside"
+    assert [run.expected for run in runs] == [None, 3]
+    assert runs[-1].position.cursor.next_offset == 12
 
 
 def test_a_batch_that_compaction_has_emptied_is_left_out() -> None:
     empty = changed(batch(3), records_count=0)
-    run = next_run(None, beginning(ORIGIN, 0), fetched([batch(0), empty, batch(6)]), COMPACTED)
-    assert run is not None
-    assert len(run.batches) == 2
-    assert (run.position.records, run.position.dropped, run.position.cursor.next_offset) == (6, 0, 9)
+    runs = all_runs([batch(0), empty, batch(6)], COMPACTED)
+    assert taken(runs) == [[batch(0)], [batch(6)]]
+    last = runs[-1].position
+    assert (last.records, last.dropped, last.cursor.next_offset, last.numbered) == (6, 0, 9, True)
 
 
 def test_control_batches_of_a_millrace_origin_are_dropped_and_counted() -> None:
@@ -164,11 +175,41 @@ def test_control_batches_of_a_millrace_origin_are_dropped_and_counted() -> None:
     at = len(tiny) + len(filler)
     marker = control_batch(at, b"position", timestamp=1)
     data = batch(at + len(marker))
-    run = next_run(None, beginning(ORIGIN, 0), fetched([tiny, filler, marker, data]), MILLRACE)
-    assert run is not None
-    assert [bytes(taken) for taken in run.batches] == [tiny, data]
-    assert run.position.dropped == 2
-    assert run.position.cursor == Cursor(header(data).next_offset, header(data).base_offset + len(data))
+    runs = all_runs([tiny, filler, marker, data], MILLRACE)
+    assert taken(runs) == [[tiny], [data]], "what is left out, but for a filler, begins a run of its own"
+    assert runs[0].position.cursor == Cursor(at, at)
+    last = runs[-1].position
+    assert last.dropped == 2
+    assert last.cursor == Cursor(header(data).next_offset, header(data).base_offset + len(data))
+
+
+def test_a_filler_between_two_batches_does_not_end_the_run() -> None:
+    tiny = changed(batch(0, 1), last_offset_delta=199, records_count=1)
+    filler = filler_after(header(tiny), timestamp=1)
+    assert filler is not None
+    data = batch(len(tiny) + len(filler))
+    assert taken(all_runs([tiny, filler, data], MILLRACE)) == [[tiny, data]]
+
+
+@pytest.mark.parametrize(("records_end", "lost"), [(100, False), (99, False), (101, True)])
+def test_a_mirror_whose_unseen_position_has_expired_is_read_on_unless_records_have(
+    records_end: int, lost: bool
+) -> None:
+    # The origin is itself a mirror: its last position batch was never served, and retention took it.
+    at = 5_000
+    position = MirrorPosition(Origin("dc0", "PageView", UUID(int=1), 0), 0, Cursor(9, 80), 1, 1, 0)
+    marker = control_batch(at, position.encode(records_end), timestamp=1)
+    data = batch(at + len(marker))
+    before = dataclasses.replace(beginning(ORIGIN, 0), cursor=Cursor(100, 160))
+    answer = dataclasses.replace(fetched([marker, data]), log_start_offset=at)
+    assert readable_from(before.cursor, at, at + 900, MILLRACE) == at
+    if lost:
+        with pytest.raises(OriginChanged, match="offsets 100 to 4999 expired"):
+            next_run(before, before, answer, MILLRACE)
+    else:
+        run = next_run(before, before, answer, MILLRACE)
+        assert run is not None
+        assert taken([run]) == [[data]]
 
 
 def test_a_fetch_that_leaves_a_filler_out_has_no_gap() -> None:
@@ -200,11 +241,10 @@ def test_aborted_transactions_are_dropped_committed_ones_are_kept() -> None:
     gone, aborted = transaction(4, 5, commit=False)
     after, _ = transaction(8, 5, commit=True)
     other = batch(12, attributes=TRANSACTIONAL_BIT, producer_id=6, producer_epoch=0, base_sequence=0)
-    run = next_run(None, beginning(ORIGIN, 0), fetched([*kept, *gone, *after, other], [aborted]), KAFKA)
-    assert run is not None
-    assert [bytes(taken) for taken in run.batches] == [kept[0], after[0], other]
-    assert (run.position.records, run.position.dropped) == (9, 3 + 3)
-    assert run.position.cursor.next_offset == 15
+    runs = all_runs([*kept, *gone, *after, other], KAFKA, [aborted])
+    assert taken(runs) == [[kept[0]], [after[0]], [other]]
+    last = runs[-1].position
+    assert (last.records, last.dropped, last.cursor.next_offset) == (9, 3 + 3, 15)
 
 
 def test_an_aborted_transaction_that_began_before_the_fetch_is_known() -> None:
@@ -246,6 +286,7 @@ def test_a_batch_that_covers_what_is_copied_is_refused_except_right_after_a_star
         (Cursor(100, 150), 100, 400, 100),
         (Cursor(100, 150), 150, 400, 150),
         (Cursor(100), 150, 400, 150),
+        (Cursor(100, 150), 151, 400, 151),  # what is there tells whether records are missing
     ],
 )
 def test_reading_goes_on_when_nothing_that_was_missing_has_expired(
@@ -257,7 +298,6 @@ def test_reading_goes_on_when_nothing_that_was_missing_has_expired(
 @pytest.mark.parametrize(
     ("rules", "cursor", "earliest", "high_watermark", "reason"),
     [
-        (MILLRACE, Cursor(100, 150), 151, 400, "expired"),
         (KAFKA, Cursor(100, 100), 150, 400, "expired"),
         (MILLRACE, Cursor(100, 100), 150, 150, "expired"),
         (KAFKA, Cursor(100), 150, 400, "expired"),
@@ -272,5 +312,4 @@ def test_lost_offsets_stop_the_mirror_and_say_where_it_may_go_on(
     resume = caught.value.resume
     assert resume.next_offset == (earliest if reason == "expired" else high_watermark)
     # An empty Millrace log tells its end as an offset only: the next batch may begin anywhere behind it.
-    exact = rules is MILLRACE and reason == "expired" and earliest < high_watermark
-    assert resume.next_base == (earliest if exact else None)
+    assert resume.next_base is None

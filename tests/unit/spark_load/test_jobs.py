@@ -65,7 +65,7 @@ def test_a_position_batch_tells_where_a_partition_comes_from() -> None:
     origin = Origin("dc1", TOPIC, log.topic_id, 3)
     for partition, value in (
         (0, b"no position"),
-        (1, MirrorPosition(origin, 0, Cursor(5), 1, 1, 0).encode()),
+        (1, MirrorPosition(origin, 0, Cursor(5), 1, 1, 0).encode(0)),
     ):
         log.append_events(partition, [START])
         log.append_control(partition, value)

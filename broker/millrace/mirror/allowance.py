@@ -1,0 +1,56 @@
+"""How many bytes of an origin may be read now: a bucket that fills at a steady rate.
+
+Shared by the threads that read from one origin. What is taken too much, because a batch comes whole or an
+answer was under way, is paid back by waiting: in any time the bytes taken are at most the rate's share of it,
+one bucket and one answer of each of the origin's brokers. Nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Allowance:
+    """A token bucket over bytes; without a rate it never makes anybody wait."""
+
+    def __init__(
+        self, bytes_per_second: int | None, largest_answer: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rate, self._clock = bytes_per_second, clock
+        self._size = min(largest_answer, (bytes_per_second or 0) // 4) if bytes_per_second else largest_answer
+        self._level, self._filled_at = float(self._size), clock()
+        self._lock = threading.Lock()
+        self.taken = 0
+        """Bytes read, in all."""
+
+    def wait_seconds(self) -> float:
+        """How long until an answer worth its trouble may be asked for; 0 for now."""
+        if self._rate is None:
+            return 0.0
+        with self._lock:
+            self._fill()
+            return max(0.0, (self._size / 2 - self._level) / self._rate)
+
+    def most(self) -> int:
+        """The most bytes that the next answer should have."""
+        if self._rate is None:
+            return self._size
+        with self._lock:
+            self._fill()
+            return max(1, int(self._level))
+
+    def took(self, size: int) -> None:
+        """So many bytes have come."""
+        with self._lock:
+            self.taken += size
+            if self._rate is not None:
+                self._fill()
+                self._level -= size
+
+    def _fill(self) -> None:
+        now = self._clock()
+        if self._rate is not None:
+            self._level = min(self._size, self._level + (now - self._filled_at) * self._rate)
+        self._filled_at = now

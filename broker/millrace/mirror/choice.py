@@ -1,0 +1,55 @@
+"""Which topics of an origin are mirrored, and how.
+
+A name in the configuration means that topic. A pattern (* ? [...]) means every topic of such a name that the
+origin's own producers fill: not what the origin mirrors from elsewhere, so that nothing goes round in circles
+or comes twice, and not what belongs to one cluster only. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from fnmatch import fnmatchcase
+
+from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
+from millrace.config import OriginConfig
+
+INTERNAL_PREFIX = "__"
+"""How Apache Kafka names what belongs to its own cluster: consumer offsets, transactions."""
+OWN_TOPICS = frozenset({OFFLINE_AUDIT_TOPIC})
+"""What readers of one cluster report about that cluster."""
+
+
+class Choice(Enum):
+    """How a topic is mirrored."""
+
+    PULLED = "pulled"
+    BATCH = "batch"
+
+
+def is_pattern(text: str) -> bool:
+    """True if it may mean several topics: no topic's name holds these characters."""
+    return any(character in text for character in "*?[")
+
+
+def names_only(config: OriginConfig) -> list[str] | None:
+    """Every topic the configuration names; None if it has patterns, so that all topics must be looked at."""
+    entries = [*config.topics, *config.batch_topics]
+    return None if any(map(is_pattern, entries)) else entries
+
+
+def choose(config: OriginConfig, topic: str) -> tuple[Choice | None, bool]:
+    """How a topic is mirrored (None: not at all), and whether that was said by its very name."""
+    for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
+        if topic in entries:
+            return choice, True
+    if topic.startswith(INTERNAL_PREFIX) or topic in OWN_TOPICS or _matches(topic, config.exclude):
+        return None, False
+    for choice, entries in ((Choice.BATCH, config.batch_topics), (Choice.PULLED, config.topics)):
+        if _matches(topic, entries):
+            return choice, False
+    return None, False
+
+
+def _matches(topic: str, entries: Sequence[str]) -> bool:
+    return any(fnmatchcase(topic, entry) for entry in entries)
