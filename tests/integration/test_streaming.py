@@ -1,0 +1,291 @@
+"""Streaming queries on real brokers: restarted, killed, behind, on changing topics; and the example jobs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
+
+from millrace.registry.client import SchemaRegistryClient
+from millrace.wire.client import LATEST
+from millrace_spark.examples.stream_join import events, followed
+from millrace_spark.examples.windowed_count import page_views, views_per_minute
+from tests.brokers import TestCluster, read_topic
+from tests.jobs import kill_at_a_step
+from tests.streaming_job import query as parquet_query
+from tests.support import REPOSITORY, ROUNDS, Process, wait_until
+from tests.unit.spark_decode.avro_cases import encode
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Start = Callable[..., Process]
+Place = tuple[str, int, int]
+"""(topic, partition, offset)"""
+MINUTE_MS = 60_000
+NOON_MS = 1_431_864_000_000
+
+
+@pytest.fixture(scope="module")
+def cluster(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestCluster:
+    folder, name = tmp_path_factory.mktemp("streaming"), f"streaming-{uuid4().hex[:6]}"
+    made = TestCluster(start_for_module, name, folder, zookeeper, "[log]\nflush_ms = 20\n")
+    return made.start_brokers(1, 2)
+
+
+def topic_of(cluster: TestCluster, partitions: int, prefix: str = "T") -> str:
+    """A new topic."""
+    name = f"{prefix}-{uuid4().hex[:6]}"
+    with cluster.client() as client:
+        client.create_topic(name, partitions)
+    return name
+
+
+def produce(cluster: TestCluster, topic: str, values: Iterable[bytes]) -> None:
+    """In batches of up to 20 records, acknowledged: everything can be read afterwards."""
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "linger.ms": 5, "batch.num.messages": 20, "acks": "all"}
+    )
+    for value in values:
+        producer.produce(topic, value)
+    assert producer.flush(30) == 0
+
+
+def stored(cluster: TestCluster, *topics: str) -> list[Place]:
+    """Every record of the topics."""
+    with cluster.client() as client:
+        return sorted(
+            (topic, partition, record.offset)
+            for topic in topics
+            for partition, contents in read_topic(client, topic).items()
+            for record in contents.records
+        )
+
+
+def places(frame: DataFrame) -> list[Place]:
+    return sorted(tuple(row) for row in frame.select("topic", "partition", "offset").collect())
+
+
+def stream(spark: SparkSession, cluster: TestCluster, **options: str) -> DataFrame:
+    given = {"kafka.bootstrap.servers": cluster.bootstrap, "startingOffsets": "earliest", **options}
+    return spark.readStream.format("millrace").options(**given).load()
+
+
+def drain(frame: DataFrame, folder: Path, each: Callable[[DataFrame, int], None]) -> None:
+    """Hand every micro-batch to `each` until all that is there now has been read."""
+    query = (
+        frame.writeStream.foreachBatch(each)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+
+
+def test_available_now_goes_on_from_its_checkpoint_and_finds_new_topics(
+    spark: SparkSession, cluster: TestCluster, tmp_path: Path
+) -> None:
+    prefix = f"new{uuid4().hex[:6]}"
+    first = topic_of(cluster, 2, prefix)
+    produce(cluster, first, [b"%d" % number + b"." * 100 for number in range(300)])
+    batches: list[list[Place]] = []
+    frame = stream(spark, cluster, subscribePattern=f"{prefix}.*", maxOffsetsPerTrigger="12000")
+    drain(frame, tmp_path, lambda batch, _: batches.append(places(batch)))
+    assert len(batches) >= 3, "the limit splits what is there"
+    assert sorted(itertools.chain(*batches)) == stored(cluster, first)
+    second = topic_of(cluster, 1, prefix)
+    produce(cluster, second, [b"from its start"])
+    produce(cluster, first, [b"more"])
+    drain(frame, tmp_path, lambda batch, _: batches.append(places(batch)))
+    assert sorted(itertools.chain(*batches)) == stored(cluster, first, second)
+
+
+def test_a_micro_batch_that_failed_is_read_again_with_the_same_rows(
+    spark: SparkSession, cluster: TestCluster, tmp_path: Path
+) -> None:
+    topic = topic_of(cluster, 3)
+    produce(cluster, topic, [b"before"] * 50)
+    seen: list[tuple[int, list[Place]]] = []
+
+    def fail(batch: DataFrame, number: int) -> None:
+        seen.append((number, places(batch)))
+        raise RuntimeError("the sink is down")
+
+    frame = stream(spark, cluster, subscribe=topic)
+    with pytest.raises(StreamingQueryException, match="the sink is down"):
+        drain(frame, tmp_path, fail)
+    produce(cluster, topic, [b"after"] * 50)
+    drain(frame, tmp_path, lambda batch, number: seen.append((number, places(batch))))
+    assert [number for number, _ in seen] == [0, 0, 1]
+    assert seen[0] == seen[1]
+    assert sorted(seen[1][1] + seen[2][1]) == stored(cluster, topic)
+
+
+@pytest.mark.soak
+def test_a_driver_that_is_killed_leaves_every_record_once(
+    spark: SparkSession, cluster: TestCluster, start: Start, tmp_path: Path
+) -> None:
+    topic, dice = topic_of(cluster, 3), random.Random(ROUNDS)
+    produce(cluster, topic, [b"%d" % number + b"." * 100 for number in range(2000)])
+    for _ in range(max(1, ROUNDS // 2)):
+        job = start(cluster.bootstrap, topic, str(tmp_path), module="tests.streaming_job")
+        kill_at_a_step(job, steps=dice.randint(1, 4), pause_s=dice.random() * 0.5)
+        produce(cluster, topic, [b"more"] * 20)
+    commits = len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*")))
+    assert commits > 0, job.output
+    query = parquet_query(spark, cluster.bootstrap, topic, str(tmp_path)).trigger(availableNow=True).start()
+    assert query.awaitTermination(180)
+    assert places(spark.read.parquet(str(tmp_path / "out"))) == stored(cluster, topic)
+
+
+def test_a_running_query_reads_what_arrives_and_tells_how_far_it_is(
+    spark: SparkSession, cluster: TestCluster, tmp_path: Path
+) -> None:
+    topic = topic_of(cluster, 1)
+    produce(cluster, topic, [b"before the query"])
+    found: list[bytes] = []
+
+    def collect(batch: DataFrame, _: int) -> None:
+        found.extend(bytes(row["value"]) for row in batch.collect())
+
+    query = (
+        stream(spark, cluster, subscribe=topic, startingOffsets="latest")
+        .writeStream.foreachBatch(collect)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        offsets = tmp_path / "checkpoint" / "commits" / "0"
+        wait_until("the query has begun", offsets.exists, timeout_s=60)
+        produce(cluster, topic, [b"one", b"two"])
+        wait_until("both are read", lambda: len(found) == 2, timeout_s=60)
+        assert found == [b"one", b"two"]
+        with cluster.client() as client:
+            latest = {topic: {str(p): at for p, at in client.list_offsets(topic, LATEST).items()}}
+
+        def told() -> bool:
+            progress = query.lastProgress
+            source = None if progress is None else progress.sources[0]
+            return source is not None and all(
+                json.loads(end)["offsets"] == latest for end in (source.endOffset, source.latestOffset)
+            )
+
+        wait_until("the progress report says so", told)
+    finally:
+        query.stop()
+
+
+def test_a_topic_created_anew_stops_the_query(
+    spark: SparkSession, cluster: TestCluster, tmp_path: Path
+) -> None:
+    topic = topic_of(cluster, 1)
+    produce(cluster, topic, [b"old"])
+    drain(stream(spark, cluster, subscribe=topic), tmp_path, lambda batch, _: None)
+    with cluster.client() as client:
+        client.delete_topic(topic)
+        wait_until("it is gone", lambda: topic not in client.topics())
+        client.create_topic(topic, 1)
+    produce(cluster, topic, [b"new", b"new"])
+    with pytest.raises(StreamingQueryException, match="was deleted and created anew"):
+        drain(stream(spark, cluster, subscribe=topic), tmp_path, lambda batch, _: None)
+
+
+def test_a_stream_has_no_end_and_a_batch_no_limit(spark: SparkSession, cluster: TestCluster) -> None:
+    topic = topic_of(cluster, 1)
+    with pytest.raises(Exception, match="a stream has no end"):
+        stream(spark, cluster, subscribe=topic, endingOffsets="latest").writeStream.format("noop").trigger(
+            availableNow=True
+        ).start().awaitTermination(60)
+
+
+class Events:
+    """PageViews and SearchQueries in topics of those names, and their registry."""
+
+    def __init__(self, cluster: TestCluster, registry: str) -> None:
+        self.cluster, self.registry = cluster, registry
+        self.schemas: dict[str, tuple[int, Any]] = {}
+        with SchemaRegistryClient(registry) as client, cluster.client() as broker:
+            for topic in ("PageView", "SearchQuery"):
+                schema = json.loads((REPOSITORY / "schemas" / f"{topic}.avsc").read_text())
+                self.schemas[topic] = client.register(topic, schema), schema
+                broker.create_topic(topic, 2)
+
+    def send(self, topic: str, happened: list[dict[str, Any]]) -> None:
+        schema_id, schema = self.schemas[topic]
+        blank: dict[str, dict[str, Any]] = {
+            "PageView": {
+                "clientAddress": "10.0.0.1", "method": "GET", "protocol": "HTTP/1.1", "referrer": None,
+                "userAgent": None, "status": 200, "bytes": None, "url": "/",
+            },
+            "SearchQuery": {"results": 3, "latencyMs": 7},
+        }  # fmt: skip
+        values = []
+        for number, event in enumerate(happened):
+            header = {"server": "s", "service": "www", "instance": 1, "sequence": number, "time": event["ms"]}
+            value = {"memberId": None, **blank[topic], **event, "header": header}
+            values.append(b"\0" + schema_id.to_bytes(4, "big") + encode(schema, value))
+        produce(self.cluster, topic, values)
+
+
+@pytest.fixture(scope="module")
+def happened(
+    cluster: TestCluster, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory
+) -> Events:
+    database = f"sqlite:///{tmp_path_factory.mktemp('events') / 'registry.db'}"
+    registry = start_for_module("registry", "--listen", "127.0.0.1:0", "--database-url", database)
+    return Events(cluster, f"http://{registry.ready()}")
+
+
+def written(frame: DataFrame, folder: Path) -> DataFrame:
+    query = (
+        frame.writeStream.format("parquet")
+        .option("path", str(folder / "out"))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    return frame.sparkSession.read.parquet(str(folder / "out"))
+
+
+def test_the_example_jobs_count_by_event_time_and_join_two_streams(
+    spark: SparkSession, happened: Events, tmp_path: Path
+) -> None:
+    bootstrap, registry = happened.cluster.bootstrap, happened.registry
+    views: list[dict[str, Any]] = [
+        {"ms": NOON_MS + number * 1000, "status": 200 if number % 3 else 404, "memberId": number % 2 or None,
+         "url": f"/{number}"}
+        for number in range(180)
+    ]  # fmt: skip
+    random.Random(1).shuffle(views)
+    happened.send("PageView", views)
+    happened.send(
+        "SearchQuery",
+        [{"ms": NOON_MS + 100_500, "memberId": 1, "query": "maps"}, {"ms": NOON_MS, "query": "a"}],
+    )
+    later = NOON_MS + 20 * MINUTE_MS  # moves the watermark past all of them
+    happened.send("PageView", [{"ms": later, "memberId": 99}])
+    happened.send("SearchQuery", [{"ms": later, "memberId": 98, "query": "later"}])
+
+    counted = written(views_per_minute(page_views(spark, bootstrap, registry)), tmp_path / "counts")
+    expected = Counter((view["ms"] // MINUTE_MS * MINUTE_MS, view["status"]) for view in views)
+    rows = counted.selectExpr("unix_millis(minute) AS ms", "status", "views").collect()
+    assert {(row.ms, row.status): row.views for row in rows} == expected
+    assert len(rows) == len(expected), "each minute is written once"
+
+    searches = events(spark, bootstrap, registry, "SearchQuery")
+    joined = written(
+        followed(searches, events(spark, bootstrap, registry, "PageView")), tmp_path / "join"
+    ).collect()
+    assert sorted(row.url for row in joined) == sorted(f"/{n}" for n in range(101, 180, 2))
+    assert {(row.member, row.query) for row in joined} == {(1, "maps")}
