@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from millrace.compression import Codec
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest, Verdict
-from millrace.records import BatchHeader, Message, build_batch, control_batch
-from millrace.wire.client import EARLIEST, TopicMetadata
+from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
+from millrace.wire.client import EARLIEST, LATEST, TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hour_merge import DirectMerge, merge_files
@@ -61,13 +61,26 @@ START = 1_431_856_800_000
 HOUR = 3_600_000
 
 
-def event(sequence: int, time_ms: int, *, instance: int = 1, server: str = "web1") -> Message:
-    """One encoded PageView."""
+def event(
+    sequence: int,
+    time_ms: int,
+    *,
+    instance: int = 1,
+    server: str = "web1",
+    schema: tuple[int, dict[str, Any]] = (SCHEMA_ID, SCHEMA),
+    **fields: Any,
+) -> Message:
+    """One encoded PageView, or whatever the schema (id, schema) makes of the fields."""
     header = {"time": time_ms, "server": server, "service": "web", "instance": instance, "sequence": sequence}
     body = io.BytesIO()
-    body.write(b"\0" + SCHEMA_ID.to_bytes(4, "big"))
-    fastavro.schemaless_writer(body, SCHEMA, {"header": header, "url": f"/{sequence}"})
+    body.write(b"\0" + schema[0].to_bytes(4, "big"))
+    fastavro.schemaless_writer(body, schema[1], {"header": header, "url": f"/{sequence}", **fields})
     return Message(time_ms, None, body.getvalue())
+
+
+def with_field(name: str, type_: Any, default: Any, schema: dict[str, Any] = SCHEMA) -> dict[str, Any]:
+    """The schema with one more field."""
+    return {**schema, "fields": [*schema["fields"], {"name": name, "type": type_, "default": default}]}
 
 
 @dataclass
@@ -108,11 +121,19 @@ class MemoryLog:
         *_, last = one.batches()
         one.high_watermark = last.next_offset
 
-    def append_events(self, partition: int, times_ms: Iterable[int], *, batch: int = 10) -> None:
+    def append_events(
+        self,
+        partition: int,
+        times_ms: Iterable[int],
+        *,
+        batch: int = 10,
+        schema: int = SCHEMA_ID,
+        **fields: Any,
+    ) -> None:
         """Events with the next sequence numbers, in batches of at most `batch`."""
         messages = []
         for time_ms in times_ms:
-            messages.append(event(self.sequence, time_ms))
+            messages.append(event(self.sequence, time_ms, schema=(schema, self.schemas[schema]), **fields))
             self.sequence += 1
         for index in range(0, len(messages), batch):
             self.append(partition, messages[index : index + batch])
@@ -146,7 +167,18 @@ class MemoryLog:
         wanted = self.partitions if partitions is None else partitions
         if timestamp == EARLIEST:
             return {p: min(self.partitions[p].start, self.partitions[p].high_watermark) for p in wanted}
-        return {p: self.partitions[p].high_watermark for p in wanted}
+        if timestamp == LATEST:
+            return {p: self.partitions[p].high_watermark for p in wanted}
+        return {p: self._offset_at(self.partitions[p], timestamp) for p in wanted}
+
+    @staticmethod
+    def _offset_at(one: Partition, timestamp: int) -> int:
+        for header in (header for header in one.batches() if not header.is_control):
+            batch = one.log[header.base_offset : header.base_offset + header.size]
+            for record in iter_records(header, batch):
+                if record.timestamp >= timestamp:
+                    return record.offset
+        return one.high_watermark
 
     def fetch(
         self,
