@@ -79,5 +79,6 @@ def _job(warehouse: str, topic: str | None, bootstrap: str | None, spark: SparkO
     """What a Spark job finds in HDFS."""
     from millrace_spark.verify import TableReport
 
-    settings = {"warehouse": warehouse, "topic": topic, "bootstrap": bootstrap}
+    given = {"warehouse": warehouse, "topic": topic, "bootstrap": bootstrap}
+    settings = {key: value for key, value in given.items() if value is not None}
     return [TableReport(**each) for each in submit_job("verify", settings, spark, fast_start=True)]
