@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from millrace_spark.avro_rows import RowDecoder
-from millrace_spark.avro_schema import Record, has_blocks
+from millrace_spark.avro_schema import Record, varies_in_shape
 from millrace_spark.avro_vectorised import compile_record
 from millrace_spark.row_cursor import Faults, Longs, PaddedBuffer, RowCursor
 
@@ -22,7 +22,7 @@ class BodyDecoder(Protocol):
 
 def body_decoder(writer: Record, table: Record) -> BodyDecoder:
     """The decoder that brings a writer's messages into a table; SchemaError when the schemas do not fit."""
-    if has_blocks(writer) or has_blocks(table):
+    if varies_in_shape(writer) or varies_in_shape(table):
         return RowDecoder(writer, table)
     return ColumnDecoder(writer, table)
 

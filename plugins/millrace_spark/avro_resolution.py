@@ -6,6 +6,8 @@ compared; one that only some values cannot bridge (an unknown symbol, a null) is
 
 from __future__ import annotations
 
+import json
+import math
 import uuid
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -23,6 +25,7 @@ from millrace_spark.avro_schema import (
     Map,
     Node,
     Record,
+    Recursion,
     SchemaError,
     Union,
     arrow_type,
@@ -57,6 +60,7 @@ SCALES = {
     "timestamp-micros": Scale(_MS[0] * 1000, _MS[1] * 1000 + 999, 1),
 }
 SCALES |= {f"local-{name}": scale for name, scale in SCALES.items() if name.startswith("timestamp")}
+_TIMESTAMPS = frozenset(name for name in SCALES if "timestamp" in name)
 INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
@@ -79,12 +83,14 @@ def field_pairs(writer: Record, table: Record, path: str) -> tuple[list[tuple[Fi
     Raises SchemaError when a place left over has no default.
     """
     names = {field.name for field in writer.fields}
+    taken = names & {field.name for field in table.fields}  # whoever has the name itself goes first
     places: dict[str, int] = {}
     missing: list[int] = []
     for index, field in enumerate(table.fields):
-        known = [name for name in (field.name, *field.aliases) if name in names]
-        if known:
-            places[known[0]] = index
+        aliased = [name for name in field.aliases if name in names - taken and name not in places]
+        known = field.name if field.name in names else next(iter(aliased), None)
+        if known is not None:
+            places[known] = index
         elif field.default is MISSING:
             raise SchemaError(f"{path}{field.name}: the writer has no such field and there is no default")
         else:
@@ -99,21 +105,24 @@ def resolved_leaf(writer: Leaf | Fixed, table: Leaf | Fixed, path: str) -> Leaf 
     )
     if not same_kind:
         raise no_way(writer, table, path)
-    if arrow_type(writer) == arrow_type(table):
+    alike = arrow_type(writer) == arrow_type(table)
+    if writer.logical is None or table.logical is None:
+        return writer if alike else table
+    if writer.logical == table.logical:
+        if writer.scale == table.scale:  # of decimals, whose precision each value is held against
+            return table
+    elif alike and writer.logical in _TIMESTAMPS and table.logical in _TIMESTAMPS:
         return writer
-    both_decimal = writer.logical == table.logical == "decimal" and writer.scale == table.scale
-    if writer.logical is None or table.logical is None or both_decimal:
-        return table
     raise no_way(writer, table, path)
 
 
 def promotes(writer: Node, table: Node) -> bool:
-    """True if every value of the writer's type is one of the table's, which is another."""
+    """True if every value of the writer's type is one of the table's, which is another; as a plain number."""
     return (
         isinstance(writer, Leaf)
         and isinstance(table, Leaf)
         and (writer.kind, table.kind) in PROMOTIONS
-        and writer.logical in (None, "uuid")
+        and (writer.logical in (None, "uuid") or writer.kind in ("int", "long"))
         and table.logical in (None, "uuid")
     )
 
@@ -125,12 +134,10 @@ def _short(name: str) -> str:
 def _same_type(writer: Node, table: Node) -> bool:
     if isinstance(writer, Leaf):
         return isinstance(table, Leaf) and writer.kind == table.kind
-    if isinstance(writer, Array | Map):
-        return type(writer) is type(table)
-    if isinstance(writer, Fixed | Enum | Record) and type(writer) is type(table):
-        assert isinstance(table, Fixed | Enum | Record)
-        return _short(writer.name) == _short(table.name)
-    return False
+    if isinstance(writer, Fixed | Enum | Record) and isinstance(table, Fixed | Enum | Record):
+        names = {_short(name) for name in (table.name, *table.aliases)}
+        return type(writer) is type(table) and _short(writer.name) in names
+    return type(writer) is type(table)
 
 
 def pick_branch(writer: Node, table: Union, path: str) -> int:
@@ -139,6 +146,8 @@ def pick_branch(writer: Node, table: Union, path: str) -> int:
         lambda branch: branch == writer,
         lambda b: _same_type(writer, b),
         lambda b: promotes(writer, b),
+        # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
+        lambda b: table.is_optional and not isinstance(writer, Leaf) and type(writer) is type(b),
     ):
         for index, branch in enumerate(table.branches):
             if fits(branch):
@@ -175,12 +184,39 @@ def leaf_value(leaf: Leaf | Fixed, raw: Any) -> Any:
     return raw * scale.factor
 
 
+def json_text(value: Any) -> str:
+    """A value as pyarrow takes it, as a line of JSON: bytes as in Avro's own JSON, decimals as text."""
+    return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), default=_as_json)
+
+
+def _as_json(value: Any) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: these become text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
 def default_of(field: Field, path: str) -> Any:
     """A field's default as what pyarrow takes; SchemaError when it does not fit the field's type."""
     try:
         return _default(field.type, field.default)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"{path}{field.name}: its default does not fit its type: {error}") from error
+
+
+_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
+    "null": type(None), "boolean": bool, "int": int, "long": int, "float": (int, float),
+    "double": (int, float), "bytes": str, "string": str,
+}  # fmt: skip
+_LONG_RANGE = Scale(-(1 << 63), (1 << 63) - 1, 1)
 
 
 def _default(node: Node, value: Any) -> Any:
@@ -190,7 +226,11 @@ def _default(node: Node, value: Any) -> Any:
         return {
             field.name: _default(field.type, value.get(field.name, field.default)) for field in node.fields
         }
+    if isinstance(node, Recursion):
+        return json_text(value)
     if isinstance(node, Array):
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no array")
         return [_default(node.items, item) for item in value]
     if isinstance(node, Map):
         return [(key, _default(node.values, item)) for key, item in value.items()]
@@ -198,16 +238,29 @@ def _default(node: Node, value: Any) -> Any:
         if value not in node.symbols:
             raise ValueError(f"{value!r} is none of the symbols")
         return value
-    if isinstance(node, Fixed) or node.kind == "bytes":
+    return _leaf_default(node, value)
+
+
+def _leaf_default(node: Leaf | Fixed, value: Any) -> Any:
+    kind = node.kind if isinstance(node, Leaf) else "bytes"
+    if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        raise TypeError(f"{value!r} is no {kind}")
+    if kind == "bytes":
+        assert isinstance(value, str)
         value = value.encode("latin-1")  # how Avro writes bytes in JSON
+    if isinstance(node, Fixed) and len(value) != node.size:
+        raise ValueError(f"{len(value)} bytes instead of {node.size}")
+    if kind == "long" and not _LONG_RANGE.smallest <= value <= _LONG_RANGE.largest:
+        raise ValueError(f"{value} is out of range for long")
     return leaf_value(node, value)
 
 
 def _union_default(node: Union, value: Any) -> Any:
-    """By the first branch, as Avro says."""
-    if node.branches[0] == NULL:
-        if value is not None:
-            raise ValueError("the default of a union is one of its first branch, which is null")
-        return None
-    first = _default(node.branches[0], value)
-    return first if node.is_optional else {"member0": first}
+    """By the first branch that it fits, as Avro says since 1.12; before, by the first of all."""
+    for index, branch in enumerate(node.branches):
+        try:
+            found = _default(branch, value)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue
+        return found if node.is_optional or branch == NULL else {f"member{node.place(index)}": found}
+    raise ValueError(f"{value!r} is of none of the union's types")

@@ -1,18 +1,20 @@
 """Avro schemas as a tree of frozen values, and the Arrow type each stands for.
 
-Names are resolved, so a tree holds no references; logical types are the leaf's own business. Refuses what no
-table can hold: schemas that contain themselves, and arrays or maps whose items take no bytes (a few bytes
-would stand for billions of them).
+Names are resolved: a tree holds no references, except where a record is inside itself. Logical types are
+the leaf's own business; those that are unknown or do not fit are ignored, as Avro says. Refuses arrays whose
+items take no bytes (a few bytes would stand for billions of them) and schemas of more than MAX_NODES types.
 
     Avro                              Arrow
     int, long, float, double, boolean the same
-    bytes, fixed, decimal over p. 38  binary
+    bytes, fixed                      binary; so are duration, big-decimal and decimal of over 38 digits
     string, uuid, enum                string
     timestamp-millis, -micros         timestamp[us, UTC]; local-timestamp-*: without a zone
     date                              date32
     time-millis, -micros              int, long: Spark 4.3 refuses its own type TIME
+    [local-]timestamp-nanos           long: Spark's timestamps have microseconds
     decimal(p, s)                     decimal128(p, s)
     record / array / map              struct / list<element> / map<string, value>
+    a record inside itself            string: JSON, since no table is as deep as it may be
     ["null", T], [T]                  T
     any other union                   struct<member0, member1, ...>, one of them set; "null" counts for none
 """
@@ -20,6 +22,7 @@ would stand for billions of them).
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -33,6 +36,10 @@ MISSING = object()
 """A field without a default."""
 MAX_PRECISION = 38
 """Digits that fit into 128 bits."""
+MAX_NODES = 10_000
+"""Types in a schema, each named one counted wherever it is used: a few lines can stand for billions."""
+MAX_DEPTH = 100
+"""Levels of types in types."""
 
 
 class SchemaError(MillraceError):
@@ -58,6 +65,7 @@ class Fixed:
     logical: str | None = None
     precision: int = 0
     scale: int = 0
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class Enum:
     name: str
     symbols: tuple[str, ...]
     default: str | None = None
+    aliases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,14 @@ class Record:
 
     name: str
     fields: tuple[Field, ...]
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recursion:
+    """One of the records that it is in, once more."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +139,7 @@ class Union:
         return sum(each != NULL for each in self.branches[:branch])
 
 
-Node: TypeAlias = "Leaf | Fixed | Enum | Record | Array | Map | Union"
+Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
 _PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -134,6 +151,9 @@ _LOGICAL = {
     "timestamp-micros": "long",
     "local-timestamp-millis": "long",
     "local-timestamp-micros": "long",
+    "timestamp-nanos": "long",
+    "local-timestamp-nanos": "long",
+    "big-decimal": "bytes",
 }
 
 
@@ -141,54 +161,77 @@ def parse(schema: Any) -> Node:
     """The tree of an Avro schema given as parsed JSON; SchemaError when it is wrong or fits no table."""
     try:
         # fastavro checks it and spells out every name; it would write into what it is given.
-        full = fastavro.schema.parse_schema(copy.deepcopy(schema), _write_hint=False)
+        full = _without_wrong_decimals(copy.deepcopy(schema))
+        return _Parser().node(fastavro.schema.parse_schema(full, _write_hint=False), ())
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType) as error:
         raise SchemaError(f"not a valid Avro schema: {error}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise SchemaError(f"not a valid Avro schema: {type(error).__name__}: {error}") from error
-    return _Parser().node(full, ())
+
+
+def _without_wrong_decimals(schema: Any) -> Any:
+    """The schema, in which decimals that cannot be are the bytes they are made of; fastavro refuses those."""
+    if isinstance(schema, list):
+        return [_without_wrong_decimals(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("logicalType") == "decimal" and _logical(schema, schema.get("type", ""))[0] is None:
+        del schema["logicalType"]
+    return {
+        key: value if key == "default" else _without_wrong_decimals(value) for key, value in schema.items()
+    }
 
 
 class _Parser:
     def __init__(self) -> None:
         self.named: dict[str, Node] = {}
+        self.nodes = 0
+        self.nodes_of: dict[str, int] = {}
 
-    def node(self, schema: Any, inside: tuple[str, ...]) -> Node:
+    def node(self, schema: Any, inside: tuple[str, ...], depth: int = 0) -> Node:
+        known = isinstance(schema, str) and schema in self.named
+        self.nodes += self.nodes_of[schema] if known else 1
+        if self.nodes > MAX_NODES or depth > MAX_DEPTH:
+            raise SchemaError(
+                f"a schema of more than {MAX_NODES} types, or more than {MAX_DEPTH} inside another"
+            )
         if isinstance(schema, list):
-            return Union(tuple(self.node(branch, inside) for branch in schema))
+            return Union(tuple(self.node(branch, inside, depth + 1) for branch in schema))
         if isinstance(schema, str):
             if schema in inside:
-                raise SchemaError(f"record {schema} contains itself: no table can hold it")
-            return self.named[schema] if schema in self.named else Leaf(schema)
+                return Recursion(schema)
+            return self.named[schema] if known else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
             return Leaf(kind, *_logical(schema, kind))
         if kind == "array":
-            return Array(_checked_items(self.node(schema["items"], inside)))
+            return Array(_checked_items(self.node(schema["items"], inside, depth + 1)))
         if kind == "map":
-            return Map(self.node(schema["values"], inside))
-        if kind in ("record", "error"):
-            name = schema["name"]
-            fields = tuple(self._field(field, (*inside, name)) for field in schema["fields"])
-            return self._name(Record(name, fields))
-        if kind == "enum":
-            return self._name(Enum(schema["name"], tuple(schema["symbols"]), schema.get("default")))
-        if kind == "fixed":
-            logical = _logical(schema, "fixed")
-            return self._name(Fixed(schema["name"], schema["size"], *logical))
-        return self.node(kind, inside)  # {"type": {"type": ...}} or {"type": [...]}
+            return Map(self.node(schema["values"], inside, depth + 1))
+        if kind in ("record", "error", "enum", "fixed"):
+            return self._named(schema, inside, depth)
+        return self.node(kind, inside, depth + 1)  # {"type": {"type": ...}} or {"type": [...]}
 
-    def _field(self, field: Mapping[str, Any], inside: tuple[str, ...]) -> Field:
+    def _named(self, schema: Mapping[str, Any], inside: tuple[str, ...], depth: int) -> Node:
+        name, aliases, before = schema["name"], tuple(schema.get("aliases", ())), self.nodes
+        node: Node
+        if schema["type"] == "enum":
+            node = Enum(name, tuple(schema["symbols"]), schema.get("default"), aliases)
+        elif schema["type"] == "fixed":
+            node = Fixed(name, schema["size"], *_logical(schema, "fixed"), aliases)
+        else:
+            fields = tuple(self._field(field, (*inside, name), depth) for field in schema["fields"])
+            node = Record(name, fields, aliases)
+        self.named[name], self.nodes_of[name] = node, self.nodes - before + 1
+        return node
+
+    def _field(self, field: Mapping[str, Any], inside: tuple[str, ...], depth: int) -> Field:
         return Field(
             field["name"],
-            self.node(field["type"], inside),
+            self.node(field["type"], inside, depth + 1),
             tuple(field.get("aliases", ())),
             field.get("default", MISSING),
         )
-
-    def _name(self, node: Record | Enum | Fixed) -> Node:
-        self.named[node.name] = node
-        return node
 
 
 def _checked_items(items: Node) -> Node:
@@ -197,14 +240,18 @@ def _checked_items(items: Node) -> Node:
     return items
 
 
-def _logical(schema: Mapping[str, Any], kind: str) -> tuple[str | None, int, int]:
+def _logical(schema: Mapping[str, Any], kind: Any) -> tuple[str | None, int, int]:
     logical = schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
-        precision, scale = schema.get("precision", 0), schema.get("scale", 0)
-        if 0 < precision <= MAX_PRECISION and 0 <= scale <= precision:
-            return logical, precision, scale
-    elif (logical == "uuid" and (kind == "string" or schema.get("size") == 16)) or (
-        logical is not None and _LOGICAL.get(logical) == kind
+        precision, scale = schema.get("precision"), schema.get("scale", 0)
+        if type(precision) is type(scale) is int and 0 <= scale <= precision > 0:
+            digits = int(math.log10(2) * (8 * schema["size"] - 1)) if kind == "fixed" else precision
+            if precision <= digits:
+                return logical if precision <= MAX_PRECISION else "wide-decimal", precision, scale
+    elif (
+        (logical == "uuid" and (kind == "string" or (kind == "fixed" and schema["size"] == 16)))
+        or (logical == "duration" and kind == "fixed" and schema["size"] == 12)
+        or (isinstance(logical, str) and _LOGICAL.get(logical) == kind)
     ):
         return logical, 0, 0
     return None, 0, 0  # one that is unknown or does not fit is to be ignored, says Avro
@@ -221,13 +268,13 @@ def min_bytes(node: Node) -> int:
     return 1
 
 
-def has_blocks(node: Node) -> bool:
-    """True if an array or a map is anywhere in it."""
+def varies_in_shape(node: Node) -> bool:
+    """True if an array, a map or a record inside itself is anywhere in it."""
     if isinstance(node, Record):
-        return any(has_blocks(field.type) for field in node.fields)
+        return any(varies_in_shape(field.type) for field in node.fields)
     if isinstance(node, Union):
-        return any(has_blocks(branch) for branch in node.branches)
-    return isinstance(node, Array | Map)
+        return any(varies_in_shape(branch) for branch in node.branches)
+    return isinstance(node, Array | Map | Recursion)
 
 
 _LEAF_TYPES = {
@@ -248,7 +295,12 @@ _LOGICAL_TYPES = {
     "timestamp-micros": pa.timestamp("us", tz="UTC"),
     "local-timestamp-millis": pa.timestamp("us"),
     "local-timestamp-micros": pa.timestamp("us"),
+    "timestamp-nanos": pa.int64(),
+    "local-timestamp-nanos": pa.int64(),
     "uuid": pa.string(),
+    "duration": pa.binary(),
+    "big-decimal": pa.binary(),
+    "wide-decimal": pa.binary(),
 }
 
 
@@ -264,9 +316,11 @@ def arrow_type(node: Node) -> pa.DataType:
         return _leaf_type(node.logical, node.precision, node.scale, node.kind)
     if isinstance(node, Fixed):
         return _leaf_type(node.logical, node.precision, node.scale, "bytes")
-    if isinstance(node, Enum):
+    if isinstance(node, Enum | Recursion):
         return pa.string()
     if isinstance(node, Record):
+        if not node.fields:
+            raise SchemaError(f"record {node.name} has no fields: Parquet has no column for it")
         return pa.struct([(field.name, arrow_type(field.type)) for field in node.fields])
     if isinstance(node, Array):
         return pa.list_(pa.field("element", arrow_type(node.items)))

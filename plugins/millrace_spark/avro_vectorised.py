@@ -66,7 +66,7 @@ def compile_step(writer: Node, table: Node, path: str) -> Step:
     if isinstance(writer, Enum) and isinstance(table, Enum):
         return _enum(writer, table, path)
     if isinstance(writer, Leaf) and isinstance(table, Leaf) and promotes(writer, table):
-        return _leaf(writer, table.kind, path)
+        return _leaf(Leaf(writer.kind), table.kind, path)  # as a plain number, whatever it stood for
     if isinstance(writer, Leaf) and isinstance(table, Leaf):
         leaf = resolved_leaf(writer, table, path)
         assert isinstance(leaf, Leaf)

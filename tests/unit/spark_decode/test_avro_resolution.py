@@ -201,8 +201,15 @@ def test_types_that_do_not_fit_are_refused_by_name(decoder: type[Any], written: 
 
 @pytest.mark.parametrize("decoder", PAIR)
 @pytest.mark.parametrize(
-    "wanted", [field("b", "long"), field("b", "long", default="x"), field("b", ["null", "long"], default=4)]
-)
+    "wanted",
+    [
+        field("b", "long"), field("b", "long", default="x"), field("b", ["null", "long"], default="x"),
+        field("b", "long", default=1 << 63), field("b", "int", default=1 << 31),
+        field("b", "long", default=True), field("b", "bytes", default="\u0100"),
+        field("b", {"type": "fixed", "name": "F", "size": 2}, default="x"),
+        field("b", {"type": "enum", "name": "E", "symbols": ["A"]}, default="B"),
+    ],
+)  # fmt: skip
 def test_a_new_field_needs_a_default_that_fits(decoder: type[Any], wanted: dict[str, Any]) -> None:
     with pytest.raises(SchemaError, match=r"b: |Default value <x>"):
         decoder(record(table_of(field("a", "long"))), record(table_of(wanted)))
@@ -226,13 +233,32 @@ def test_defaults_are_read_from_json_as_avro_says(decoder: type[Any]) -> None:
     assert rows_of(arrays, table) == [{name: shown for name, (_, _, shown) in defaults.items()}] * 2
 
 
+def deep(levels: int) -> Any:
+    schema: Any = "int"
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return table_of(field("a", schema))
+
+
+def laughs(levels: int) -> Any:
+    """Every level twice the one before."""
+    schema: Any = {"type": "record", "name": "L0", "fields": [field("a", "int")]}
+    for level in range(1, levels):
+        fields = [field("a", schema), field("b", f"L{level - 1}")]
+        schema = {"type": "record", "name": f"L{level}", "fields": fields}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
         (
-            {"type": "record", "name": "R", "fields": [{"name": "r", "type": ["null", "R"]}]},
-            "contains itself",
+            table_of(field("a", {"type": "array", "items": {"type": "record", "name": "E", "fields": []}})),
+            "take no",
         ),
+        (deep(200), "inside another"),
+        (deep(5000), "not a valid"),
+        (laughs(40), "more than 10000 types"),
         (table_of(field("a", {"type": "array", "items": "null"})), "take no bytes"),
         (table_of(field("a", "nonsense")), "not a valid"),
         ({"type": "record"}, "not a valid"),
