@@ -39,12 +39,12 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
     ) -> Iterator[Run]:
         nonlocal done
         for found in runs_of(recorded, before, fetched, rules):
-            large = [i for i, header in enumerate(found.headers) if header.records_count >= MIN_RECORDS]
+            large = [i for i, header in enumerate(found.headers) if header[-1] >= MIN_RECORDS]
             if done or not large or before.origin.topic != TOPIC:
                 yield found
                 continue
             done = True
-            log.warning("fault: %d records of %s", found.headers[large[0]].records_count, before.origin)
+            log.warning("fault: %d records of %s", found.headers[large[0]][-1], before.origin)
             yield replace(fault(found, large[0]), headers=())
 
     return faulty_runs_of

@@ -30,9 +30,9 @@ from millrace.wire.messages import (
 )
 from millrace.wire.topic_metadata import TopicMetadata
 
-ANSWER_BYTES = 8 << 20
+ANSWER_BYTES = 4 << 20
 """Of one answer. A single batch may be larger, and still comes whole."""
-PARTITION_BYTES = 4 << 20
+PARTITION_BYTES = 2 << 20
 SMALL_ANSWER_BYTES = 256 << 10
 """An origin that never has more to say gets no large buffers."""
 FRAMING_BYTES = 1 << 20

@@ -16,7 +16,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage, MillraceError
-from millrace.records import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader, Cursor, split_batches
+from millrace.records import (
+    CONTROL_BIT,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    Cursor,
+    HeaderFields,
+    batch_crc,
+    split_batches,
+)
 from millrace.storage.position import MirrorPosition, Origin, records_end
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.transactions import AbortedTransactions
@@ -59,8 +71,18 @@ class Run:
     batches: tuple[memoryview, ...]
     position: MirrorPosition
     """To be recorded with the batches."""
-    headers: tuple[BatchHeader, ...] = ()
+    headers: tuple[HeaderFields, ...] = ()
     """Of each batch; they fit and so do the CRCs."""
+
+    @property
+    def records(self) -> int:
+        """Records in the batches whose headers are known."""
+        return sum(header[-1] for header in self.headers)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The largest timestamp in the first batch; None when the headers are not known."""
+        return BatchHeader(*self.headers[0]).max_timestamp if self.headers else None
 
 
 def beginning(origin: Origin, start: int) -> MirrorPosition:
@@ -89,9 +111,14 @@ def runs_of(
         # A Millrace broker's high watermark never goes back; a new leader of Apache Kafka may begin lower.
         raise _ends_before(before.cursor, fetched.high_watermark)
     aborted = AbortedTransactions(fetched.aborted_transactions)
-    run = _Gathered(recorded, before, rules)
+    run, rest = _Gathered(recorded, before, rules), fetched.records
     try:
-        for header, batch in split_batches(fetched.records):
+        while True:
+            rest = run.take_plain(rest)
+            header, batch = next(split_batches(rest), (None, rest))
+            if header is None:
+                break
+            rest = rest[header.size :]
             left_out = bool(header.attributes & _NOT_PLAIN) and (aborted.drops(header) or header.is_control)
             if header.next_offset <= run.cursor.next_offset:
                 continue  # a fetch begins with the whole batch that holds its offset
@@ -122,8 +149,38 @@ class _Gathered:
         self._recorded, self._rules = recorded, rules
         self.before, self.cursor = before, before.cursor
         self.batches: list[memoryview] = []
-        self._headers: list[BatchHeader] = []
+        self._headers: list[HeaderFields] = []
         self._records = self._dropped = 0
+
+    def take_plain(self, records: memoryview) -> memoryview:
+        """Copy the usual batches that come next, in a third of the time; what is left of the records."""
+        if self.cursor.next_base is None:
+            return records
+        next_offset, next_base = self.cursor.next_offset, self.cursor.next_base
+        position, end, in_bytes = 0, len(records), self._rules.byte_positions
+        while position + HEADER_BYTES <= end:
+            fields = HEADER.unpack_from(records, position)
+            base, length, _, magic, crc, attributes, delta, _, _, _, _, _, count = fields
+            size = length + LENGTH_OVERHEAD
+            if (
+                base != next_base
+                or attributes & _NOT_PLAIN
+                or not 0 < count <= delta + 1 <= size
+                or magic != MAGIC
+            ):
+                break
+            batch = records[position : position + size]
+            if len(batch) < size or batch_crc(batch) != crc:
+                break
+            self.batches.append(batch)
+            self._headers.append(fields)
+            self._records += count
+            next_offset = base + delta + 1
+            next_base = base + size if in_bytes else next_offset
+            position += size
+        if position:
+            self.cursor = Cursor(next_offset, next_base)
+        return records[position:]
 
     def take(self, header: BatchHeader, batch: memoryview) -> None:
         """Copy a batch."""

@@ -92,8 +92,7 @@ class MirrorStates:
     def when_visible(self, cluster: str, topic: str, partition: int, run: Run) -> Callable[[], None]:
         """What to call, on the loop, when consumers see the run."""
         batches, size = len(run.batches), sum(map(len, run.batches))  # counted now: they lie in a buffer
-        records = sum(header.records_count for header in run.headers)
-        oldest_ms = run.headers[0].max_timestamp if run.headers else None
+        records, oldest_ms = run.records, run.oldest_ms
 
         def visible() -> None:
             copied = self.copied.setdefault(cluster, Copied())

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from millrace.compression import Buffer
 from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
-from millrace.records import MAGIC, BatchHeader, Cursor, batch_crc
+from millrace.records import LENGTH_OVERHEAD, MAGIC, BatchHeader, Cursor, HeaderFields, batch_crc
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
 from millrace.storage.staging import position_size, size_in_log
 from millrace.storage.state import LogState
@@ -22,7 +22,7 @@ def check_append(
     origin: Origin,
     expected: int | None,
     position: MirrorPosition,
-    headers: Sequence[BatchHeader],
+    headers: Sequence[HeaderFields],
     *,
     reset: bool,
 ) -> None:
@@ -38,10 +38,14 @@ def check_append(
 
 
 def append_size(
-    headers: Sequence[BatchHeader], position: MirrorPosition, max_filler_bytes: int, end: int
+    headers: Sequence[HeaderFields], position: MirrorPosition, max_filler_bytes: int, end: int
 ) -> int:
     """Bytes that batches and the position behind them take in a log that ends at `end`, or a few more."""
-    return sum(size_in_log(header, max_filler_bytes) for header in headers) + position_size(position, end)
+    size = position_size(position, end)
+    for header in headers:
+        length, delta = header[1] + LENGTH_OVERHEAD, header[6]
+        size += length if delta < length else size_in_log(BatchHeader(*header), max_filler_bytes)
+    return size
 
 
 def beginning(position: MirrorPosition) -> MirrorPosition:
@@ -66,7 +70,7 @@ def check_position(state: LogState, origin: Origin, expected: int | None, positi
 
 
 def check_progress(
-    recorded: MirrorPosition | None, position: MirrorPosition, headers: Sequence[BatchHeader]
+    recorded: MirrorPosition | None, position: MirrorPosition, headers: Sequence[HeaderFields]
 ) -> None:
     """Refuse an append whose position and batches disagree or step back; gaps are the mirror's business."""
     start = position.start if recorded is None else recorded.cursor.next_offset
@@ -84,9 +88,10 @@ def check_progress(
     next_offset = start
     for index, header in enumerate(headers):
         # The first batch may begin before the position: an origin answers with the whole batch.
-        if header.next_offset <= next_offset or (index > 0 and header.base_offset < next_offset):
-            raise InvalidRequest(f"origin batch {header.base_offset} does not follow offset {next_offset}")
-        next_offset = header.next_offset
+        base, after = header[0], header[0] + header[6] + 1
+        if after <= next_offset or (index > 0 and base < next_offset):
+            raise InvalidRequest(f"origin batch {base} does not follow offset {next_offset}")
+        next_offset = after
     if position.cursor.next_offset < next_offset:
         raise InvalidRequest(
             f"the batches reach origin offset {next_offset}, the position only {position.cursor.next_offset}"

@@ -25,7 +25,7 @@ from pathlib import Path
 from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, PolicyViolation, StorageError
-from millrace.records import BatchHeader, HeaderFields
+from millrace.records import HeaderFields
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
@@ -177,7 +177,7 @@ class PartitionLog:
 
     def append_mirrored(
         self, origin: Origin, expected: int | None, batches: Sequence[Buffer], position: MirrorPosition,
-        *, headers: Sequence[BatchHeader] | None = None, reset: bool = False,
+        *, headers: Sequence[HeaderFields] | None = None, reset: bool = False,
     ) -> int:  # fmt: skip
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
