@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check up compat soak bench-broker clean setup kcat
+.PHONY: help demo test check up compat soak bench-broker bench-load clean setup kcat
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)
 
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
+
+bench-load: setup ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
+	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
 setup: .venv/.installed ## Install everything into .venv
 

@@ -108,13 +108,14 @@ def _levels(result: Result) -> str:
     rows = []
     for level in levels(result):
         sign = "≥" if level.at_least else "≤"
-        measured = "not measured" if level.measured is None else f"{_number(level.measured)} {level.unit}"
+        measured = "not measured" if level.measured is None else f"{number(level.measured)} {level.unit}"
         met = {True: "yes", False: "**no**", None: "?"}[level.met]
-        rows.append([level.what, f"{sign} {_number(level.wanted)} {level.unit}", measured, met])
+        rows.append([level.what, f"{sign} {number(level.wanted)} {level.unit}", measured, met])
     return table(["level", "wanted", "measured", "met?"], rows)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Three digits, or all before the point."""
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
@@ -129,10 +130,11 @@ def _missed(result: Result) -> Iterator[str]:
         if level.met is False:
             where = level.cell and figures.outcome(result, "millrace", level.client, level.cell)
             pace = f" Bottleneck: {figures.bottleneck(where, _cores(result))}." if where else ""
-            yield f"- *{level.what}* is {_short_of(level)}.{pace} {notes.get(level.key, UNEXPLAINED)}"
+            yield f"- *{level.what}* is {short_of(level)}.{pace} {notes.get(level.key, UNEXPLAINED)}"
 
 
-def _short_of(level: Level) -> str:
+def short_of(level: Level) -> str:
+    """By how much a level is missed."""
     assert level.measured is not None
     difference = abs(level.measured - level.wanted) / level.wanted
     return f"{difference:.0%} {'below' if level.at_least else 'above'} its level"

@@ -1,0 +1,171 @@
+"""What follows from the load benchmark's measurements: rates, ratios, who was the bottleneck, the levels.
+
+Works on the result file's plain values, so that a page can be made again without measuring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tests.bench.broker.figures import CORES_FULL
+from tests.bench.broker.levels import Level
+from tests.bench.load.accounting import WORKERS
+
+Result = Mapping[str, Any]
+Run = Mapping[str, Any]
+
+
+def outcome(result: Result, cell: str, name: str) -> Mapping[str, Any] | None:
+    """What was measured; None when it was not, is missing, or failed."""
+    found = result.get(cell, {}).get(name)
+    return None if found is None or found.get("missing") or found.get("failed") else found
+
+
+def warm(way: Mapping[str, Any]) -> Run:
+    """The best load of the warm session; the first one warmed it, unless there was no other."""
+    runs = way["warm"][1:] or way["warm"]
+    best: Run = min(runs, key=lambda run: run["cpu_s"])
+    return best
+
+
+def per_cpu(run: Run) -> float:
+    """Records per CPU-second of everything that loaded; the broker is not in it."""
+    return float(run["rows"] / run["cpu_s"])
+
+
+def per_wall(run: Run) -> float:
+    """Records per second of the clock."""
+    return float(run["rows"] / run["wall_s"])
+
+
+def per_worker_cpu(run: Run) -> float:
+    """Records per CPU-second of Spark's Python workers alone: all that the direct sink's tasks do."""
+    return float(run["rows"] / run["groups"][WORKERS])
+
+
+def bottleneck(run: Run, cores: int) -> str:
+    """Who set the pace, and how many cores were used by whom.
+
+    The broker if its one loop was busy nearly all the time; else whoever used most, if all cores were busy;
+    else nobody: the load waited, for the disk, for answers, or for its own single-threaded parts.
+    """
+    shares = {group: cpu / run["wall_s"] for group, cpu in run["groups"].items()}
+    shares["broker"] = run["broker_cpu_s"] / run["wall_s"]
+    most = max(shares, key=lambda group: shares[group])
+    if shares["broker"] >= CORES_FULL:
+        verdict = "broker"
+    elif sum(shares.values()) >= CORES_FULL * cores:
+        verdict = f"all cores, mostly {most}"
+    else:
+        verdict = f"not all cores busy, mostly {most}"
+    used = ", ".join(
+        f"{group} {share:.2f}" for group, share in sorted(shares.items(), key=lambda item: -item[1])[:3]
+    )
+    return f"{verdict} ({used})"
+
+
+def mirror_mb_per_s(copied: Run) -> float:
+    """10^6 bytes of batches a second, from the first records to the last."""
+    return float(copied["data_bytes"] * copied["part"] / copied["seconds"] / 1e6)
+
+
+def mirror_cpu_per_gb(copied: Run, *, with_target: bool = False) -> float:
+    """CPU seconds of the mirroring process for 10^9 bytes, with those of the target broker if asked."""
+    cpu = copied["cpu_s"] + (copied["target_cpu_s"] if with_target else 0)
+    return float(cpu / (copied["data_bytes"] * copied["part"]) * 1e9)
+
+
+def levels(result: Result) -> Iterator[Level]:
+    """Every level to reach, with what was measured."""
+    yield from _decoder_levels(result)
+    yield from _load_levels(result)
+    yield from _mirror_levels(result)
+    yield from _latency_levels(result)
+
+
+def _decoder_levels(result: Result) -> Iterator[Level]:
+    found = outcome(result, "decoder", "bench-decode")
+    rates = found["rates"] if found else {}
+    for key, schema in (("decoder-flat", "long and string"), ("decoder", "PageView")):
+        measured = rates.get(schema, {}).get("by columns, to Arrow")
+        what = f"decoder alone, {schema}, records per CPU-second"
+        yield Level(key=key, what=what, unit="M", wanted=5.0, measured=measured)
+
+
+def _load_levels(result: Result) -> Iterator[Level]:
+    direct, peer = (outcome(result, "load", name) for name in ("millrace-direct", "spark-kafka"))
+    tasks = per_worker_cpu(warm(direct)) / 1e6 if direct else None
+    whole = per_cpu(direct["once"]) / 1e6 if direct else None
+    yield Level(
+        key="direct-tasks",
+        what="sink `direct`, its tasks in a warm session, records per CPU-second",
+        unit="M",
+        wanted=1.0,
+        measured=tasks,
+    )
+    yield Level(
+        key="direct-whole",
+        what="sink `direct`, the whole command with its JVM, records per CPU-second",
+        unit="M",
+        wanted=1.0,
+        measured=whole,
+    )
+    for key, what, rate, run in (
+        ("twice-cpu", "whole command, per CPU-second", per_cpu, lambda way: way["once"]),
+        ("twice-wall", "whole command, per second", per_wall, lambda way: way["once"]),
+        ("twice-warm", "warm session, per CPU-second", per_cpu, warm),
+    ):
+        yield Level(
+            key=key,
+            what=f"sink `direct` to Spark's Kafka source and from_avro (aim 2.5), {what}",
+            unit="times",
+            wanted=2.0,
+            measured=rate(run(direct)) / rate(run(peer)) if direct and peer else None,
+        )
+
+
+def _mirror_levels(result: Result) -> Iterator[Level]:
+    peer = outcome(result, "mirror", "mirrormaker")
+    for key, name, what in (
+        ("mirror", "millrace-mirror", "mirror of Millrace"),
+        ("mirror-kafka", "millrace-mirror-of-kafka", "mirror of Apache Kafka"),
+    ):
+        ours = outcome(result, "mirror", name)
+        rate = mirror_mb_per_s(ours) if ours else None
+        yield Level(key=key, what=what, unit="MB/s", wanted=300, measured=rate)
+        for more, with_target in (("", False), (" and its target broker", True)):
+            times = None
+            if ours is not None and peer is not None:
+                times = mirror_cpu_per_gb(peer, with_target=with_target) / mirror_cpu_per_gb(ours)
+            yield Level(
+                key=f"{key}-cpu",
+                what=f"{what}, per CPU-second, to MirrorMaker 2{more}",
+                unit="times",
+                wanted=5.0,
+                measured=times,
+            )
+
+
+def _latency_levels(result: Result) -> Iterator[Level]:
+    found = outcome(result, "latency", "steady-stream") or {}
+    for key, way, value, what, wanted in (
+        ("aggregate", "aggregate", "p99", "produced in dc1 → visible in the aggregate cluster, p99", 1.0),
+        (
+            "aggregate-loads",
+            "aggregate_with_loads",
+            "p99",
+            "the same while loads run on the same cores, p99",
+            1.0,
+        ),
+        ("warehouse-p50", "warehouse", "p50", "produced in dc1 → in the warehouse, p50", 60.0),
+        ("warehouse-max", "warehouse", "max", "produced in dc1 → in the warehouse, max", 120.0),
+    ):
+        yield Level(
+            key=key,
+            what=what,
+            unit="s",
+            wanted=wanted,
+            measured=found.get(way, {}).get(value),
+            at_least=False,
+        )

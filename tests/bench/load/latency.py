@@ -1,0 +1,298 @@
+"""How long an event of a steady stream takes, to the aggregate cluster and to the warehouse.
+
+A topology as `millrace up` starts it; an AuditedProducer sends events one by one as they become due, so a
+stall counts for every event it delays. A consumer of the aggregate cluster notes when it sees each. Then,
+while both go on, a load starts every so often, as a scheduler would start it; a row is visible when its
+load's folder has its name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from confluent_kafka import Consumer
+
+from millrace.producer import AuditedProducer
+from millrace.registry.client import SchemaRegistryClient
+from tests.bench.load.loading import data_files
+from tests.bench.load.servers import SCHEMA, TOPIC
+from tests.brokers import free_port
+from tests.support import Process, die_with_the_test_run, wait_until
+
+PARTITIONS = 2
+LOAD_TIMEOUT_S = 120
+POLL_S = 0.02
+EVENT: dict[str, Any] = {
+    "memberId": 1234567, "clientAddress": "83.149.9.216", "method": "GET",
+    "url": "/presentations/logstash-monitorama-2013/images/kibana-search.png", "protocol": "HTTP/1.1",
+    "referrer": "http://semicomplete.com/presentations/logstash-monitorama-2013/",
+    "userAgent": "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_9_1) AppleWebKit/537.36 Chrome/32.0.1700.77",
+    "status": 200, "bytes": 203023,
+}  # fmt: skip
+_UP = """
+data_dir = "{data}"
+zookeeper = "127.0.0.1:{zookeeper}"
+registry = "127.0.0.1:{registry}"
+auditor = "127.0.0.1:{auditor}"
+
+[clusters.dc1]
+brokers = ["127.0.0.1:{dc1}"]
+topics = {{ {topic} = {partitions} }}
+
+[clusters.offline]
+brokers = ["127.0.0.1:{offline}"]
+audit_topic = "audit-offline"
+
+[clusters.offline.mirror]
+origins = ["dc1"]
+topics = ["{topic}", "audit"]
+"""
+
+
+class LatencyFailed(Exception):
+    """The stream or a load did not go through; the message says what is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How fast and how long."""
+
+    rate: int
+    """Events a second."""
+    settle_s: float
+    """Not counted: connections and caches."""
+    alone_s: float
+    """Without loads."""
+    every_s: float
+    """From the start of a load to the start of the next."""
+    loads: int
+    """The first takes what gathered before; what came after its start counts."""
+
+
+FULL = Plan(rate=500, settle_s=10, alone_s=125, every_s=60, loads=7)
+QUICK = Plan(rate=500, settle_s=5, alone_s=10, every_s=25, loads=3)
+
+
+def measure(folder: Path, plan: Plan) -> dict[str, Any]:
+    """Percentiles in seconds of both ways, and what each load took."""
+    with _topology(folder) as place, ExitStack() as stack:
+        stream = stack.enter_context(_Stream(place, plan.rate))
+        seen = stack.enter_context(_Watcher(place))
+        wait_until("the stream arrives", lambda: seen.latencies, timeout_s=60)
+        time.sleep(plan.settle_s)
+        alone, with_loads, loads = _phases(place, plan, seen)
+        stream.stop()
+        wait_until("everything has arrived", lambda: seen.count() >= stream.sent, timeout_s=60)
+    first_start = loads[0].started
+    rows = [load.visible - made for load in loads for made in load.times() if first_start <= made]
+    if not rows:
+        raise LatencyFailed("no row was produced after the first load's start")
+    return {
+        "rate": plan.rate,
+        "every_s": plan.every_s,
+        "aggregate": percentiles(alone),
+        "aggregate_with_loads": percentiles(with_loads),
+        "warehouse": percentiles(rows),
+        "loads": [load.visible - load.started for load in loads],
+    }
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """How many, p50, p99 and the largest, in seconds."""
+    ordered = sorted(seconds)
+    last = len(ordered) - 1
+    return {
+        "count": len(ordered),
+        "p50": ordered[round(last * 0.5)],
+        "p99": ordered[round(last * 0.99)],
+        "max": ordered[last],
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where everything is."""
+
+    dc1: str
+    offline: str
+    registry: str
+    warehouse: Path
+
+
+@contextmanager
+def _topology(folder: Path) -> Iterator[_Place]:
+    ports = {name: free_port() for name in ("zookeeper", "registry", "auditor", "dc1", "offline")}
+    config = folder / "up.toml"
+    config.write_text(_UP.format(data=folder / "up", topic=TOPIC, partitions=PARTITIONS, **ports))
+    up = Process(["up", str(config)])
+    try:
+        registry = f"http://127.0.0.1:{ports['registry']}"
+        wait_until("millrace up is ready", lambda: _is_up(up), timeout_s=60)
+        with SchemaRegistryClient(registry) as client:
+            client.register(TOPIC, json.loads(SCHEMA.read_text()))
+        yield _Place(
+            dc1=f"127.0.0.1:{ports['dc1']}",
+            offline=f"127.0.0.1:{ports['offline']}",
+            registry=registry,
+            warehouse=folder / "warehouse",
+        )
+        if not up.running:
+            raise LatencyFailed(f"millrace up ended: {' / '.join(up.lines[-3:])}")
+    finally:
+        up.stop(timeout_s=60)
+
+
+def _is_up(up: Process) -> bool:
+    if not up.running:
+        raise LatencyFailed(f"millrace up ended: {' / '.join(up.lines[-3:])}")
+    return any(line.startswith("ready: ") for line in list(up.lines))
+
+
+class _Stream:
+    """Sends an event every 1/rate s from a thread; its time is when it was due."""
+
+    def __init__(self, place: _Place, rate: int) -> None:
+        self._place, self._rate = place, rate
+        self.sent = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="steady stream", daemon=True)
+
+    def __enter__(self) -> _Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send no more; everything sent is acknowledged."""
+        self._stop.set()
+        self._thread.join(90)
+
+    def _run(self) -> None:
+        with AuditedProducer(
+            self._place.dc1, self._place.registry, cluster="dc1", server="web-1", service="www"
+        ) as producer:
+            began = time.time()
+            for number in itertools.count():
+                due = began + number / self._rate
+                if (pause := due - time.time()) > 0 and self._stop.wait(pause):
+                    break
+                if self._stop.is_set():
+                    break
+                producer.send(TOPIC, TOPIC, EVENT, time_ms=int(due * 1000))
+                self.sent += 1
+
+
+class _Watcher:
+    """Reads the aggregate cluster from a thread: seconds from an event's time to when it was seen."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self.latencies: list[tuple[float, float]] = []
+        """(when it was made, how long it took)."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+
+    def __enter__(self) -> _Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(10)
+
+    def count(self) -> int:
+        """Events seen so far."""
+        return len(self.latencies)
+
+    def between(self, start: float, end: float) -> list[float]:
+        """How long the events took that were made in that time."""
+        return [took for made, took in list(self.latencies) if start <= made < end]
+
+    def _run(self) -> None:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._place.offline, "group.id": "watcher", "enable.auto.commit": False,
+                "auto.offset.reset": "earliest", "topic.metadata.refresh.interval.ms": 500,
+                "fetch.wait.max.ms": 500, "fetch.min.bytes": 1,
+            }
+        )  # fmt: skip
+        consumer.subscribe([TOPIC])
+        while not self._stop.is_set():
+            for message in consumer.consume(500, timeout=0.05):
+                if message.error() is None:
+                    made = message.timestamp()[1] / 1000
+                    self.latencies.append((made, time.time() - made))
+        consumer.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """One `millrace load`: when it was started, and when its folder had its name."""
+
+    started: float
+    visible: float
+    folder: Path
+
+    def times(self) -> list[float]:
+        """When every row of it was made, in seconds."""
+        found: list[float] = []
+        for file in data_files(self.folder):
+            column = pq.read_table(file, columns=["_timestamp"], partitioning=None).column(0)
+            found += [value / 1e6 for value in column.cast("int64").to_pylist()]
+        return found
+
+
+def _phases(place: _Place, plan: Plan, seen: _Watcher) -> tuple[list[float], list[float], list[_Load]]:
+    """Events alone, then with loads."""
+    began = time.time()
+    time.sleep(plan.alone_s)
+    loads_began = time.time()
+    loads = [_load_at(loads_began + number * plan.every_s, place) for number in range(plan.loads)]
+    ended = time.time()
+    wait_until("the last events are seen", lambda: seen.latencies[-1][0] >= ended, timeout_s=30)
+    return seen.between(began, loads_began), seen.between(loads_began, ended), loads
+
+
+def _load_at(when: float, place: _Place) -> _Load:
+    """Start a load at that time, and wait for it."""
+    time.sleep(max(when - time.time(), 0))
+    topic = place.warehouse / TOPIC
+    before, started = _published(topic), time.time()
+    command = [
+        sys.executable, "-m", "millrace.cli", "load", TOPIC, "--warehouse", str(place.warehouse),
+        "--bootstrap", place.offline, "--registry", place.registry, "--json",
+    ]  # fmt: skip
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_the_test_run
+        )
+        visible, folder = 0.0, ""
+        while (code := process.poll()) is None:
+            if not folder and (new := _published(topic) - before):
+                visible, folder = time.time(), min(new)
+            if time.time() > started + LOAD_TIMEOUT_S:
+                process.kill()
+            time.sleep(POLL_S)
+        if code != 0 or not folder:
+            output.seek(0)
+            words = output.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise LatencyFailed(f"a load published nothing, exit code {code}: {' '.join(words)}")
+    return _Load(started=started, visible=visible, folder=topic / folder)
+
+
+def _published(topic: Path) -> set[str]:
+    return {path.name for path in topic.glob("load=*")}

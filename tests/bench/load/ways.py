@@ -1,0 +1,129 @@
+"""The ways to get a topic into Parquet by hour that are compared: their commands and settings."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from millrace.zookeeper import find_java
+from millrace_spark.submit import FAST_START
+from tests.bench.broker.system import Missing
+from tests.bench.load.spark_jobs import Task
+from tests.peers import maven
+from tests.support import REPOSITORY
+
+SPARK_JARS = tuple(
+    Path(maven.__file__).with_name(f"{name}.pom.xml") for name in ("spark-kafka", "spark-avro")
+)
+JOBS = Path(__file__).with_name("spark_jobs.py")
+_CONFS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+"""What `millrace load` gives Spark, for everyone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way; `job` is its function in `spark_jobs`, `confs` what it gives Spark besides."""
+
+    name: str
+    title: str
+    job: str
+    confs: Mapping[str, str] = field(default_factory=dict)
+    needs_jars: bool = False
+    on_kafka: bool = False
+    """Reads from Apache Kafka in place of Millrace."""
+    warm_runs: int = 3
+    """Loads in the warm session, the first of which warms it up; 1 where nothing needs warming."""
+
+
+WAYS = (
+    Way(
+        name="millrace-direct", title="Millrace, sink `direct`", job="millrace-direct",
+        confs={"spark.driver.extraJavaOptions": FAST_START},
+    ),
+    Way(name="millrace-spark", title="Millrace, sink `spark`", job="millrace-spark"),
+    Way(
+        name="spark-kafka", title="Spark's Kafka source, from_avro", job="spark-kafka", needs_jars=True,
+        confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
+    ),
+    Way(
+        name="spark-kafka-on-kafka", title="the same, from Apache Kafka", job="spark-kafka", needs_jars=True,
+        on_kafka=True,
+        confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
+    ),
+    Way(
+        name="fastavro", title="fastavro row by row", job="fastavro", warm_runs=1,
+        confs={"spark.driver.extraJavaOptions": FAST_START},
+    ),
+)  # fmt: skip
+
+
+def confs(way: Way) -> dict[str, str]:
+    """Everything the way gives Spark; Missing when jars it needs cannot be had."""
+    given = {**_CONFS, **way.confs}
+    if way.needs_jars:
+        try:
+            jars = [jar for pom in SPARK_JARS for jar in sorted(maven.jars(pom).iterdir())]
+        except maven.NoMaven as error:
+            raise Missing(str(error)) from error
+        except AssertionError as error:
+            raise Missing(str(error).strip().splitlines()[-1]) from error
+        given["spark.jars"] = ",".join(map(str, jars))
+    return given
+
+
+def once(way: Way, task: Task, folder: Path) -> list[str]:
+    """The command that a user runs for one load."""
+    if way.job.startswith("millrace-"):
+        sink = way.job.removeprefix("millrace-")
+        return [
+            sys.executable, "-m", "millrace.cli", "load", task.topic, "--warehouse", task.out,
+            "--bootstrap", task.bootstrap, "--registry", task.registry, "--sink", sink, "--json",
+        ]  # fmt: skip
+    path = folder / f"{way.name}.json"
+    path.write_text(json.dumps(asdict(task)))
+    options = [word for key, value in confs(way).items() for word in ("--conf", f"{key}={value}")]
+    return [
+        str(spark_home() / "bin" / "spark-submit"),
+        "--master",
+        "local[2]",
+        *options,
+        str(JOBS),
+        str(path),
+    ]
+
+
+def session(way: Way, folder: Path) -> list[str]:
+    """The command of a session that takes tasks line by line."""
+    path = folder / f"{way.name}-session.json"
+    path.write_text(json.dumps(confs(way)))
+    return [sys.executable, "-m", "tests.bench.load.spark_jobs", "--session", str(path)]
+
+
+def environment() -> dict[str, str]:
+    """What every command runs with: this Python for Spark's workers, this checkout to import from."""
+    found = dict(os.environ)
+    found |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    found["SPARK_HOME"] = str(spark_home())
+    found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), found.get("PYTHONPATH", "")]))
+    found["PATH"] = f"{Path(find_java()).parent}{os.pathsep}{found.get('PATH', '')}"
+    return found
+
+
+def spark_home() -> Path:
+    """The folder of the installed PySpark."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
