@@ -11,7 +11,7 @@ one that an older revision lacks is null there. `date`, `hour` and `rev` come fr
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,18 +113,20 @@ def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
 
 def duckdb(warehouse: str, topic: str, hours: Hours | None = None, connection: Any = None) -> Any:
     """The hourly table of a topic as a DuckDB relation, on the connection or on DuckDB's default one."""
-    try:
-        import duckdb as engine
-    except ImportError:
-        raise ConfigError("DuckDB is not installed: pip install duckdb") from None
-    return (connection or engine).from_arrow(dataset(warehouse, topic, hours))
+    return (connection or _installed("duckdb")).from_arrow(dataset(warehouse, topic, hours))
 
 
 def pandas(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
     """The hourly table of a topic as a pandas DataFrame, all of it in memory: narrow it by `hours`."""
-    if importlib.util.find_spec("pandas") is None:
-        raise ConfigError("pandas is not installed: pip install pandas")
+    _installed("pandas")  # what pyarrow says without it names no remedy
     return dataset(warehouse, topic, hours).to_table().to_pandas()
+
+
+def _installed(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"{name} is not installed: pip install {name}") from None
 
 
 def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revision]:

@@ -274,7 +274,7 @@ class Scenario:
     def settle(self) -> None:
         """Let every run end; then the table shows all that was ever loaded, as its newest edition has it."""
         fs = MortalFilesystem(str(self.folder))
-        self._load(fs)
+        self.load(fs)
         publish_hours(self.hourly_run(fs), TOPIC, HOURS)
         self.look()
         self.expire(fs)

@@ -1,0 +1,74 @@
+"""Spark on the hourly table: readers while revisions are published, and hours written by Spark itself."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from millrace_spark import tables
+from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.hourly import HourlyRun, publish_hours, publish_late_hours
+from millrace_spark.reload import reload_topic
+from millrace_spark.spark_sink import SparkMerge
+from millrace_spark.verify import verify
+from millrace_spark.warehouse import no_progress
+from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event, moved_event
+from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
+from tests.unit.spark_load.test_tables import FIRST, MORE, add, check_whole, expire, fs_of, publishing
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def rows(frame: DataFrame) -> list[tuple[int, int, int]]:
+    return [tuple(row) for row in frame.select("hour", "rev", "header.sequence").collect()]
+
+
+def test_a_spark_reader_sees_each_hour_as_one_revision_whole_while_others_come_and_go(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    scene = Scenario(tmp_path, random.Random(1))
+    add(scene, FIRST)
+    publish_hours(scene.hourly_run(fs_of(scene)), TOPIC, HOURS)
+    opened = tables.read(spark, str(tmp_path), TOPIC)
+    assert check_whole(rows(opened)) == 1
+    with publishing(scene) as done:
+        last_look = False
+        while not last_look:
+            last_look = done.is_set()
+            frame = tables.read(spark, str(tmp_path), TOPIC)
+            # Planned once, read twice: Spark has listed its files and does not look again.
+            assert check_whole(rows(frame)) == check_whole(rows(frame))
+    add(scene, MORE)
+    before = tables.read(spark, str(tmp_path), TOPIC)
+    publish_late_hours(scene.hourly_run(fs_of(scene)), TOPIC)
+    expire(scene, grace_s=3600)
+    assert check_whole(rows(tables.read(spark, str(tmp_path), TOPIC))) == check_whole(rows(before)) + 1
+
+
+def test_hours_that_spark_writes_take_over_replace_and_drop_rows_as_the_tasks_do(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    scene = Scenario(tmp_path, random.Random(1))
+    fs = LocalFilesystem(str(tmp_path))
+    direct = scene.hourly_run(fs)
+    run = HourlyRun(
+        fs=fs, merge=SparkMerge(spark, fs), verdict_of=direct.verdict_of, run_id="spark", progress=no_progress
+    )
+    scene.log.append(0, [moved_event(0, START, START + HOUR), event(1, START + HOUR), later_event(2, START)])
+    scene._load(fs)
+    publish_hours(run, TOPIC, HOURS)
+    scene.log.append(1, [event(3, START + HOUR)])
+    scene._load(fs)
+    scene.fixed = True
+    reload_topic(scene.reload_run(fs), TOPIC, [1])
+    results = publish_late_hours(run, TOPIC)
+    assert [(each.revision, each.rows) for each in results] == [(2, 1), (2, 3)]
+    assert scene.visible() == {(HOURS[0], 2): 1, (HOURS[1], 0): 1, (HOURS[1], 1): 1, (HOURS[1], 3): 1}
+    scene.fixed = False
+    scene.runs += 1
+    reload_topic(scene.reload_run(fs), TOPIC, [1])
+    assert [each.rows for each in publish_late_hours(run, TOPIC)] == [1, 2]
+    assert scene.visible() == {(HOURS[0], 0): 1, (HOURS[1], 1): 1, (HOURS[1], 3): 1}
+    assert [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems] == []
