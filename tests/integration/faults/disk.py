@@ -1,4 +1,4 @@
-"""A broker's disk under test: what a power cut leaves of it, and calls that fail.
+"""A disk under test, a broker's or a warehouse's: what a power cut leaves of it, and calls that fail.
 
 Owns the model of a power cut. What a process has not synced is lost, kept or garbage, each at random; a name
 that was made, changed or removed in a folder that was not synced since is there or not, each for itself. It
@@ -46,7 +46,7 @@ class Disk:
         """How much the power cuts took: a test that lost nothing shows nothing."""
         self.env = {
             "PYTHONPATH": shim_path(folder / "shim"), "DISK_RECORD": str(self._record),
-            "DISK_KEPT": str(self._kept), "DISK_RULES": str(self._rules),
+            "DISK_KEPT": str(self._kept), "DISK_RULES": str(self._rules), "DISK_ROOT": str(root.resolve()),
         }  # fmt: skip
         self._kept.mkdir()
         self.begin_anew()

@@ -1,9 +1,10 @@
-"""Runs inside a broker under test, before everything else: Python imports it by the name `sitecustomize`.
+"""Runs inside a process under test, before everything else: Python imports it by the name `sitecustomize`.
 
 Tells the test what is certain to be on the disk, and fails or stops where the test says. Owns nothing but
 the calls of `os` that reach the disk. Settings come by environment, because nothing else is there yet:
 
     DISK_RECORD   file; one JSON line per finished sync: {"file": inode, "size"} or {"folder": inode, "names"}
+    DISK_ROOT     folder; what lies elsewhere is not recorded
     DISK_KEPT     folder; a hard link of every file that was ever synced or named by a synced folder
     DISK_RULES    file; JSON [{"call", "path", "errno"}]: calls on matching paths fail while it is there
     DISK_DIE_AT   the process ends at this many syncs (1: the first) instead of carrying one out
@@ -73,16 +74,21 @@ def _describe(fd: int) -> dict[str, Any]:
     return {"folder": status.st_ino, "names": names}
 
 
+def _is_below_root(fd: int) -> bool:
+    return Path(_path(fd)).is_relative_to(os.environ["DISK_ROOT"])
+
+
 def _recording(real: Any, record: int) -> Any:
     def sync(fd: int) -> None:
         global _syncs
-        before = _describe(fd)  # what comes while the disk works is not certain
+        before = _describe(fd) if _is_below_root(fd) else None  # what comes meanwhile is not certain
         _syncs += 1
         if _syncs == int(os.environ.get("DISK_DIE_AT", "0")):
             os._exit(9)
         _refuse("sync", fd)
         real(fd)
-        os.write(record, json.dumps(before).encode() + b"\n")
+        if before is not None:
+            os.write(record, json.dumps(before).encode() + b"\n")
 
     return sync
 
