@@ -39,13 +39,25 @@ class ApplicationGone(Exception):
 class SparkApplication:
     """A driver of the given master; started when made, ready with its first answer. A context."""
 
-    def __init__(self, master: str, conf: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        master: str,
+        conf: Mapping[str, str],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._log = log.open("ab")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.peers.spark_application", json.dumps({"master": master, **conf})],
             cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYSPARK_PYTHON": sys.executable},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path),
+                "PYSPARK_PYTHON": sys.executable,
+                **(environment or {}),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -31,7 +31,7 @@ CONF: Mapping[str, str] = {
     "spark.sql.shuffle.partitions": "2",
 }
 """For applications on a small cluster: executors that start quickly and take little memory."""
-_DAEMON = ("-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_DAEMON = ("-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dspark.deploy.maxExecutorRetries=-1")
 _EXECUTOR = b"CoarseGrainedExecutorBackend"
 _PYTHON_WORKERS = b"pyspark.daemon"
 
@@ -40,7 +40,8 @@ class SparkCluster:
     """Started and ready when made; a context that kills everything at its end.
 
     `folder` keeps the logs and the workers' folders. `environment` is added to that of the workers and so of
-    the executors and their Python.
+    the executors and their Python. `separate_hosts`: a loopback address for each worker, because Spark starts
+    no speculative copy of a task on the host where the first one runs.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class SparkCluster:
         workers: int = 2,
         cores: int = 1,
         memory: str = "1g",
+        separate_hosts: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         spec = importlib.util.find_spec("pyspark")
@@ -59,6 +61,9 @@ class SparkCluster:
         self._home = Path(spec.origin).parent
         self._size = ["--cores", str(cores), "--memory", memory]
         self._environment = dict(environment or {})
+        self._hosts = {
+            f"worker{number}": f"127.0.0.{number + 2 if separate_hosts else 1}" for number in range(workers)
+        }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._address = f"127.0.0.1:{free_port()}"
         self._page = f"http://127.0.0.1:{free_port()}/json/"
@@ -68,8 +73,8 @@ class SparkCluster:
             page = self._page.split(":")[2].split("/")[0]
             self._start("master", "master.Master", "--host", host, "--port", port, "--webui-port", page)
             wait_until("the Spark master answers", self.state, timeout_s=START_TIMEOUT_S)
-            for number in range(workers):
-                self._start_worker(f"worker{number}")
+            for name in self._hosts:
+                self._start_worker(name)
             self.wait_for_workers()
         except BaseException:
             self.close()
@@ -83,11 +88,8 @@ class SparkCluster:
     @property
     def workers(self) -> list[int]:
         """Process ids of the workers that run."""
-        return [
-            process.pid
-            for name, process in self._processes.items()
-            if name != "master" and process.poll() is None
-        ]
+        started = [self._processes[name] for name in self._hosts if name in self._processes]
+        return [process.pid for process in started if process.poll() is None]
 
     def executors(self) -> list[int]:
         """Process ids of the executors' JVMs."""
@@ -104,24 +106,19 @@ class SparkCluster:
             return dict(json.load(page))
         return None
 
-    def kill_worker(self, pid: int) -> bool:
-        """SIGKILL to a worker, which its executors do not survive; False if it has ended already."""
-        return _kill(pid)
-
-    def kill_executor(self, pid: int | None = None) -> bool:
-        """SIGKILL to an executor, the first one there is if none is named; False if it has ended already."""
-        found = [pid] if pid is not None else self.executors()
-        return bool(found) and _kill(found[0])
+    def kill_executor(self) -> bool:
+        """SIGKILL to an executor; False when there is none."""
+        return any(_kill(pid) for pid in self.executors()[:1])
 
     def restart_workers(self) -> None:
-        """Start every worker that has ended anew."""
-        for name, process in list(self._processes.items()):
-            if name != "master" and process.poll() is not None:
+        """Start every worker that has ended anew; they end with the thread that calls this."""
+        for name in self._hosts:
+            if self._processes[name].poll() is not None:
                 self._start_worker(name)
 
     def wait_for_workers(self) -> None:
         """Wait until every worker has registered with the master."""
-        wanted = len(self._processes) - 1
+        wanted = len(self._hosts)
         wait_until(
             f"{wanted} workers are registered", lambda: self._alive() >= wanted, timeout_s=START_TIMEOUT_S
         )
@@ -148,7 +145,7 @@ class SparkCluster:
         return sum(worker["state"] == "ALIVE" for worker in workers)
 
     def _start_worker(self, name: str) -> None:
-        address = ["--host", "127.0.0.1", "--webui-port", "0"]
+        address = ["--host", self._hosts[name], "--webui-port", "0"]
         work = ["--work-dir", str(self.folder / name)]
         self._start(name, "worker.Worker", *address, *work, *self._size, self.master)
 
@@ -158,14 +155,19 @@ class SparkCluster:
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [java, *_DAEMON, *classes, *arguments],
-                env={**os.environ, "SPARK_HOME": str(self._home), "SPARK_LOCAL_IP": "127.0.0.1",
-                     "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
-                     "JAVA_HOME": str(Path(java).resolve().parents[1]), **self._environment},
+                env={
+                    **os.environ,
+                    "SPARK_HOME": str(self._home),
+                    "SPARK_LOCAL_IP": self._hosts.get(name, "127.0.0.1"),
+                    "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
+                    "JAVA_HOME": str(Path(java).resolve().parents[1]),
+                    **self._environment,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_the_test_run,
-            )  # fmt: skip
+            )
 
     @staticmethod
     def _below(parents: list[int], word: bytes) -> list[int]:
