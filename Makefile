@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check up compat soak bench-broker bench-load clean setup kcat
+.PHONY: help demo test check up compat test-hdfs soak bench-broker bench-load clean setup kcat
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,6 +28,9 @@ up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 
 compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
 	$(BIN)/python -m pytest tests/compat
+
+test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
+	$(BIN)/python -m pytest tests/hdfs
 
 soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"

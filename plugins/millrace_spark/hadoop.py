@@ -149,6 +149,8 @@ class HadoopFilesystem:
         )
         stream = self._fs.create(target, None, flags, _BUFFER, replication, block_bytes, None)
         if not stream.hasCapability("hsync"):
+            stream.close()
+            self._fs.delete(target, False)
             raise _cannot_sync(self.uri(path))
         return stream
 

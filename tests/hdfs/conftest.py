@@ -1,0 +1,138 @@
+"""One HDFS, one cluster of brokers and one Spark session for the whole run; and its last line.
+
+HDFS OK: ran=N skipped=0        nothing for a run that failed: pytest's own words and exit code stand
+
+Without Maven there is no HDFS to run: one line says so, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from tests.conftest import Start
+from tests.hdfs.warehouse import HdfsWarehouse
+from tests.peers import maven
+from tests.peers.hdfs import Hdfs, site_xml
+from tests.support import Process
+from tests.warehouses import TestSite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DATANODES = 3
+REPLICATION = 2
+NAMESERVICE = "events"
+_ran: set[str] = set()
+_skipped: set[str] = set()
+_last_line: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
+    """Three DataNodes, two replicas; HADOOP_CONF_DIR names it, for this process and all it starts."""
+    with Hdfs(
+        tmp_path_factory.mktemp("hdfs"),
+        datanodes=DATANODES,
+        replication=REPLICATION,
+        settings={"dfs.namenode.acls.enabled": "true", "dfs.namenode.fs-limits.min-block-size": "4096"},
+    ) as running:
+        conf = tmp_path_factory.mktemp("hadoop-conf")
+        (conf / "core-site.xml").write_text(site_xml({"fs.defaultFS": running.uri}))
+        (conf / "hdfs-site.xml").write_text(site_xml(client_settings(running)))
+        before = os.environ.get("HADOOP_CONF_DIR")
+        os.environ["HADOOP_CONF_DIR"] = str(conf)
+        yield running
+        if before is None:
+            del os.environ["HADOOP_CONF_DIR"]
+        else:
+            os.environ["HADOOP_CONF_DIR"] = before
+
+
+def client_settings(hdfs: Hdfs) -> dict[str, str]:
+    """What a client of this HDFS is told: replicas, and a nameservice whose other NameNode does not run."""
+    prefix = f"dfs.namenode.rpc-address.{NAMESERVICE}"
+    return {
+        "dfs.replication": str(REPLICATION),
+        "dfs.nameservices": NAMESERVICE,
+        f"dfs.ha.namenodes.{NAMESERVICE}": "gone,running",
+        f"{prefix}.gone": "127.0.0.1:9",
+        f"{prefix}.running": hdfs.address,
+        f"dfs.client.failover.proxy.provider.{NAMESERVICE}": (
+            "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
+        ),
+    }
+
+
+@pytest.fixture(scope="session")
+def spark_jars(hdfs: Hdfs) -> str:
+    """No jars; but Spark reads HADOOP_CONF_DIR when it starts, so HDFS comes first."""
+    return ""
+
+
+@pytest.fixture(scope="session")
+def start_for_run() -> Iterator[Start]:
+    """As `start`, for servers that the whole run shares."""
+    started: list[Process] = []
+
+    def start(*arguments: str, **options: object) -> Process:
+        started.append(Process(arguments, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for process in reversed(started):
+        process.kill()
+
+
+@pytest.fixture(scope="session")
+def site(zookeeper: str, start_for_run: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    """Two brokers and a registry."""
+    folder = tmp_path_factory.mktemp("site")
+    return TestSite.start(start_for_run, f"offline-{uuid4().hex[:6]}", folder, zookeeper, brokers=2)
+
+
+@pytest.fixture
+def warehouse(hdfs: Hdfs, site: TestSite, spark: SparkSession) -> Iterator[HdfsWarehouse]:
+    """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
+    yield HdfsWarehouse(hdfs, site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
+    hdfs.start()
+
+
+def pytest_sessionstart() -> None:
+    """End a run that could only fail."""
+    if not maven.available():
+        pytest.exit(
+            "HDFS comes from Maven Central, and Maven is not installed: install it (Debian: apt-get install"
+            " maven), then run again",
+            returncode=1,
+        )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remember what ran and what was left out."""
+    if report.skipped:
+        _skipped.add(report.nodeid)
+    elif report.when == "call":
+        _ran.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Decide on the line, and let a run that left something out fail."""
+    if exitstatus != pytest.ExitCode.OK:
+        return
+    if _skipped:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    word = "PARTIAL" if _skipped else "OK"
+    _last_line.append(f"HDFS {word}: ran={len(_ran)} skipped={len(_skipped)}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure() -> None:
+    """Print the line below pytest's own summary."""
+    for line in _last_line:
+        print(line, flush=True)
