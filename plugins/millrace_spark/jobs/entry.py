@@ -43,14 +43,19 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
         answer, code = {"error": str(error)}, 1
     except Exception as error:
         traceback.print_exc()
-        known = explained(str(error), of_hadoop=False)
-        text = next(iter(str(error).splitlines()), "")
-        unexpected = f"unexpected {type(error).__name__}: {text}; see the job's output"
-        answer, code = {"error": unexpected if known is None else str(known)}, 1
+        answer, code = {"error": said(error)}, 1
     finally:
         spark.stop()
     print(json.dumps(answer), flush=True)
     sys.exit(code)
+
+
+def said(error: Exception) -> str:
+    """One line for an exception that nobody foresaw: what HDFS refuses is known all the same."""
+    if known := explained(str(error), of_hadoop=False):
+        return str(known)
+    text = next(iter(str(error).splitlines()), "")
+    return f"unexpected {type(error).__name__}: {text}; see the job's output"
 
 
 def in_tasks(

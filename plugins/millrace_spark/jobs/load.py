@@ -17,7 +17,7 @@ from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace.wire.client import ClusterClient
 from millrace_spark.bounds import Bounds
 from millrace_spark.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+from millrace_spark.jobs.entry import in_tasks, main, said, to_stderr
 from millrace_spark.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load_writing import Pinned
 from millrace_spark.origins import origin_of
@@ -119,10 +119,7 @@ def _load_one(
         return TopicFailure(topic=topic, error=str(error))
     except Exception as error:
         traceback.print_exc()
-        text = next(iter(str(error).splitlines()), "")
-        return TopicFailure(
-            topic=topic, error=f"{topic}: unexpected {type(error).__name__}: {text}; see the job's output"
-        )
+        return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
 
 
 def _run_of(
