@@ -319,8 +319,6 @@ def arrow_type(node: Node) -> pa.DataType:
     if isinstance(node, Enum | Recursion):
         return pa.string()
     if isinstance(node, Record):
-        if not node.fields:
-            raise SchemaError(f"record {node.name} has no fields: Parquet has no column for it")
         return pa.struct([(field.name, arrow_type(field.type)) for field in node.fields])
     if isinstance(node, Array):
         return pa.list_(pa.field("element", arrow_type(node.items)))
@@ -339,4 +337,13 @@ def arrow_fields(node: Node) -> list[pa.Field]:
     """The columns of a table schema, which must be a record."""
     if not isinstance(node, Record):
         raise SchemaError("a table's schema must be an Avro record")
-    return [pa.field(field.name, arrow_type(field.type)) for field in node.fields]
+    fields = [pa.field(field.name, arrow_type(field.type)) for field in node.fields]
+    for field in fields:
+        if _has_empty_struct(field.type):
+            raise SchemaError(f"{field.name}: a record in it has no fields, and Parquet no column for that")
+    return fields
+
+
+def _has_empty_struct(type_: pa.DataType) -> bool:
+    inner = [type_.field(index).type for index in range(type_.num_fields)]
+    return (pa.types.is_struct(type_) and not inner) or any(map(_has_empty_struct, inner))

@@ -50,6 +50,10 @@ _LEAVES: list[tuple[Schema, st.SearchStrategy[Any]]] = [
         st.datetimes(timezones=st.just(UTC)).map(_whole_ms),
     ),
     ({"type": "long", "logicalType": "not-known"}, _LONG),
+    ({"type": "long", "logicalType": "timestamp-nanos"}, _LONG),
+    ({"type": "long", "logicalType": "local-timestamp-nanos"}, _LONG),
+    ({"type": "bytes", "logicalType": "big-decimal"}, st.binary(max_size=20)),
+    ({"type": "int", "logicalType": "timestamp-millis"}, _INT),
 ]  # fmt: skip
 
 
@@ -84,15 +88,20 @@ def nodes(
         symbols = [f"S{index}" for index in range(draw(st.integers(1, 70)))]
         return {"type": "enum", "name": names.new(), "symbols": symbols}, st.sampled_from(symbols)
     if kind == "fixed":
-        size = draw(st.integers(1, 20))
-        return {"type": "fixed", "name": names.new(), "size": size}, st.binary(min_size=size, max_size=size)
+        size = draw(st.integers(1, 20) | st.sampled_from([12, 16]))
+        logical: dict[str, Any] = {}
+        if draw(st.booleans()):
+            logical = {"logicalType": draw(st.sampled_from(["duration", "uuid", "not-known"]))}
+        fixed: Schema = {"type": "fixed", "name": names.new(), "size": size, **logical}
+        return fixed, st.binary(min_size=size, max_size=size)
     if kind == "decimal":
         precision = draw(st.integers(1, 38))
         scale = draw(st.integers(0, precision))
         logical = {"logicalType": "decimal", "precision": precision, "scale": scale}
-        base = (
-            {"type": "bytes"} if draw(st.booleans()) else {"type": "fixed", "name": names.new(), "size": 16}
-        )
+        base: dict[str, Any] = {"type": "bytes"}
+        if draw(st.booleans()):
+            least = next(n for n in range(1, 17) if 10**precision <= 1 << 8 * n - 1)
+            base = {"type": "fixed", "name": names.new(), "size": draw(st.integers(least, 20))}
         return {**base, **logical}, _decimals(precision, scale)
     if kind == "record":
         return draw(records(names, depth=depth - 1, blocks=blocks))

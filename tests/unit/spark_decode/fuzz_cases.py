@@ -122,7 +122,8 @@ _OLD = record(
     "R",
     {
         "a": ["null", "int", "string"], "b": {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]},
-        "c": "int", "d": "long", "e": "string", "gone": ["null", "bytes"], "f": ["null", INNER], "g": ["int", "string"],
+        "c": "int", "d": "long", "e": "string", "gone": ["null", "bytes"], "f": ["null", INNER],
+        "g": ["int", "string"],
     },
 )  # fmt: skip
 _NEW = record(

@@ -40,11 +40,12 @@ def check(decoder: ColumnDecoder | RowDecoder, schema: Any, values: list[Any]) -
 
 @given(messages())
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_columns_show_what_fastavro_reads(case: tuple[Any, list[Any]]) -> None:
+def test_columns_and_rows_show_what_fastavro_reads(case: tuple[Any, list[Any]]) -> None:
     schema, values = case
     decoder = body_decoder(record(schema), record(schema))
     assert isinstance(decoder, ColumnDecoder)
     check(decoder, schema, values)
+    check(RowDecoder(record(schema), record(schema)), schema, values)
 
 
 @given(messages(blocks=True))

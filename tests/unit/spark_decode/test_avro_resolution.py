@@ -34,6 +34,10 @@ ADDED: list[tuple[Any, Any]] = [
     ("boolean", True),
     ({"type": "enum", "name": "Added", "symbols": ["P", "Q"]}, "Q"),
     ({"type": "record", "name": "AddedRecord", "fields": [{"name": "a", "type": "int"}]}, {"a": 3}),
+    ("int", -5),
+    ("float", 2.5),
+    ({"type": "array", "items": "long"}, [1, 2]),
+    ({"type": "map", "values": ["null", "string"]}, {"k": "v"}),
 ]
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
@@ -67,6 +71,10 @@ def confuses_fastavro(schema: Any) -> bool:
     return False
 
 
+def _promoted_branch(draw: st.DrawFn, branch: Any) -> Any:
+    return draw(st.sampled_from(PROMOTED[branch])) if branch in ("int", "long", "string") else branch
+
+
 @st.composite
 def evolutions(draw: st.DrawFn) -> tuple[Any, Any, list[Any]]:
     """A writer's schema, a table's that can read it, and values."""
@@ -74,11 +82,15 @@ def evolutions(draw: st.DrawFn) -> tuple[Any, Any, list[Any]]:
     assume(not confuses_fastavro(writer))
     fields = []
     for each in copy.deepcopy(writer["fields"]):
-        choice = draw(st.sampled_from(["keep", "keep", "drop", "promote", "optional"]))
+        choice = draw(st.sampled_from(["keep", "keep", "drop", "promote", "optional", "rename"]))
         if choice == "drop":
             continue
         if choice == "promote" and isinstance(each["type"], str) and each["type"] in PROMOTED:
             each["type"] = draw(st.sampled_from(PROMOTED[each["type"]]))
+        if choice == "promote" and isinstance(each["type"], list) and len(each["type"]) == 2:
+            each["type"] = [_promoted_branch(draw, branch) for branch in each["type"]]
+        if choice == "rename":
+            each |= {"name": f"{each['name']}_new", "aliases": [each["name"]]}
         if choice == "optional" and not isinstance(each["type"], list) and each["type"] != "null":
             each["type"] = ["null", each["type"]]
         fields.append(each)
@@ -91,12 +103,19 @@ def evolutions(draw: st.DrawFn) -> tuple[Any, Any, list[Any]]:
 
 def float32_where_promoted(schema: Any, row: dict[str, Any]) -> dict[str, Any]:
     """fastavro leaves a promoted integer as it is; a column of floats holds the nearest float."""
-    kinds = {each["name"]: each["type"] for each in schema["fields"]}
-    casts = {"float": lambda n: float(np.float32(n)), "double": float}
+    kinds = {each["name"]: _member(each["type"]) for each in schema["fields"]}
+    casts = {"float": lambda n: float(np.array(n).astype(np.float32)), "double": float}
     return {
-        name: casts[kinds[name]](value) if isinstance(kinds[name], str) and kinds[name] in casts else value
+        name: casts[kinds[name]](value) if kinds[name] in casts and value is not None else value
         for name, value in row.items()
     }
+
+
+def _member(schema: Any) -> str:
+    """A primitive type's name, also when it is optional."""
+    if isinstance(schema, list) and len(schema) == 2 and "null" in schema:
+        schema = schema[1 - schema.index("null")]
+    return schema if isinstance(schema, str) else ""
 
 
 @given(evolutions())
