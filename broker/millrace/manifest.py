@@ -37,7 +37,10 @@ class ManifestError(MillraceError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Offsets [start, end) that no batch covers; `reason` is `expired` or `absent` (compacted, or lost)."""
+    """Offsets [start, end) that no batch covers.
+
+    `reason` is `expired`, `absent` (compacted, or lost), or `control`: expired, but without a record in it.
+    """
 
     start: int
     end: int

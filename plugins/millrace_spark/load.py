@@ -270,6 +270,7 @@ def _published(manifest: LoadManifest) -> LoadResult:
         f"{manifest.topic}-{part.partition} offsets [{gap.start}, {gap.end}) are {gap.reason}"
         for part in manifest.partitions
         for gap in part.gaps
+        if gap.reason != "control"
     ]
     return LoadResult(
         topic=manifest.topic, run_id=manifest.run_id, load=manifest.load, published=True,

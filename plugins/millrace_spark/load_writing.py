@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from millrace.audit.counts import SequenceCounts
-from millrace.errors import MillraceError
+from millrace.errors import CorruptMessage, MillraceError
 from millrace.manifest import Gap, LoadManifest, OriginPartition, PartitionRange, check_law
+from millrace.records import split_batches
+from millrace.storage.position import records_end
 from millrace.wire.client import EARLIEST, ClusterClient
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace.wire.topic_settings import topic_setting
@@ -85,7 +87,7 @@ class LoadedPart:
     reached: Reached
     range: Range | None
     expired: Gap | None
-    """Offsets before the range that retention took before anybody loaded them."""
+    """Offsets before the range that retention took before anybody loaded them; `control` without records."""
 
 
 def reached_by(partitions: Sequence[PartitionRange]) -> dict[int, Reached]:
@@ -113,7 +115,8 @@ def parts_of(
         if first > start:
             # The log may begin exactly where the last batch read ended: then nothing is missing.
             if first != base:
-                expired = Gap(start=start, end=first, reason="expired")
+                bare = _only_control(client, topic, partition, start, first)
+                expired = Gap(start=start, end=first, reason="control" if bare else "expired")
                 base = None
             start = first
         range_ = Range(
@@ -121,6 +124,25 @@ def parts_of(
         )
         parts.append(LoadedPart(partition=partition, reached=stand, range=range_, expired=expired))
     return parts
+
+
+def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
+    """True if no record was in [start, first) of a log that begins at `first` now, as its first batch says.
+
+    A mirrored partition closes every append with a control batch, which no reader sees until more data
+    follows: without this, a quiet one would seem to have lost messages whenever it expires.
+    """
+    fetched = client.fetch(
+        topic, {partition: first}, max_bytes=1, max_wait_ms=0, partition_max_bytes=1
+    )[partition]  # fmt: skip
+    try:
+        header, batch = next(iter(split_batches(fetched.records)), (None, None))
+    except CorruptMessage:
+        return False  # whoever reads the records says so
+    if header is None or batch is None or header.base_offset != first:
+        return False
+    end = records_end(header, batch)
+    return end is not None and end <= start
 
 
 def write_ranges(
