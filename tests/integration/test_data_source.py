@@ -20,12 +20,11 @@ from millrace.wire.client import LATEST, ClusterClient
 from millrace_spark.decode import frames_of
 from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.reading import read_cut
-from millrace_spark.source import MillraceDataSource
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process
 from tests.unit.spark_decode.avro_cases import encode
-from tests.unit.spark_decode.test_avro_damage import BLOCKS, COLUMNS, INNER
-from tests.unit.spark_decode.test_avro_damage import value as some_value
+from tests.unit.spark_decode.fuzz_cases import BLOCKS, COLUMNS, INNER
+from tests.unit.spark_decode.fuzz_cases import value as some_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -151,7 +150,6 @@ def views(world: World) -> str:
 
 
 def reader(spark: SparkSession, world: World, topic: str, **options: str) -> DataFrameReader:
-    spark.dataSource.register(MillraceDataSource)
     given = {
         "bootstrap": world.bootstrap,
         "subscribe": topic,
@@ -185,6 +183,7 @@ def test_every_avro_type_reaches_spark_and_its_parquet_files(
         name: "Inner" if type_ is INNER and name != "inner" else type_ for name, type_ in fields.items()
     }
     fields["parts"] = {"type": "array", "items": "Inner"}
+    fields["kinds"] = {"type": "map", "values": "Kind"}
     schema = {
         "type": "record",
         "name": "Every",
@@ -252,6 +251,42 @@ def test_a_message_that_cannot_be_decoded_fails_the_query_by_its_offset(
     frame = reader(spark, world, topic, registry_url=world.registry, registry_subject=views).load()
     with pytest.raises(PySparkException, match=rf"{topic}-0 offset 0: .*{reason}"):
         frame.collect()
+
+
+def test_in_permissive_mode_what_cannot_be_decoded_is_a_row_of_nulls_with_its_bytes(
+    spark: SparkSession, world: World, views: str
+) -> None:
+    world.topic("mixed", 1)
+    with SchemaRegistryClient(world.registry) as registry:
+        schema_id = registry.lookup(views, PAGE_VIEW)
+        assert schema_id is not None
+    good = message(schema_id.schema_id, PAGE_VIEW, page_view(1))
+    produce(world, "mixed", [good, b"no prefix", good])
+    options = {"registry_subject": views, "mode": "PERMISSIVE"}
+    frame = reader(spark, world, "mixed", registry_url=world.registry, **options).load()
+    assert frame.columns[-2:] == ["_corrupt_record", "_corrupt_reason"]
+    first, bad, last = frame.orderBy("_offset").collect()
+    assert (first.url, last.url, first._corrupt_record, last._corrupt_reason) == ("/é/1", "/é/1", None, None)
+    assert (bad.url, bad.header, bytes(bad._corrupt_record)) == (None, None, b"no prefix")
+    assert bad._corrupt_reason == "the message does not begin with a zero byte and a schema id"
+
+
+def test_columns_follow_the_schema_that_is_named(spark: SparkSession, world: World, views: str) -> None:
+    with SchemaRegistryClient(world.registry) as registry:
+        old = registry.lookup(views, PAGE_VIEW)
+    assert old is not None
+    frame = reader(
+        spark, world, views, registry_url=world.registry, registry_schema_id=str(old.schema_id)
+    ).load()  # fmt: skip
+    assert "latencyMs" not in frame.columns
+    assert frame.count() == 3000, "messages of the newer schema too"
+
+
+def test_a_batch_may_begin_and_end_at_a_time(spark: SparkSession, world: World, views: str) -> None:
+    at = {"startingTimestamp": str(1431857103000 + 500), "endingTimestamp": str(1431857103000 + 1500)}
+    frame = reader(spark, world, views, registry_url=world.registry, **at).load()
+    sequences = {row.sequence for row in frame.select("header.sequence").collect()}
+    assert sequences == set(range(500, 1500))
 
 
 @pytest.mark.parametrize(
