@@ -5,6 +5,8 @@ interval names the hour to wait for and to publish. It selects no offsets: a loa
 what it was too early for, the next run's load brings. So runs overlap: while one waits for a slow
 datacenter, the next ones go on loading.
 
+Publishing an hour also publishes the hours before that have late rows by now, as their next revision.
+
 Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
 long an hour may take to become complete; after half of that, one whose producers do not report is published
@@ -79,5 +81,7 @@ with DAG(
             accept_unknown_after=WAIT / 2,
             deferrable=True,
         )
-        publish = PublishHourOperator(task_id=f"publish_{topic}", topic=topic, start=START, end=END)
+        publish = PublishHourOperator(
+            task_id=f"publish_{topic}", topic=topic, start=START, end=END, late=True, max_active_tis_per_dag=1
+        )
         load >> wait >> publish

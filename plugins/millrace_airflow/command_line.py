@@ -23,11 +23,36 @@ def load_command(settings: MillraceSettings, topics: Sequence[str], run_id: str)
 
 
 def hourly_command(
-    settings: MillraceSettings, topic: str, start: datetime, end: datetime, run_id: str
+    settings: MillraceSettings, topic: str, start: datetime, end: datetime, run_id: str, *, late: bool = False
 ) -> list[str]:
-    """`millrace hourly`: the next revision of every hour in [start, end) that has news."""
+    """`millrace hourly`: the next revision of every hour in [start, end) that has news.
+
+    With `late` also of every hour published before.
+    """
     options = ["--from", _iso(start), "--to", _iso(end), "--auditor", settings.auditor]
+    options += ["--late"] if late else []
     return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
+
+
+def late_hours_command(settings: MillraceSettings, topic: str, run_id: str) -> list[str]:
+    """`millrace hourly --late`: the next revision of every published hour that has news, and no other."""
+    options = ["--late", "--auditor", settings.auditor]
+    return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
+
+
+def reload_command(
+    settings: MillraceSettings, topic: str, start: datetime, end: datetime, reason: str, run_id: str
+) -> list[str]:
+    """`millrace reload`: the loads of the hours in [start, end), read again from the log."""
+    options = ["--from", _iso(start), "--to", _iso(end), "--reason", reason]
+    options += ["--bootstrap", settings.bootstrap, "--registry", settings.registry]
+    return _millrace(settings, "reload", topic, *options, *_into_warehouse(settings, run_id))
+
+
+def expire_command(settings: MillraceSettings, topic: str, older_than: str) -> list[str]:
+    """`millrace expire`: data files of old loads whose rows are all in published hours go."""
+    options = ["--warehouse", settings.warehouse, "--older-than", older_than]
+    return _millrace(settings, "expire", topic, *options)
 
 
 def mirror_command(settings: MillraceSettings, topic: str, origin: str) -> list[str]:

@@ -19,7 +19,7 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Load event streams into the warehouse; publish an hour once it is proved complete.",
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "hooks": [_modules("hooks.millrace")],
-        "operators": [_modules("operators.load", "operators.schemas")],
+        "operators": [_modules("operators.load", "operators.schemas", "operators.upkeep")],
         "sensors": [_modules("sensors.completeness")],
         "triggers": [_modules("triggers.completeness", "triggers.job")],
         "connection-types": [_connection_type()],

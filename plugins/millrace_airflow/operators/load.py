@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
-from millrace_airflow.command_line import hourly_command, interval, load_command, mirror_command
+from millrace_airflow.command_line import (
+    hourly_command,
+    interval,
+    late_hours_command,
+    load_command,
+    mirror_command,
+)
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -55,11 +61,28 @@ class LoadTopicOperator(MillraceJobOperator):
         return load_command(settings, topics, run_id)
 
 
-class PublishHourOperator(MillraceJobOperator):
-    """Publishes the hours in [start, end) of a topic's hourly table, and the asset `<topic>.hourly`.
+class HourlyTableOperator(MillraceJobOperator):
+    """Publishes hours of a topic's hourly table, and the asset `<topic>.hourly`.
 
     The asset's event says in its `extra` which hours have which revision, rows and verdict. `topic` is not
     a template: the asset must be known when the DAG is parsed.
+    """
+
+    def __init__(self, *, topic: str, **kwargs: Any) -> None:
+        self.asset = hourly_asset(topic)
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), self.asset]})
+        self.topic = topic
+
+    def finish(self, result: Any, context: Context) -> Any:
+        """Hand what was published on to the DAGs that wait for the asset."""
+        context["outlet_events"][self.asset].extra = {"topic": self.topic, **result}
+        return result
+
+
+class PublishHourOperator(HourlyTableOperator):
+    """Publishes the hours in [start, end) of a topic's hourly table.
+
+    With `late` also the next revision of every hour published before that has late rows, or was read again.
     """
 
     template_fields = ("start", "end", "conn_id")
@@ -70,19 +93,25 @@ class PublishHourOperator(MillraceJobOperator):
         topic: str,
         start: str = "{{ data_interval_start }}",
         end: str = "{{ data_interval_end }}",
+        late: bool = False,
         **kwargs: Any,
     ) -> None:
-        self.asset = hourly_asset(topic)
-        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), self.asset]})
-        self.topic = topic
+        super().__init__(topic=topic, **kwargs)
         self.start = start
         self.end = end
+        self.late = late
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """`millrace hourly`; what has no news since its last revision is left as it is."""
-        return hourly_command(settings, self.topic, *interval(self.start, self.end), run_id)
+        hours = interval(self.start, self.end)
+        return hourly_command(settings, self.topic, *hours, run_id, late=self.late)
 
-    def finish(self, result: Any, context: Context) -> Any:
-        """Hand what was published on to the DAGs that wait for the asset."""
-        context["outlet_events"][self.asset].extra = {"topic": self.topic, **result}
-        return result
+
+class PublishLateHoursOperator(HourlyTableOperator):
+    """Publishes the next revision of every published hour with late rows, or read again; no new hour."""
+
+    template_fields = ("conn_id",)
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """`millrace hourly --late`."""
+        return late_hours_command(settings, self.topic, run_id)

@@ -12,10 +12,13 @@ import pytest
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import (
+    expire_command,
     hourly_command,
     interval,
+    late_hours_command,
     load_command,
     mirror_command,
+    reload_command,
     run_id_of_task,
 )
 from millrace_airflow.settings import MillraceSettings
@@ -71,13 +74,45 @@ def test_a_spark_master_and_a_sink_are_passed_on_where_the_connection_names_them
     assert options(mirror_command(settings, "T", "dc1"), 1)["--master"] == "yarn"
 
 
-@pytest.mark.parametrize("name", ["load", "hourly", "mirror-batch"])
+def test_late_hours_are_asked_for_besides_the_runs_own() -> None:
+    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
+    command = hourly_command(SETTINGS, "PageView", *hours, "run-1", late=True)
+    assert "--late" in command
+    command.remove("--late")
+    assert command == hourly_command(SETTINGS, "PageView", *hours, "run-1")
+    assert "--from" not in late_hours_command(SETTINGS, "PageView", "run-1")
+
+
+def test_hours_are_read_again_for_a_reason_under_the_tasks_run_id() -> None:
+    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
+    command = reload_command(SETTINGS, "PageView", *hours, "schema 7 was missing", "run-1")
+    assert command[3:5] == ["reload", "PageView"]
+    assert options(command, 1) == {
+        "--from": "2015-05-17T10:00:00Z",
+        "--to": "2015-05-17T11:00:00Z",
+        "--reason": "schema 7 was missing",
+        "--bootstrap": "b:1",
+        "--registry": "http://r",
+        "--warehouse": "/w",
+        "--run-id": "run-1",
+    }
+
+
+def test_expiry_names_a_topic_and_an_age() -> None:
+    command = expire_command(SETTINGS, "PageView", "30d")
+    assert command[3:5] == ["expire", "PageView"]
+    assert options(command, 1) == {"--warehouse": "/w", "--older-than": "30d"}
+
+
+@pytest.mark.parametrize("name", ["load", "hourly", "reload", "expire", "mirror-batch"])
 def test_every_option_is_one_the_command_knows(name: str) -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
     hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
     commands = {
         "load": load_command(settings, ["T"], "r"),
-        "hourly": hourly_command(settings, "T", *hours, "r"),
+        "hourly": hourly_command(settings, "T", *hours, "r", late=True),
+        "reload": reload_command(settings, "T", *hours, "why", "r"),
+        "expire": expire_command(settings, "T", "30d"),
         "mirror-batch": mirror_command(settings, "T", "dc1"),
     }
     module = name.replace("-", "_")

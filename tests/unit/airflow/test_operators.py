@@ -28,14 +28,21 @@ from millrace.errors import MillraceError
 from millrace_airflow import completeness
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
-from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
+from millrace_airflow.operators.load import (
+    LoadTopicOperator,
+    MirrorTopicOperator,
+    PublishHourOperator,
+    PublishLateHoursOperator,
+)
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
+from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
 from millrace_airflow.triggers.completeness import CompletenessTrigger
 from millrace_airflow.triggers.job import JobTrigger
 from tests.support import wait_until
 
+REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
 HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
 
@@ -167,12 +174,16 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
     wait_until("the job has ended", Job(directory).ended)
 
 
-@pytest.mark.parametrize("fields", [("topics",), ("topic", "origin"), ("start", "end")])
+@pytest.mark.parametrize("fields", [("topics",), ("topic", "origin"), ("start", "end"), REASON, AGE])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
         ("topic", "origin"): MirrorTopicOperator(task_id="b", topic="{{ x }}", origin="{{ x }}"),
         ("start", "end"): PublishHourOperator(task_id="c", topic="T", start="{{ x }}", end="{{ x }}"),
+        REASON: ReloadHoursOperator(
+            task_id="d", topic="{{ x }}", start="{{ x }}", end="{{ x }}", reason="{{ x }}"
+        ),
+        AGE: ExpireLoadsOperator(task_id="e", topic="{{ x }}", older_than="{{ x }}"),
     }
     operator = operators[fields]
     operator.render_template_fields({"x": "1"})  # type: ignore[typeddict-unknown-key]
@@ -204,6 +215,19 @@ def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
     command = operator.command(settings, "run-1")
     assert command[command.index("--run-id") + 1] == "run-1"
     assert command[command.index("load") + 1] == "PageView"
+
+
+def test_upkeep_runs_the_commands_of_the_connections_warehouse() -> None:
+    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
+    again = ReloadHoursOperator(task_id="r", topic="PageView", reason="a bug", **HOURS)
+    command = again.command(settings, "run-1")
+    assert command[command.index("reload") + 1] == "PageView"
+    assert command[command.index("--reason") + 1] == "a bug"
+    late = PublishLateHoursOperator(task_id="l", topic="PageView")
+    assert [outlet.name for outlet in late.outlets] == ["PageView.hourly"]
+    assert "--late" in late.command(settings, "run-1")
+    command = ExpireLoadsOperator(task_id="e", topic="PageView").command(settings, "run-1")
+    assert command[command.index("--older-than") + 1] == "30d"
 
 
 def test_a_folder_without_schemas_is_one_clear_line(tmp_path: Path) -> None:

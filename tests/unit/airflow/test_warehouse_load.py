@@ -7,7 +7,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +92,20 @@ def test_waiting_holds_no_worker_and_later_runs_go_on_loading_meanwhile(dag: DAG
     assert not dag.catchup
 
 
+def test_publishing_an_hour_brings_the_late_rows_of_earlier_ones_one_run_at_a_time(dag: DAG) -> None:
+    publish: Any = dag.get_task("publish_PageView")
+    assert publish.late
+    assert publish.max_active_tis_per_dag == 1
+
+
+def test_upkeep_expires_every_topic_daily_and_reads_hours_again_by_hand() -> None:
+    dags = DagBag(str(DAGS)).dags
+    assert set(dags["warehouse_upkeep"].task_ids) == {"expire_PageView", "expire_SearchQuery"}
+    by_hand = dags["warehouse_reload"]
+    assert not by_hand.timetable.can_be_scheduled
+    assert downstream(by_hand, "reload") == {"publish_PageView", "publish_SearchQuery"}
+
+
 IMPORT_DAG = """
 import importlib.util, json, sys, time, warnings
 import airflow.sdk
@@ -109,10 +122,11 @@ print(json.dumps({
 """
 
 
-def test_parsing_the_dag_imports_nothing_heavy_and_warns_of_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["warehouse_load", "warehouse_upkeep"])
+def test_parsing_a_dag_imports_nothing_heavy_and_warns_of_nothing(name: str) -> None:
     heavy = ["pyspark", "pyarrow", "numpy", "pandas", "confluent_kafka", "kazoo", "kio", "millrace_spark"]
     done = subprocess.run(
-        [sys.executable, "-c", IMPORT_DAG, str(DAGS / "warehouse_load.py"), *heavy],
+        [sys.executable, "-c", IMPORT_DAG, str(DAGS / f"{name}.py"), *heavy],
         capture_output=True,
         text=True,
         timeout=60,
