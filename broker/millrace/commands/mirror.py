@@ -13,10 +13,11 @@ from rich.table import Table
 
 from millrace.cluster import Cluster
 from millrace.commands.help_texts import Group
+from millrace.commands.mirror_translate import translate
 from millrace.commands.tables import print_table
 from millrace.config import BrokerConfig, load
 from millrace.errors import ConfigError, MillraceError
-from millrace.mirror.status import MirrorRow, MirrorStatus
+from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
 from millrace.records import Cursor
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
@@ -35,13 +36,17 @@ def mirror() -> None:
     """
 
 
+mirror.add_command(translate)
+
+
 @mirror.command()
 @_CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object for each partition.")
 def status(config: Path, as_json: bool) -> None:
-    """Show position, lag and state of every mirrored partition.
+    """Show position, lag, latency and state of every mirrored partition, and of each origin together.
 
-    Lag counts offsets of the origin that are not copied yet: bytes when it is a Millrace cluster.
+    Lag counts offsets of the origin that are not copied yet: bytes when it is a Millrace cluster. Latency is
+    that of what was copied last, from its timestamp to when consumers saw it here.
 
     Example: millrace mirror status offline-1.toml --json
     """
@@ -55,15 +60,24 @@ def status(config: Path, as_json: bool) -> None:
             f"cluster {settings.cluster} mirrors nothing: its brokers' files name no topic that is there"
         )
         return
-    table = Table("topic", "origin", "partition", "leader", "position", "high watermark", "lag", "state")
+    table = Table(
+        "topic", "origin", "partition", "leader", "position", "high watermark", "lag", "latency", "state"
+    )
     for row in rows:
         position = row.position.cursor.next_offset if row.position is not None else None
         table.add_row(
             row.topic, f"{row.origin.cluster} {row.origin.partition}", str(row.partition), str(row.leader),
-            _text(position), _text(row.origin_high_watermark), _text(row.lag),
+            _text(position), _text(row.origin_high_watermark), _text(row.lag), _seconds(row.latency_ms),
             f"{row.state}: {row.detail}" if row.detail else row.state,
         )  # fmt: skip
     print_table(table)
+    origins = Table("origin", "partitions", "lag", "latency", "states")
+    for each in summaries(rows):
+        states = ", ".join(f"{count} {state}" for state, count in sorted(each.states.items()))
+        origins.add_row(
+            each.cluster, str(each.partitions), _text(each.lag), _seconds(each.latency_ms), states
+        )  # fmt: skip
+    print_table(origins)
 
 
 @mirror.command()
@@ -143,6 +157,10 @@ def _text(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
+def _seconds(milliseconds: int | None) -> str:
+    return "?" if milliseconds is None else f"{milliseconds / 1000:,.1f} s"
+
+
 def _as_json(row: MirrorRow) -> dict[str, Any]:
     position = row.position
     return {
@@ -160,6 +178,7 @@ def _as_json(row: MirrorRow) -> dict[str, Any]:
         "dropped": position.dropped if position else 0,
         "origin_high_watermark": row.origin_high_watermark,
         "lag": row.lag,
+        "latency_ms": row.latency_ms,
         "state": row.state,
         "detail": row.detail,
     }  # fmt: skip

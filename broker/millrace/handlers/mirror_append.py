@@ -90,7 +90,10 @@ class _Call:
         state = topic.partitions.get(target) if topic is not None else None
         leader = -1 if state is None else state.leader
         self._known = MirrorAppended(
-            partition=target, leader=leader, state=str(self._states.get(self._topic, target) or "")
+            partition=target,
+            leader=leader,
+            state=str(self._states.get(self._topic, target) or ""),
+            latency_ms=self._states.latency_ms(self._topic, target),
         )
         try:
             self._partition = self._broker.partition(self._topic, target)

@@ -140,6 +140,19 @@ class Numbers(Collector):
             names, lags,
         )  # fmt: skip
 
+        copied = sorted(self.mirrors.copied.copy().items())
+        for name, text in (("batches", "Batches"), ("records", "Messages"), ("bytes", "Bytes of batches")):
+            counts = [((origin,), getattr(each, name)) for origin, each in copied]
+            yield _counters(
+                f"mirror_{name}", f"{text} copied from an origin and visible.", ("origin",), counts
+            )
+        yield _histograms(
+            "mirror_latency_seconds",
+            "Of each append of a mirror: from the timestamp of its first batch to when consumers see it.",
+            ("origin",),
+            [((origin,), each.latency) for origin, each in copied],
+        )
+
     def _groups(self) -> Iterator[Metric]:
         groups = self.groups.describe()
         yield _gauges(

@@ -7,7 +7,8 @@ tell how far they are. Whoever does not answer leaves a gap in the row, never an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from millrace.cluster import Cluster
@@ -37,6 +38,8 @@ class MirrorRow:
     state: str
     """running, batch (filled from outside), waiting, stopped, retired or unknown."""
     detail: str = ""
+    latency_ms: int | None = None
+    """From the timestamp of what was copied last to when consumers saw it here."""
 
     @property
     def lag(self) -> int | None:
@@ -45,6 +48,38 @@ class MirrorRow:
             return None
         done = self.position.cursor.next_offset if self.position is not None else 0
         return max(0, self.origin_high_watermark - done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginSummary:
+    """All partitions of one origin together, those of topics that are gone there left out."""
+
+    cluster: str
+    partitions: int
+    states: Mapping[str, int]
+    """How many are in each state."""
+    lag: int | None
+    """None when that of some is not known."""
+    latency_ms: int | None
+    """The longest of the partitions' last ones."""
+
+
+def summaries(rows: Iterable[MirrorRow]) -> list[OriginSummary]:
+    """One for each origin, by name."""
+    by_origin: dict[str, list[MirrorRow]] = {}
+    for row in rows:
+        if row.state != "retired":
+            by_origin.setdefault(row.origin.cluster, []).append(row)
+    return [
+        OriginSummary(
+            cluster=name,
+            partitions=len(found),
+            states=dict(Counter(str(row.state) for row in found)),
+            lag=None if None in (lags := [row.lag for row in found]) else sum(lag or 0 for lag in lags),
+            latency_ms=max((row.latency_ms for row in found if row.latency_ms is not None), default=None),
+        )
+        for name, found in sorted(by_origin.items())
+    ]
 
 
 class MirrorStatus:
@@ -98,10 +133,11 @@ class MirrorStatus:
 
     def _row(self, topic: str, number: int, partition: PartitionState, origin: Origin) -> MirrorRow:
         position, state, detail = None, "unknown", f"broker {partition.leader} is not alive"
+        latency_ms = None
         if partition.leader in self._cluster.brokers:
             try:
                 answer = self.ask(topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
-                position = answer.position
+                position, latency_ms = answer.position, answer.latency_ms
                 state, _, detail = answer.state.partition(": ")
             except MillraceError as error:
                 detail = str(error)
@@ -122,7 +158,8 @@ class MirrorStatus:
             state, detail = state or State.WAITING, detail or str(error)
         return MirrorRow(
             topic=topic, partition=number, origin=origin, leader=partition.leader, position=position,
-            origin_high_watermark=high_watermark, state=state or "batch", detail=detail,
+            origin_high_watermark=high_watermark, latency_ms=latency_ms, state=state or "batch",
+            detail=detail,
         )  # fmt: skip
 
     def _of_former_topic(self, topic: str, origin: Origin) -> tuple[str, str]:

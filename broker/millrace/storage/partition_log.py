@@ -125,6 +125,11 @@ class PartitionLog:
         return self._visible.mirror
 
     @property
+    def snapshot(self) -> tuple[LogState, Files]:
+        """What is visible, and the files it lies in."""
+        return self._visible, self._files
+
+    @property
     def counts(self) -> tuple[int, int]:
         """Segments on the disk, and data records appended since it was opened."""
         return len(self._files.segments), self._appended.messages
@@ -181,11 +186,10 @@ class PartitionLog:
     ) -> int:  # fmt: skip
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
-        `expected` is the recorded next origin offset, None when nothing is recorded. Without batches only
-        the position moves (everything in between was left out); with `reset` it may move anywhere. Who gives
-        the `headers` has checked the batches, CRCs too. Returns the log's end. Raises PositionMismatch (with
-        what is recorded), PolicyViolation, InvalidRequest, CorruptMessage or StorageError; then nothing was
-        written.
+        `expected`: the recorded next origin offset, None when nothing is recorded. Without batches only the
+        position moves (everything in between was left out); with `reset` anywhere. Who gives `headers` has
+        checked the batches, CRCs too. Returns the log's end. Raises PositionMismatch, PolicyViolation,
+        InvalidRequest, CorruptMessage or StorageError; then nothing was written.
         """
         if headers is None:
             headers = parse_mirrored(batches)

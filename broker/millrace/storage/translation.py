@@ -12,11 +12,11 @@ of 1 GiB, each at most the headers of one append, and the headers of the last Mi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-from millrace.errors import CorruptMessage
+from millrace.errors import CorruptMessage, StorageError
 from millrace.records import BatchHeader, filler_size
 from millrace.storage.chain import ChainBroken, read_batch, walk
 from millrace.storage.lookup import Boundaries, locate
@@ -26,6 +26,7 @@ from millrace.storage.state import LogState, holds_offsets
 
 SHORT_WALK_BYTES = 1 << 20
 """A search ends in a walk this short."""
+ATTEMPTS = 3
 
 
 class Outcome(IntEnum):
@@ -71,7 +72,7 @@ class _Append(NamedTuple):
         return found[::-1]
 
 
-def to_copy(visible: LogState, files: Files, offset: int) -> Translated:
+def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
     """Where in this log consumers go on who would read `offset` next at the origin.
 
     Raises CorruptMessage where the log is damaged, FileNotFoundError when retention deletes what is read.
@@ -100,8 +101,8 @@ def to_copy(visible: LogState, files: Files, offset: int) -> Translated:
     return Translated(Outcome.TRANSLATED, min(found.at, visible.high_watermark))
 
 
-def to_origin(visible: LogState, files: Files, offset: int) -> Translated:
-    """Where at the origin consumers go on who would read `offset` next in this log; raises as `to_copy`."""
+def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
+    """Where at the origin consumers go on who would read `offset` next here; raises as `offset_in_copy`."""
     last = visible.mirror
     if last is None or offset > visible.end:
         return Translated(Outcome.NOT_COPIED)
@@ -122,6 +123,18 @@ def to_origin(visible: LogState, files: Files, offset: int) -> Translated:
     if not found.batches:
         return Translated(Outcome.TRANSLATED, found.position.cursor.next_offset)
     return Translated(Outcome.TRANSLATED, found.origins()[0] + max(0, offset - found.batches[0][0]))
+
+
+def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to_origin: bool) -> Translated:
+    """An offset of a mirrored log at its origin, or the other way round; StorageError, CorruptMessage."""
+    find = offset_at_origin if to_origin else offset_in_copy
+    for _ in range(ATTEMPTS):
+        visible, files = snapshot()
+        try:
+            return find(visible, files, offset)
+        except FileNotFoundError:
+            continue  # retention took a file after this look-up began: there are others now
+    raise StorageError("the log's files are deleted faster than they can be read")
 
 
 def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:

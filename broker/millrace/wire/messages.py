@@ -13,7 +13,7 @@ from uuid import UUID
 
 
 class ApiKey(IntEnum):
-    """The numbers of the APIs Millrace knows; MIRROR_APPEND is its own and never advertised."""
+    """The numbers of the APIs Millrace knows; those from 10,000 on are its own and never advertised."""
 
     PRODUCE = 0
     FETCH = 1
@@ -39,6 +39,7 @@ class ApiKey(IntEnum):
     INCREMENTAL_ALTER_CONFIGS = 44
     DELETE_GROUPS = 42
     MIRROR_APPEND = 10_000
+    TRANSLATE_OFFSETS = 10_001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

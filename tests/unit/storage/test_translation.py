@@ -13,7 +13,7 @@ from millrace.mirror.runs import OffsetRules, beginning, runs_of
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, filler_after
 from millrace.storage import translation
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.translation import Outcome, Translated, to_copy, to_origin
+from millrace.storage.translation import Outcome, Translated, offset_at_origin, offset_in_copy
 from millrace.wire.fetch import FetchedPartition
 from tests.unit.storage.logs import ORIGIN, crowded_batch, flush, open_log
 
@@ -67,10 +67,10 @@ class Copying:
         flush(self.log)
 
     def to_copy(self, offset: int) -> Translated:
-        return to_copy(self.log._visible, self.log._files, offset)
+        return offset_in_copy(*self.log.snapshot, offset)
 
     def to_origin(self, offset: int) -> Translated:
-        return to_origin(self.log._visible, self.log._files, offset)
+        return offset_at_origin(*self.log.snapshot, offset)
 
     def copied(self) -> list[int]:
         """The copy's offset of every record, in order."""

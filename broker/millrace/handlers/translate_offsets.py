@@ -1,0 +1,47 @@
+"""TranslateOffsets, v0, never advertised: offsets of a mirror led here into its origin's, and back.
+
+Answers from what is visible. Reads files, so it runs in a thread. An ordinary partition is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from millrace.broker import Broker
+from millrace.errors import BrokerError, ErrorCode, PolicyViolation
+from millrace.handlers.request import Request
+from millrace.handlers.table import Api, answer_from_thread
+from millrace.storage.translation import translate
+from millrace.wire.messages import ApiKey
+from millrace.wire.translate_offsets import TRANSLATE_OFFSETS_VERSION, decode_request, encode_response
+
+log = logging.getLogger(__name__)
+
+
+def handle(broker: Broker, request: Request) -> None:
+    """Translate, or say in the answer why not."""
+    body = bytes(request.body)
+
+    def work() -> bytes:
+        try:
+            topic, number, offsets, to_origin = decode_request(body)
+            partition = broker.partition(topic, number)
+            if not partition.mirrored:
+                raise PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
+            found = [translate(lambda: partition.log.snapshot, each, to_origin=to_origin) for each in offsets]
+            return encode_response(found)
+        except BrokerError as error:
+            return encode_response((), error.code, str(error)[:1000])
+        except OSError as error:
+            log.error("cannot translate offsets: %s", error)
+            return encode_response(
+                (), ErrorCode.STORAGE_ERROR, f"its leader cannot read it: {error.strerror}"
+            )
+
+    answer_from_thread(broker, request, work)
+
+
+TRANSLATE_OFFSETS = Api(
+    key=ApiKey.TRANSLATE_OFFSETS, versions=frozenset({TRANSLATE_OFFSETS_VERSION}), advertised=None,
+    handle=handle,
+)  # fmt: skip
