@@ -103,31 +103,73 @@ def test_several_topics_in_one_application_and_one_that_fails_does_not_stop_the_
     assert [len(loaded_rows(tmp_path, topic)) for topic in ("TopicA", "TopicB")] == [51, 51]
 
 
-def test_a_field_added_to_the_schema_is_a_column_that_is_null_in_older_rows(
+def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_there(
     spark: SparkSession, site: TestSite, tmp_path: Path
 ) -> None:
     topic = site.topic("Evolved", 1)
-    site.publish(topic, [START_MS + n for n in range(20)])
-    load(spark, site, tmp_path, topic)
-    hourly(spark, tmp_path, topic, ["2015-05-17T10"])
     with SchemaRegistryClient(site.registry) as registry:
         schema = dict(registry.latest(topic).schema)
-        schema["fields"] = [
-            *schema["fields"],
-            {"name": "country", "type": ["null", "string"], "default": None},
-        ]
+        fields = schema["fields"]
+        schema["fields"] = [*fields, {"name": "weight", "type": "int", "default": 0}]
         registry.register(topic, schema)
-    with site.producer() as producer:
-        for number in range(5):
-            event = {**EMPTY_EVENT, "country": "is"}
-            producer.send(topic, topic, event, time_ms=START_MS + number * HOUR_MS)
-    load(spark, site, tmp_path, topic)
+        publish_with(site, topic, 20, weight=1)
+        load(spark, site, tmp_path, topic)
+        hourly(spark, tmp_path, topic, ["2015-05-17T10"])
+        country = {"name": "country", "type": ["null", "string"], "default": None}
+        schema["fields"] = [*fields, {"name": "weight", "type": "long", "default": 0}, country]
+        registry.register(topic, schema)
+    publish_with(site, topic, 5, weight=1 << 40, country="is")
+    # An int column cannot take them; they are kept aside, and the next load does not lose its way.
+    (kept_aside,) = load(spark, site, tmp_path, topic)
+    assert (kept_aside.rows, kept_aside.rejected) == (0, 5)
+    places = ["--warehouse", str(tmp_path), "--registry", site.registry]
+    promoted = run_millrace("promote", topic, *places, "--reason", "weights grew")
+    assert promoted.returncode == 0, promoted.stderr
+    assert "new column country" in promoted.stdout
+    publish_with(site, topic, 5, weight=1 << 40, country="is")
+    (result,) = load(spark, site, tmp_path, topic)
+    assert (result.rows, result.rejected, list(result.notes)) == (5, 0, [])
     hourly(spark, tmp_path, topic, [f"2015-05-17T{hour}" for hour in range(10, 15)])
     table = tables.read(spark, str(tmp_path), topic)
-    countries = {row["country"]: row["count"] for row in table.groupBy("country").count().collect()}
-    assert countries == {None: 20, "is": 5}
-    revisions = table.select("hour", "rev").distinct().sort("hour").collect()
-    assert [tuple(row) for row in revisions] == [(10, 2), (11, 1), (12, 1), (13, 1), (14, 1)]
+    grouped = table.groupBy("country", "weight").count().collect()
+    assert {(row["country"], row["weight"]): row["count"] for row in grouped} == {
+        (None, 1): 20,
+        ("is", 1 << 40): 5,
+    }
+    shown = run_millrace("promote", topic, "--warehouse", str(tmp_path), "--list", "--json")
+    assert [(e["number"], e["first_load"]) for e in json.loads(shown.stdout)] == [(None, 1), (1, 3)]
+    verified = run_millrace("verify", str(tmp_path), "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+def publish_with(site: TestSite, topic: str, count: int, **fields: object) -> None:
+    """Events an hour apart from the first hour on, with more fields than the usual ones."""
+    with site.producer() as producer:
+        for number in range(count):
+            time_ms = START_MS + (number * HOUR_MS if count == 5 else number)
+            producer.send(topic, topic, {**EMPTY_EVENT, **fields}, time_ms=time_ms)
+
+
+def test_runs_of_so_many_bytes_take_a_topic_part_by_part_and_say_what_is_left(
+    spark: SparkSession, site: TestSite, tmp_path: Path
+) -> None:
+    topic = site.topic("Bounded", 3)
+    site.publish(topic, [START_MS + n * 1_000 for n in range(600)])
+    (early,) = load(spark, site, tmp_path, topic, until_ms=START_MS + 300_000)
+    assert 300 <= early.rows < 600
+    rows, left = early.rows, early.left_bytes
+    assert left > 0
+    for _ in range(50):
+        (result,) = load(spark, site, tmp_path, topic, max_bytes=left // 2)
+        rows += result.rows
+        assert result.left_bytes < left
+        left = result.left_bytes
+        if not left:
+            break
+    assert (rows, left) == (600, 0)
+    assert len(loaded_rows(tmp_path, topic)) == 600
+    verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
 def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_again(
@@ -234,7 +276,7 @@ def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturb
 
 
 def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> None:
-    done = run_millrace("load", "Any", *site.load_options(tmp_path), env={"JAVA_HOME": str(tmp_path)})
+    done = run_millrace("load", "audit", *site.load_options(tmp_path), env={"JAVA_HOME": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.strip().startswith("millrace: no Java")
     assert len(done.stderr.strip().splitlines()) == 1
