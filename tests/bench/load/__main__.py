@@ -103,4 +103,7 @@ def _commit() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; every process it had started has ended, and what was measured so far is kept")

@@ -36,6 +36,7 @@ CELLS: Mapping[str, tuple[str, ...]] = {
 }
 LOAD_MESSAGES = 5 * MILLION
 QUICK_MESSAGES = DISTINCT
+QUICK_WARM_RUNS = 2
 MIRROR_MESSAGES = 7 * MILLION
 QUICK_MIRROR_MESSAGES = 400_000
 DECODE = REPOSITORY / "tests" / "bench" / "bench_decode.py"
@@ -78,7 +79,8 @@ def _load(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: b
         kept["data"] = {"messages": filled.messages, "batches": filled.batches, "bytes": filled.data_bytes}
         tell(f"{filled.messages:,} messages, {filled.data_bytes / 1e6:,.0f} MB in the topic")
         origin = Origin(broker=broker, registry=registry, rows_by_hour=messages.rows_by_hour())
-        _ways([way for way in WAYS if way.name in names and not way.on_kafka], origin, folder, kept, tell)
+        here = [way for way in WAYS if way.name in names and not way.on_kafka]
+        _ways(here, origin, folder, kept, tell, quick)
         if "raw" in names:
             kept["raw"] = _raw(broker, folder, tell, RAW_SAMPLE // (10 if quick else 1))
     on_kafka = [way for way in WAYS if way.name in names and way.on_kafka]
@@ -92,13 +94,15 @@ def _load(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: b
             tell(f"MISSING: {missing}")
             return
         fill(broker.address, TOPIC, messages)
-        _ways(on_kafka, replace(origin, broker=broker), folder, kept, tell)
+        _ways(on_kafka, replace(origin, broker=broker), folder, kept, tell, quick)
 
 
-def _ways(ways: Sequence[Way], origin: Origin, folder: Path, kept: Result, tell: Tell) -> None:
+def _ways(ways: Sequence[Way], origin: Origin, folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
     for way in ways:
         meter.wait_for_quiet([origin.broker.pid], timeout_s=5)
-        kept[way.name] = loading.measure(way, origin, folder, partial(_tell_of, way, tell))
+        runs = min(way.warm_runs, QUICK_WARM_RUNS) if quick else way.warm_runs
+        told = partial(_tell_of, way, tell)
+        kept[way.name] = loading.measure(way, origin, folder, told, warm_runs=runs)
 
 
 def _tell_of(way: Way, tell: Tell, line: str) -> None:

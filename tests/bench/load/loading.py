@@ -54,14 +54,16 @@ class Origin:
         return sum(self.rows_by_hour.values())
 
 
-def measure(way: Way, origin: Origin, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def measure(
+    way: Way, origin: Origin, folder: Path, tell: Callable[[str], None], *, warm_runs: int
+) -> dict[str, Any]:
     """Both forms of one way, as plain values."""
     found: dict[str, Any] = {"title": way.title, "missing": None}
     try:
         ways.confs(way)
         found["once"] = _plain(_once(way, origin, folder))
         tell(f"whole command {_words(found['once'])}")
-        found["warm"] = [_plain(run) for run in _warm(way, origin, folder, way.warm_runs)]
+        found["warm"] = [_plain(run) for run in _warm(way, origin, folder, warm_runs)]
         tell(f"warm session  {_words(found['warm'][-1])}")
     except Missing as missing:
         found["missing"] = str(missing)
