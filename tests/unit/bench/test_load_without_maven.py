@@ -1,0 +1,44 @@
+"""Where Maven is missing, what needs its jars is missing, and says so; nothing is started for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace.compression import Codec
+from tests.bench.broker.system import Missing
+from tests.bench.load import loading, mirroring, ways
+from tests.bench.load.loading import Origin
+from tests.bench.load.messages import stream
+from tests.bench.load.servers import Broker, Servers
+from tests.peers import maven
+
+
+@pytest.fixture(autouse=True)
+def no_maven(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No `mvn`, and nothing fetched earlier."""
+    monkeypatch.setattr(maven, "CACHE", tmp_path / "peers")
+    monkeypatch.setattr(maven, "available", lambda: False)
+
+
+def test_a_way_that_needs_jars_is_missing_and_the_others_are_not(tmp_path: Path) -> None:
+    origin = Origin(broker=Broker(address="127.0.0.1:1", pid=1), registry="", rows_by_hour={})
+    told: list[str] = []
+
+    for way in ways.WAYS:
+        if way.needs_jars:
+            found = loading.measure(way, origin, tmp_path, told.append, warm_runs=1)
+            assert "install it" in found["missing"]
+        else:
+            assert ways.confs(way)
+
+    assert len(told) == 2
+    assert all(line.startswith("MISSING: spark-kafka.pom.xml needs Maven") for line in told)
+
+
+def test_mirrormaker_and_apache_kafka_are_missing(tmp_path: Path) -> None:
+    with pytest.raises(Missing, match=r"mirrormaker.pom.xml needs Maven: install it"):
+        mirroring.by_mirrormaker(tmp_path, stream(500, 1, Codec.NONE))
+    with Servers(tmp_path) as servers, pytest.raises(Missing, match=r"kafka.pom.xml needs Maven"):
+        servers.kafka("origin")
