@@ -213,8 +213,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, list):
             return tuple(_convert(arguments[0], item, where) for item in value)
     elif origin is types.UnionType:
-        # `int | None`: TOML has no null, so -1 says "no limit", as in Kafka's own settings.
-        return None if value == -1 else _convert(arguments[0], value, where)
+        # `int | None`: TOML has no null, so -1 says "no limit", as in Kafka's own settings. JSON has one.
+        return None if value is None or value == -1 else _convert(arguments[0], value, where)
     elif type(value) is hint:
         if hint is int and value < 0:
             raise ConfigError(

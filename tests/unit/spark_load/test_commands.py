@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import millrace.registry.client
 import millrace.wire.client
 import millrace_spark.submit
+from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.commands import early
 from millrace_spark.commands.early import TopicsToLoad, parse_bytes
@@ -25,6 +26,7 @@ from millrace_spark.commands.load import load
 from millrace_spark.commands.mirror_batch import mirror_batch
 from millrace_spark.commands.promote import promote
 from millrace_spark.commands.verify import verify
+from millrace_spark.jobs.load import LoadSettings
 from millrace_spark.load import load_topic
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
 
@@ -258,12 +260,14 @@ def test_an_address_that_is_none_is_one_clear_line(command: Any, options: list[s
 
 def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
     submitted["answer"] = {"partitions": [
-        {"partition": 3, "target_partition": 7, "start": 0, "end": 1234, "batches": 5, "records": 50,
-         "dropped": 1}
+        {"topic": "SearchQuery", "partition": 3, "target_partition": 7, "start": 0, "end": 1234,
+         "batches": 5, "records": 50, "dropped": 1, "bytes": 5000, "lag": 77}
     ]}  # fmt: skip
     options = ["--origin", "dc1", "--origin-bootstrap", "h:1", "--bootstrap", "h:2"]
-    shown = CliRunner().invoke(mirror_batch, ["SearchQuery", *options])
+    shown = CliRunner().invoke(mirror_batch, ["SearchQuery", "PageView", *options, "--max-bytes", "1MB"])
     assert shown.exit_code == 0, shown.output
+    assert submitted["settings"]["topics"] == ["SearchQuery", "PageView"]
+    assert submitted["settings"]["max_bytes"] == 1_000_000
     assert "dc1/SearchQuery-3" in shown.stdout
     assert "1,234" in shown.stdout
 
@@ -297,3 +301,11 @@ def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict
     assert list(submitted["archives"]) == ["e.tar.gz#e"]
     refused = CliRunner().invoke(load, ["A", *LOAD, "--conf", "executor.cores=1"])
     assert str(refused.exception) == "--conf 'executor.cores=1' is not of the form spark.KEY=VALUE"
+
+
+def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted: dict[str, Any]) -> None:
+    submitted["answer"] = {"loads": [], "failures": []}
+    shown = CliRunner().invoke(load, ["A", *LOAD])
+    assert shown.exit_code == 0, shown.output
+    settings = json.loads(json.dumps(submitted["settings"]))
+    assert from_mapping(LoadSettings, settings, "the job's settings").max_bytes is None
