@@ -63,10 +63,10 @@ def open_hadoop(spark: SparkSession, warehouse: str) -> HadoopFilesystem:
     """The warehouse at an `hdfs://` or `viewfs://` URI, once its NameNode is ready; MillraceError if not."""
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
+    for key, value in _RETRY.items():
+        conf.setIfUnset(key, value)  # before the first connection, which is kept: also for Spark's own
     with explaining(warehouse):
         root = _qualified(jvm, conf, warehouse)
-    for key, value in _RETRY.items():
-        conf.setIfUnset(key, value)
     _wait_until_ready(jvm, conf, root)
     return HadoopFilesystem(spark, root)
 

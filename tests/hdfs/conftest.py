@@ -58,6 +58,8 @@ def client_settings(hdfs: Hdfs) -> dict[str, str]:
     prefix = f"dfs.namenode.rpc-address.{NAMESERVICE}"
     return {
         "dfs.replication": str(REPLICATION),
+        # As ours, in smaller steps: what a configuration says comes first.
+        "dfs.client.retry.policy.spec": "200,10,1000,40",
         "dfs.nameservices": NAMESERVICE,
         f"dfs.ha.namenodes.{NAMESERVICE}": "gone,running",
         f"{prefix}.gone": "127.0.0.1:9",

@@ -13,6 +13,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from tests.support import die_with_the_test_run, wait_until
 
 POM = Path(__file__).with_name("hdfs.pom.xml")
 START_TIMEOUT_S = 90.0
+# A process dies with the thread that started it: this one lives as long as the test run, whoever asks.
+_STARTER = ThreadPoolExecutor(1)
 _SERVER = "org.apache.hadoop.hdfs.server"
 # One compiler tier and the simplest collector: a short life is mostly its start.
 _JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k")
@@ -55,13 +58,14 @@ class HdfsProcess:
         """Start it, again after `kill`, on the same ports and data; `Hdfs.wait_until_ready` waits for it."""
         assert self.process is None, f"{self.name} is running"
         with open(self.folder / "log", "ab") as log:
-            self.process = subprocess.Popen(
+            self.process = _STARTER.submit(
+                subprocess.Popen,
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 preexec_fn=die_with_the_test_run,
-            )
+            ).result()
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone; nothing when it is not running."""
