@@ -1,0 +1,243 @@
+"""Loads while everything fails: `make fault-load`, `python -m tests.faultload [--loads N] [--seed N]`.
+
+Real brokers, registry, Spark standalone cluster and Airflow; producers that never stop; SIGKILL of drivers,
+executors, workers, brokers and Airflow's task processes at random moments; one in ten reads of the tasks cut
+off or failed; speculation; hours published in between; a reader that looks all the time. Then power cuts. At
+the end the warehouse is compared with what the producers were told.
+
+Most loads run one after the other in one Spark application, because starting one takes most of the time that
+a small load does; every sixth is the real command `millrace load`, and Airflow runs that command too, at the
+same time: its loads are in the count. A kill that met nothing is not. The seed repeats what is decided here;
+which instruction a kill meets nobody can repeat.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import click
+
+from millrace_spark.warehouse import HOURLY
+from tests.faultload.airflow_runs import Airflow
+from tests.faultload.kills import KINDS, Kills, Saboteur, kill
+from tests.faultload.place import Place, topics_file
+from tests.faultload.power import PowerCuts
+from tests.faultload.produced import Ledger, Traffic
+from tests.faultload.report import Report
+from tests.faultload.runs import Application, Commands, Failed, Runs, Way
+from tests.faultload.watch import Problem, Reader, grouped, hourly_rows, plain_files, rows_of
+from tests.jobs import descendants
+from tests.support import run_millrace
+
+SINKS = ("direct", "spark")
+COMMAND_EVERY, HOURLY_EVERY, RAW_READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
+"""Loads between two by a command, two publications of hours, two reads by Spark, two new topics."""
+SPARE = 1.3
+"""More kills are tried than are wanted: some meet nothing."""
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class FaultLoad:
+    """One run of it all."""
+
+    def __init__(self, place: Place, report: Report, loads: int, chance: random.Random) -> None:
+        self._place, self._report, self._wanted, self._chance = place, report, loads, chance
+        self._least = max(1, loads // 10)
+        """Kills of each kind, at least."""
+        self.kills, self._ledger = Kills(report.say), Ledger()
+        self._application, self._commands = Application(place), Commands(place)
+        self._plan = {kind: round(self._least * SPARE) for kind in KINDS if kind != "airflow task"}
+        self._drawn = dict.fromkeys(self._plan, 0)
+
+    def run(self) -> None:
+        """The loads, with every fault; Problem or Failed when anything is wrong."""
+        self._add_topic()
+        self._add_topic()
+        traffic = [
+            Traffic(
+                self._ledger, self._place.site.producer, self._place.topics, server,
+                random.Random(self._chance.random()), self._report.say,
+            ).start()
+            for server in ("web1", "web2")
+        ]  # fmt: skip
+        reader = Reader(
+            self._place.warehouse, self._place.topics, self._ledger, random.Random(self._chance.random())
+        ).start()
+        airflow = Airflow(
+            self._place, self.kills, self._least, random.Random(self._chance.random()), self._report.say
+        ).start()
+        try:
+            with Saboteur(self._place, self.kills, self._chance) as saboteur:
+                self._loads(Runs(saboteur, self._report.say), reader, airflow)
+            self._finish(traffic, airflow)
+            reader.stop()
+            self._check(reader, airflow, traffic)
+        finally:
+            airflow.stop()
+            self._application.close()
+        self._compare()
+        self._say_what_happened(reader, airflow)
+
+    def _loads(self, runs: Runs, reader: Reader, airflow: Airflow) -> None:
+        number = 0
+        while number + airflow.runs < self._wanted or airflow.running or self._missing():
+            if number > 3 * self._wanted:
+                raise Failed(f"after {number} loads these kills are still too few: {self._missing()}")
+            number += 1
+            if number % TOPIC_EVERY == 0:
+                self._add_topic()
+            way: Way = self._commands if number % COMMAND_EVERY == 0 else self._application
+            sink, fault = SINKS[number % 2], self._draw(number)
+            began = time.monotonic()
+            runs.load(way, self._place.topics, sink, fault)
+            took = time.monotonic() - began
+            self._report.advance(
+                f"load {number} by {way.name}, {sink}, {fault or 'undisturbed'}: {took:.1f} s"
+            )
+            if number % HOURLY_EVERY == 0:
+                topic = self._chance.choice(self._place.topics)
+                runs.hourly(way, topic, self._chance.choice(SINKS), self._draw(number))
+                self._report.say(f"hours of {topic} published by {way.name}")
+            if number % RAW_READ_EVERY == 0:
+                self._read_with_spark()
+            if reader.problem is not None:
+                raise Problem(reader.problem)
+            if airflow.problem is not None:
+                raise Failed(airflow.problem)
+
+    def _draw(self, number: int) -> str | None:
+        """Who is to be killed in the next run: what is missing most, spread over the runs that are left."""
+        missing = {kind: self._plan[kind] - self.kills.done[kind] for kind in self._plan}
+        missing = {kind: count for kind, count in missing.items() if count > 0}
+        runs_left = max(1, (self._wanted - number) * (1 + 1 / HOURLY_EVERY))
+        if not missing or self._chance.random() > 1.5 * sum(missing.values()) / runs_left:
+            return None
+        return self._chance.choices(list(missing), list(missing.values()))[0]
+
+    def _missing(self) -> list[str]:
+        return [kind for kind in self._plan if self.kills.done[kind] < self._least]
+
+    def _add_topic(self) -> None:
+        name = self._place.add_topic(partitions=self._chance.randint(2, 4))
+        topics_file(self._place)
+        self._report.say(f"topic {name} is new")
+
+    def _read_with_spark(self) -> None:
+        topic = self._place.topics[0]
+        try:
+            seen = self._application.run("read", {"warehouse": str(self._place.warehouse), "topic": topic})
+        except Exception as error:  # its own driver may have been killed in the run before
+            self._report.say(f"no read by Spark: {str(error)[:100]}")
+            return
+        if seen["rows"] != seen["distinct"]:
+            raise Problem(f"Spark reads {seen['rows']} rows of {topic}, {seen['distinct']} of them distinct")
+        self._report.say(f"Spark reads {seen['rows']} rows of {topic}, each once")
+
+    def _finish(self, traffic: list[Traffic], airflow: Airflow) -> None:
+        """No more faults and no more events; then everything into the loads and the hours."""
+        self._place.stop_flaky_reads()
+        airflow.stop()
+        for each in traffic:
+            each.stop()
+        self._commands.load(self._place.topics, f"last-{self._chance.random()}", "direct")
+        for topic in self._place.topics:
+            self._application.hourly(topic, "last", "direct")
+        self._report.say("the last load and the last hours are published")
+
+    def _check(self, reader: Reader, airflow: Airflow, traffic: list[Traffic]) -> None:
+        if reader.problem is not None:
+            raise Problem(reader.problem)
+        for problem in (airflow.problem, *(each.problem for each in traffic)):
+            if problem is not None:
+                raise Failed(problem)
+
+    def _compare(self) -> None:
+        """What is there against what was acknowledged, read anew; and `verify`."""
+        warehouse = self._place.warehouse
+        lost = 0
+        for topic in self._place.topics:
+            loads = grouped(rows_of(plain_files(warehouse / topic)), topic)
+            hours = hourly_rows(warehouse, topic)
+            if loads != hours:
+                raise Problem(f"{topic}{HOURLY} does not hold the rows of the loads")
+            found = {instance: sequences for (instance, _), sequences in loads.items()}
+            for instance, sequences in self._ledger.acknowledged(topic).items():
+                lost += len(sequences - found.get(instance, set()))
+            for (instance, server), sequences in loads.items():
+                if foreign := self._ledger.foreign(topic, instance, server, sequences):
+                    raise Problem(f"{topic}: nobody has produced sequence {min(foreign)} of {instance}")
+        if lost:
+            raise Problem(f"lost={lost} events that were acknowledged")
+        bootstrap = self._place.site.cluster.bootstrap
+        verified = run_millrace("verify", str(warehouse), "--bootstrap", bootstrap, "--json", timeout_s=600)
+        if verified.returncode != 0:
+            raise Problem(f"verify: {verified.stderr.strip().splitlines()[-1]}")
+
+    def _say_what_happened(self, reader: Reader, airflow: Airflow) -> None:
+        handed, acknowledged = self._ledger.totals()
+        reads, say = self._place.reads(), self._report.say
+        bad = reads["c"] + reads["f"]
+        loads = sum(len(topic.loads) for topic in reader.topics.values())
+        say(f"events: {handed} produced, {acknowledged} acknowledged")
+        say(f"in the warehouse: {loads} loads of {len(reader.topics)} topics")
+        say(f"reads of tasks: {reads.total()}, {bad} failed ({reads['c']} cut, {reads['f']} with the task)")
+        say(f"speculative tasks: {self._place.speculative_tasks()}; looks of the reader: {reader.looks}")
+        say(f"runs of Airflow: {airflow.runs}; drivers of the long application: {self._application.starts}")
+        say("kills: " + ", ".join(f"{kind} {self.kills.done[kind]}" for kind in KINDS))
+
+
+def fault_load(folder: Path, loads: int, power_cuts: int, seed: int) -> int:
+    """Run it all; the number of kills. Problem or Failed when anything is wrong."""
+    chance = random.Random(seed)
+    with Report(folder / "events.log", loads + power_cuts) as report:
+        report.say(f"seed {seed}, everything is in {folder}")
+        with Place(folder) as place:
+            run = FaultLoad(place, report, loads, chance)
+            run.run()
+            cuts = PowerCuts(place, chance, report.say)
+            for number in range(1, power_cuts + 1):
+                cuts.round()
+                report.advance(f"power cut {number}: nothing lost, nothing twice")
+            if power_cuts:
+                report.say(f"the power cuts took {cuts.lost}")
+    return run.kills.total
+
+
+@click.command()
+@click.option("--loads", default=100, show_default=True, help="Loads, those of Airflow included.")
+@click.option("--power-cuts", default=20, show_default=True, help="Power cuts after them.")
+@click.option("--seed", type=int, default=None, help="Repeat the decisions of an earlier run.")
+@click.option("--folder", type=click.Path(path_type=Path), default=None, help="Keep everything here.")
+def main(loads: int, power_cuts: int, seed: int | None, folder: Path | None) -> None:
+    """Load while everything fails, and compare with what was produced."""
+    # What a killed process has started must end with us.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    where = (folder or Path(tempfile.mkdtemp(prefix="millrace-fault-load-"))).resolve()
+    where.mkdir(parents=True, exist_ok=True)
+    seed = seed if seed is not None else random.randrange(1 << 30)
+    try:
+        try:
+            kills = fault_load(where, loads, power_cuts, seed)
+        finally:
+            for pid in descendants(os.getpid()):
+                kill(pid)
+    except Exception as error:
+        (where / "error.log").write_text(traceback.format_exc())
+        reason = " ".join(str(error).split())[:500] or repr(error)
+        print(f"FAULT-LOAD FAILED: {reason} (seed {seed}, everything is kept in {where})", flush=True)
+        sys.exit(1)
+    if folder is None:
+        shutil.rmtree(where, ignore_errors=True)
+    print(f"FAULT-LOAD OK: kills={kills} lost=0 duplicated=0", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""One job of a load or an hour in one process, its tasks one after the other: `python -m` JOB SETTINGS.json.
+
+For the power cuts: what a cut meets is the driver's work on the warehouse, and a process without Spark can
+end at any of its syncs and be started again in a second. The job is the real one, with the direct sink; only
+the session that would spread its tasks over executors is a list here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from millrace.errors import MillraceError
+
+
+class _Tasks:
+    """What a job asks of a distributed list."""
+
+    def __init__(self, tasks: Iterable[Any]) -> None:
+        self._tasks = tasks
+
+    def map(self, function: Callable[[Any], Any]) -> _Tasks:
+        return _Tasks(function(task) for task in self._tasks)
+
+    def collect(self) -> list[Any]:
+        return list(self._tasks)
+
+
+class _Context:
+    """What a job asks of a Spark context."""
+
+    defaultParallelism = 2
+
+    def parallelize(self, tasks: Iterable[Any], slices: int) -> _Tasks:
+        return _Tasks(tasks)
+
+    def setLocalProperty(self, key: str, value: str) -> None:
+        """There is nothing to share."""
+
+
+class _Session:
+    """Stands where a Spark session would."""
+
+    sparkContext = _Context()
+
+
+def main() -> None:
+    """Run the job; exit code 0, or 1 with its error on standard error."""
+    from millrace_spark.jobs import hourly, load
+
+    job, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    session = cast(Any, _Session())
+    try:
+        if job == "load":
+            load.load_topics(session, load.LoadSettings(**settings))
+        else:
+            hourly.job(session, hourly.HourlySettings(**settings))
+    except MillraceError as error:
+        sys.exit(f"{job}: {error}")
+
+
+if __name__ == "__main__":
+    main()
