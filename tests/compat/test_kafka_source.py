@@ -38,8 +38,8 @@ class World:
             client.create_topic(name, partitions, {k.replace("_", "."): v for k, v in settings.items()})
         return name
 
-    def produce(self, topic: str, count: int, partition: int = -1) -> None:
-        producer = Producer({"bootstrap.servers": self.kafka.address, "batch.num.messages": 5})
+    def produce(self, topic: str, count: int, partition: int = -1, batch: int = 5) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.address, "batch.num.messages": batch})
         for number in range(count):
             producer.produce(topic, b"%d" % number, key=str(number % 4), partition=partition)
         assert producer.flush(30) == 0
@@ -143,9 +143,9 @@ def test_what_expires_between_micro_batches_stops_the_query_or_is_left_out_as_as
     world: World, tmp_path: Path
 ) -> None:
     topic = world.topic()
-    world.produce(topic, 10)
+    world.produce(topic, 10, batch=1)
     assert len(flat(world.drained(world.stream(topic), tmp_path))) == 10
-    world.produce(topic, 10)
+    world.produce(topic, 10, batch=1)
     file = tmp_path / "delete.json"
     file.write_text(
         json.dumps({"version": 1, "partitions": [{"topic": topic, "partition": 0, "offset": 14}]})
