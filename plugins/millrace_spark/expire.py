@@ -150,20 +150,21 @@ def _old_loads(
     for load in history.numbers:
         if history.has_expired(load):
             continue
+        if not _old(run, history.manifest(load, 1).created):
+            return  # the later ones are younger
         editions = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
         if not _old(run, editions[-1].created):
             continue
-        holding = {
-            h: r.manifest for h, r in revisions.items() if any(h in m.rows_by_hour() for m in editions)
-        }
-        damaged = next(filter(None, map(problem_of, sorted(holding))), None)
+        touched = sorted({hour for manifest in editions for hour in manifest.rows_by_hour()})
+        holding = {hour: revisions[hour].manifest for hour in touched if hour in revisions}
+        damaged = next(filter(None, map(problem_of, holding)), None)
         if reason := _not_folded(editions, holding) or damaged:
             kept[history.folder(load)] = reason
             continue
         for manifest in editions:
             folder = edition_folder(load, manifest.edition)
             if expired_name(folder) not in history.expired:
-                held = {hour: newest.revision for hour, newest in sorted(holding.items())}
+                held = {hour: newest.revision for hour, newest in holding.items()}
                 yield _expiring(run, topic, folder, manifest, held)
 
 

@@ -86,9 +86,15 @@ def _batches(sources: Sequence[MergeInput], schema: pa.Schema) -> Iterator[pa.Re
 
 
 def _checked(source: MergeInput) -> bool:
-    with open(source.path, "rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
-            return True
+    try:
+        with open(source.path, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
+                return True
+    except FileNotFoundError:
+        raise MillraceError(
+            f"{source.path} is gone: publish again, another run may have been first and the load has expired;"
+            " otherwise restore it from a copy"
+        ) from None
     raise not_published(source.path)
 
 
