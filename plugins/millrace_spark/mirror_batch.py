@@ -3,18 +3,21 @@
 Whole batches, as the origin serves them. The position lives in the target's log and moves with the data:
 an append is taken only if it begins there, so a task that is killed, retried or run twice at once can
 neither lose nor repeat a batch. Control batches and aborted transactions stay behind, counted.
+
+What a task reports is counted by positions, from the one its driver saw to the one it ended at: an attempt
+that was killed after an append, or an append whose answer was lost, is counted like any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millrace.config import OriginConfig
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.mirror.origin import OriginTopic
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run, readable_from
+from millrace.mirror.origin import FETCH_BYTES, OriginTopic
+from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import BatchHeader
 from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.client import ClusterClient
@@ -28,7 +31,7 @@ KNOWN_AFTER_S = 10.0
 PAUSE_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorTask:
     """One origin partition: what to copy, from where, up to which offset, to which cluster."""
 
@@ -36,12 +39,17 @@ class MirrorTask:
     origin_bootstrap: str
     end: int
     bootstrap: str
+    since: MirrorPosition | None = None
+    """What was recorded when the run began; None: nothing."""
+    max_bytes: int | None = None
+    """Stop once this much was appended."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MirroredPartition:
-    """What one task copied: origin offsets [start, end), counted by this task's own appends."""
+    """What was copied of one partition while the run lasted: origin offsets [start, end)."""
 
+    topic: str
     partition: int
     target_partition: int
     start: int
@@ -49,20 +57,31 @@ class MirroredPartition:
     batches: int
     records: int
     dropped: int
+    bytes: int
+    """Of batches, appended by the attempt that reports."""
+    lag: int
+    """Origin offsets up to the run's frozen end that are still to be copied."""
 
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
     """Copy until the end of the task; MillraceError when the origin does not go on where the copy ended."""
-    origin = OriginTopic(
-        OriginConfig(bootstrap=task.origin_bootstrap), task.origin.topic, "millrace-mirror-batch"
-    )
+    name = "millrace-mirror-batch"
     try:
-        with ClusterClient(task.bootstrap, client_id="millrace-mirror-batch") as target:
-            return _Copy(task, origin, target).to_the_end()
+        with (
+            ClusterClient(task.origin_bootstrap, client_id=name) as origin,
+            ClusterClient(task.bootstrap, client_id=name) as target,
+        ):
+            return _Copy(task, OriginTopic(origin, task.origin.topic), target).to_the_end()
     except OriginChanged as error:
         raise MillraceError(f"{_name(task.origin)}: {error}; to go on: millrace mirror reset") from None
-    finally:
-        origin.close()
+
+
+def recorded_position(client: ClusterClient, origin: Origin) -> MirrorAppended:
+    """Target partition and recorded position of an origin partition; it gets a target if it has none.
+
+    A partition allocated a moment ago is not known to every broker yet: they are asked again for a while.
+    """
+    return _ask(client, origin, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin))
 
 
 class _Copy:
@@ -71,108 +90,122 @@ class _Copy:
     def __init__(self, task: MirrorTask, origin: OriginTopic, target: ClusterClient) -> None:
         self._task, self._origin, self._target = task, origin, target
         self._where = _name(task.origin)
-        origin.describe()
         self._rules: OffsetRules = origin.offset_rules()
-        answer = self._ask(self._request(MirrorMode.DESCRIBE))
+        answer = recorded_position(target, task.origin)
         self._target_partition = answer.partition
         self._recorded: MirrorPosition | None = answer.position
+        self._first, self._high_watermark = origin.bounds(task.origin.partition)
         self._before = answer.position or self._beginning()
+        self._bytes = 0
         self._skip_to = -1
         """A fetch offset past the recorded one that leaves out no record; -1: none."""
 
     def to_the_end(self) -> MirroredPartition:
-        """Fetch and append until the recorded position reaches the end."""
-        start = self._before.cursor.next_offset
-        batches = records = dropped = 0
+        """Fetch and append until the recorded position reaches the end, or enough was copied."""
+        self._check_origin()
         give_up_at = time.monotonic() + TIMEOUT_S
-        while self._before.cursor.next_offset < self._task.end:
-            run = self._next_run()
-            if run is None:
-                if time.monotonic() > give_up_at:
-                    at = f"offset {self._before.cursor.next_offset}, its end was {self._task.end}"
-                    raise MillraceError(
-                        f"{self._where} gives nothing at {at}: see its broker's log and run again"
-                    )
-                continue
-            give_up_at = time.monotonic() + TIMEOUT_S
+        while self._before.cursor.next_offset < self._task.end and not self._enough():
             before = self._before
-            if self._append(run):
-                batches += run.position.batches - before.batches
-                records += run.position.records - before.records
-                dropped += run.position.dropped - before.dropped
-        end = self._before.cursor.next_offset
-        return MirroredPartition(
-            self._task.origin.partition, self._target_partition, start, end, batches, records, dropped
-        )
+            for run in self._next_runs():
+                if not self._append(run):
+                    break
+            if self._before is not before:
+                give_up_at = time.monotonic() + TIMEOUT_S
+            elif time.monotonic() > give_up_at:
+                at = f"offset {before.cursor.next_offset}, its end was {self._task.end}"
+                raise MillraceError(
+                    f"{self._where} gives nothing at {at}: see its broker's log and run again"
+                )
+        return self._result()
 
-    def _next_run(self) -> Run | None:
-        partition = self._task.origin.partition
-        offset = max(self._before.cursor.next_offset, self._skip_to)
-        found, failed = self._origin.fetch({partition: offset})
-        if partition in failed:
-            raise MillraceError(f"{self._where}: {failed[partition]}; run again")
-        # A fetch is by name: before anything is copied, make sure which topic has answered.
+    def _check_origin(self) -> None:
+        """Even with nothing to copy: an origin that was begun anew must not look like one that is idle."""
+        self._check_topic()
+        if self._recorded is not None:
+            readable_from(self._recorded.cursor, self._first, self._high_watermark, self._rules)
+        if self._high_watermark < self._task.end:
+            raise MillraceError(
+                f"{self._where} ended at offset {self._task.end} when the run began, now at "
+                f"{self._high_watermark}: see its broker's log and run again"
+            )
+
+    def _check_topic(self) -> None:
         if not self._origin.has_id(self._task.origin.topic_id):
             raise MillraceError(
                 f"{self._where}: the topic was deleted and created anew; to go on: millrace mirror reset"
             )
-        answer = found[partition]
+
+    def _enough(self) -> bool:
+        return self._task.max_bytes is not None and self._bytes >= self._task.max_bytes
+
+    def _result(self) -> MirroredPartition:
+        since = self._task.since or self._beginning()
+        last = self._before
+        return MirroredPartition(
+            topic=self._task.origin.topic, partition=self._task.origin.partition,
+            target_partition=self._target_partition,
+            start=since.cursor.next_offset, end=last.cursor.next_offset,
+            batches=last.batches - since.batches, records=last.records - since.records,
+            dropped=last.dropped - since.dropped, bytes=self._bytes,
+            lag=max(0, self._task.end - last.cursor.next_offset),
+        )  # fmt: skip
+
+    def _next_runs(self) -> Iterator[Run]:
+        offset = max(self._before.cursor.next_offset, self._skip_to)
+        left = FETCH_BYTES if self._task.max_bytes is None else self._task.max_bytes - self._bytes
+        answer = self._origin.fetch(self._task.origin.partition, offset, min(left, FETCH_BYTES))
+        # A fetch is by name: before anything is copied, make sure which topic has answered.
+        self._check_topic()
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
-            return None
+            return iter(())
         if answer.error:
             raise MillraceError(
                 f"{self._task.origin_bootstrap} answers {error_name(answer.error)}; run again"
             )
-        return next_run(self._recorded, self._before, _up_to(answer, self._task.end), self._rules)
+        return runs_of(self._recorded, self._before, _up_to(answer, self._task.end), self._rules)
 
     def _append(self, run: Run) -> bool:
         """True when the run was appended; False when somebody else moved the position meanwhile."""
         before, position = self._before, run.position
-        request = dataclasses.replace(
-            self._request(MirrorMode.APPEND),
-            expected=run.expected,
-            start=before.start,
-            cursor=position.cursor,
-            dropped=position.dropped - before.dropped,
+        request = MirrorAppend(
+            mode=MirrorMode.APPEND, origin=self._task.origin, expected=run.expected, start=before.start,
+            cursor=position.cursor, dropped=position.dropped - before.dropped, numbered=position.numbered,
             records=b"".join(run.batches),
-        )
+        )  # fmt: skip
         self._skip_to = -1
         try:
-            self._ask(request)
+            _ask(self._target, self._task.origin, request)
         except PositionMismatch as error:
             # A retry whose first try did get through, or a second driver: go on from what is recorded.
             self._recorded = error.recorded
             self._before = error.recorded or self._beginning()
             return False
         self._recorded = self._before = position
+        self._bytes += len(request.records)
         return True
 
-    def _ask(self, request: MirrorAppend) -> MirrorAppended:
-        """The target's answer; a partition allocated a moment ago is not known to every broker yet."""
-        give_up_at = time.monotonic() + KNOWN_AFTER_S
-        while True:
-            try:
-                return self._target.mirror_append(self._task.origin.topic, request)
-            except UnknownTopicOrPartition:
-                if time.monotonic() > give_up_at:
-                    raise
-                time.sleep(PAUSE_S)
-
-    def _request(self, mode: MirrorMode) -> MirrorAppend:
-        return MirrorAppend(mode=mode, origin=self._task.origin)
-
     def _beginning(self) -> MirrorPosition:
-        first, _ = self._origin.bounds(self._task.origin.partition)
-        return beginning(self._task.origin, first)
+        return beginning(self._task.origin, self._first)
 
     def _out_of_range(self) -> None:
         """OriginChanged when offsets that were to be read are gone; else find where reading goes on."""
-        first, last = self._origin.bounds(self._task.origin.partition)
+        self._first, last = self._origin.bounds(self._task.origin.partition)
         if self._recorded is None:
-            self._before = beginning(self._task.origin, first)
+            self._before = self._beginning()
         else:
-            self._skip_to = readable_from(self._recorded.cursor, first, last, self._rules)
+            self._skip_to = readable_from(self._recorded.cursor, self._first, last, self._rules)
+
+
+def _ask(client: ClusterClient, origin: Origin, request: MirrorAppend) -> MirrorAppended:
+    give_up_at = time.monotonic() + KNOWN_AFTER_S
+    while True:
+        try:
+            return client.mirror_append(origin.topic, request)
+        except UnknownTopicOrPartition:
+            if time.monotonic() > give_up_at:
+                raise
+            time.sleep(PAUSE_S)
 
 
 def _name(origin: Origin) -> str:
@@ -184,7 +217,7 @@ def _up_to(fetched: FetchedPartition, end: int) -> FetchedPartition:
     position = 0
     while (header := BatchHeader.parse(fetched.records, position)) is not None and header.base_offset < end:
         if header.batch_length <= 0:
-            break  # damaged: `next_run` says so
+            break  # damaged: `runs_of` says so
         position += header.size
     else:
         return dataclasses.replace(fetched, records=fetched.records[:position])

@@ -17,7 +17,7 @@ from millrace.cluster import Cluster
 from millrace.config import BrokerConfig, load
 from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.wire.client import EARLIEST, LATEST
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic
+from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
 from tests.brokers import Contents, TestCluster, read_topic, wait_for_values
 from tests.compat.clients import (
     CLIENTS,
@@ -214,14 +214,14 @@ def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark
     transact(world.kafka.address, "batched", numbered("committed", 4), commit=True)
     transact(world.kafka.address, "batched", numbered("aborted", 5), commit=False)
     settings = MirrorSettings(
-        topic="batched", origin="dc1", origin_bootstrap=world.kafka.address,
+        topics=["batched"], origin="dc1", origin_bootstrap=world.kafka.address,
         bootstrap=world.aggregate.bootstrap,
     )  # fmt: skip
-    parts = mirror_topic(spark, settings)
+    parts = mirror_topics(spark, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in parts] == [
         (0, 14, 7, 7), (0, 0, 0, 0),
     ]  # fmt: skip
-    again = mirror_topic(spark, settings)
+    again = mirror_topics(spark, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in again] == [
         (14, 14, 0, 0), (0, 0, 0, 0),
     ]  # fmt: skip

@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 from millrace.cluster import Cluster
-from millrace.config import BrokerConfig, OriginConfig, load
+from millrace.config import BrokerConfig, load
 from millrace.errors import BrokerError, PolicyViolation
 from millrace.mirror.origin import OriginTopic
 from millrace.mirror.runs import OffsetRules, beginning, next_run
@@ -185,12 +185,11 @@ def test_of_two_writers_that_race_one_wins_each_time_and_nothing_is_there_twice(
     meeting = threading.Barrier(2, timeout=60)
 
     def write() -> None:
-        reader = OriginTopic(OriginConfig(bootstrap=world.origin.bootstrap), "raced", "racer")
-        topic_id = reader.describe().topic_id
-        with world.aggregate.client() as aggregate:
+        with world.origin.client() as client, world.aggregate.client() as aggregate:
+            reader = OriginTopic(client, "raced")
+            topic_id = reader.describe().topic_id
             for number in range(2):
                 lost.append(copy_slowly(reader, aggregate, Origin("dc1", "raced", topic_id, number), meeting))
-        reader.close()
 
     writers = [threading.Thread(target=write) for _ in range(2)]
     for writer in writers:
@@ -216,8 +215,7 @@ def copy_slowly(
         before = recorded or beginning(origin, 0)
         if before.cursor.next_offset >= end:
             return lost
-        found, _ = reader.fetch({origin.partition: before.cursor.next_offset})
-        answer = found[origin.partition]
+        answer = reader.fetch(origin.partition, before.cursor.next_offset)
         run = next_run(recorded, before, answer, reader.offset_rules())
         assert run is not None
         batch = run.batches[0]

@@ -16,7 +16,7 @@ from millrace.producer import AuditedProducer
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topic
+from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
 from millrace_spark.warehouse import read_load
 from tests.brokers import TestCluster
 from tests.support import Process, run_millrace
@@ -54,9 +54,9 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
                 time_ms = START_MS + number % 2 * HOUR_MS + number
                 producer.send(TOPIC, TOPIC, EMPTY_EVENT, time_ms=time_ms, partition=number % 2)
         settings = MirrorSettings(
-            topic=TOPIC, origin="dc1", origin_bootstrap=origin.bootstrap, bootstrap=offline.cluster.bootstrap
+            topics=[TOPIC], origin="dc1", origin_bootstrap=origin.bootstrap, bootstrap=offline.cluster.bootstrap
         )
-        assert sum(part.records for part in mirror_topic(spark, settings)) == 100
+        assert sum(part.records for part in mirror_topics(spark, settings)) == 100
         (result,) = load_topics(
             spark,
             LoadSettings(

@@ -1,17 +1,13 @@
-"""One topic of an origin cluster, as a puller reads it: what there is, what is new, where it begins and ends.
+"""One topic of an origin cluster, as it is asked about from outside the brokers: status, reset, batch mirror.
 
-Blocking; for one thread. A broker of the origin that is down holds up its own partitions only: it is asked
-apart from the others until it answers again. Knows neither targets nor positions.
+Blocking; for one thread. Knows neither targets nor positions. (The mirror inside a broker reads with
+origin_broker.py.)
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from uuid import UUID
 
-from millrace.config import OriginConfig
-from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.mirror.runs import OffsetRules, OriginChanged, next_run, readable_from
 from millrace.storage.position import MirrorPosition
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
@@ -21,34 +17,18 @@ from millrace.wire.topic_settings import topic_setting
 
 FETCH_BYTES = 4 << 20
 """Of one answer. A single batch may be larger, and still comes whole."""
-PARTITION_BYTES = 1 << 20
 FETCH_WAIT_MS = 500
-TIMEOUT_SECONDS = 5.0
-PROBE_TIMEOUT_SECONDS = 1.0
-PROBE_EVERY_SECONDS = 5.0
 
 
 class OriginTopic:
-    """A topic of an origin; every method raises MillraceError when nobody answers."""
+    """A topic of an origin, asked through a client of it; MillraceError when nobody answers."""
 
-    def __init__(self, config: OriginConfig, topic: str, client_id: str) -> None:
-        self._topic = topic
-        self._client = ClusterClient(config.bootstrap, client_id=client_id, timeout_s=TIMEOUT_SECONDS)
-        self._probe = ClusterClient(config.bootstrap, client_id=client_id, timeout_s=PROBE_TIMEOUT_SECONDS)
-        self._leaders: Mapping[int, int] = {}
-        self._silent: dict[int, tuple[float, str]] = {}
-        """Broker -> when to ask it again, and what it failed with."""
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-        self._probe.close()
+    def __init__(self, client: ClusterClient, topic: str) -> None:
+        self._client, self._topic = client, topic
 
     def describe(self) -> TopicMetadata:
         """The topic as it is now; UnknownTopicOrPartition when there is none."""
-        metadata = self._client.topic(self._topic)
-        self._leaders = metadata.partitions
-        return metadata
+        return self._client.topic(self._topic)
 
     def offset_rules(self) -> OffsetRules:
         """What this origin's offsets mean."""
@@ -76,58 +56,16 @@ class OriginTopic:
         try:
             offset = readable_from(recorded.cursor, earliest, high_watermark, rules)
             if offset < high_watermark:
-                found, _ = self.fetch({partition: offset})
-                if partition in found and not found[partition].error:
-                    next_run(recorded, recorded, found[partition], rules)
+                found = self.fetch(partition, offset)
+                if not found.error:
+                    next_run(recorded, recorded, found, rules)
         except OriginChanged as error:
             return error
         return None
 
-    def fetch(self, offsets: Mapping[int, int]) -> tuple[dict[int, FetchedPartition], dict[int, str]]:
-        """What is new in each partition from its offset on, and why some could not be asked."""
-        by_leader: dict[int, dict[int, int]] = {}
-        for partition, offset in offsets.items():
-            by_leader.setdefault(self._leaders.get(partition, -1), {})[partition] = offset
-        asked = {
-            p: offset for leader, share in by_leader.items() if leader not in self._silent
-            for p, offset in share.items()
-        }  # fmt: skip
-        found: dict[int, FetchedPartition] = {}
-        try:
-            if asked:
-                found |= self._ask(self._client, asked, FETCH_WAIT_MS)
-        except UnknownTopicOrPartition:
-            raise
-        except MillraceError as error:
-            if len(set(self._leaders.values())) <= 1:
-                raise
-            # One of several does not answer, or it has moved: the probe below finds out which.
-            self._silent |= {leader: (0.0, str(error)) for leader in by_leader if leader not in self._silent}
-        failed: dict[int, str] = {}
-        for leader in [leader for leader in self._silent if leader in by_leader]:
-            answer, why = self._ask_silent(leader, by_leader[leader])
-            found |= answer
-            failed |= dict.fromkeys(by_leader[leader], why) if why else {}
-        return found, failed
-
-    def _ask_silent(
-        self, leader: int, offsets: Mapping[int, int]
-    ) -> tuple[Mapping[int, FetchedPartition], str]:
-        again_at, why = self._silent[leader]
-        if time.monotonic() < again_at:
-            return {}, why
-        try:
-            answer = self._ask(self._probe, offsets, 0)
-        except MillraceError as error:
-            self._silent[leader] = (time.monotonic() + PROBE_EVERY_SECONDS, str(error))
-            return {}, str(error)
-        del self._silent[leader]
-        return answer, ""
-
-    def _ask(
-        self, client: ClusterClient, offsets: Mapping[int, int], wait_ms: int
-    ) -> Mapping[int, FetchedPartition]:
-        return client.fetch(
-            self._topic, offsets, max_bytes=FETCH_BYTES, max_wait_ms=wait_ms,
-            partition_max_bytes=PARTITION_BYTES,
-        )  # fmt: skip
+    def fetch(self, partition: int, offset: int, max_bytes: int = FETCH_BYTES) -> FetchedPartition:
+        """What is new from an offset on; waits a moment when there is nothing."""
+        return self._client.fetch(
+            self._topic, {partition: offset}, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS,
+            partition_max_bytes=max_bytes,
+        )[partition]  # fmt: skip

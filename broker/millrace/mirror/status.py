@@ -89,7 +89,8 @@ class MirrorStatus:
         self._cluster, self._origins = cluster, origins
         brokers = ",".join(f"{b.host}:{b.port}" for b in cluster.brokers.values())
         self._client = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS) if brokers else None
-        self._readers: dict[tuple[str, str], OriginTopic] = {}
+        self._clients: dict[str, ClusterClient] = {}
+        """Origin cluster -> its client."""
         self._silent: dict[str, str] = {}
         """Origin cluster -> why it cannot be asked: each is waited for once only."""
 
@@ -97,17 +98,17 @@ class MirrorStatus:
         """Close the connections."""
         if self._client is not None:
             self._client.close()
-        for reader in self._readers.values():
-            reader.close()
+        for client in self._clients.values():
+            client.close()
 
     def reader(self, cluster: str, topic: str) -> OriginTopic:
         """A reader of an origin's topic; MillraceError when the configuration names no such cluster."""
-        if (cluster, topic) not in self._readers:
+        if cluster not in self._clients:
             config = self._origins.get(cluster)
             if config is None:
                 raise MillraceError(f"the configuration has no [mirror.{cluster}]")
-            self._readers[cluster, topic] = OriginTopic(config, topic, "millrace-mirror-status")
-        return self._readers[cluster, topic]
+            self._clients[cluster] = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
+        return OriginTopic(self._clients[cluster], topic)
 
     def former(self, origin: Origin) -> Origin | None:
         """What was mirrored under the same name and number, if `origin` itself has no target yet."""
