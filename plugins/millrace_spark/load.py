@@ -142,7 +142,10 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
     if run.bounds != NO_BOUNDS:
         waiting = _waiting(run.client, metadata.name, reached, ends)
         positions = byte_positions(run.client)
-        ends |= bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
+        bounded = bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
+        # What takes nothing stays where it stood, also when that has expired: the next load tells the gap.
+        stands = {p: reached.get(p, Reached()).offset for p, end in bounded.items() if end == waiting[p][0]}
+        ends |= bounded | stands
     return Plan(
         topic=metadata.name,
         topic_id=metadata.topic_id.hex,
