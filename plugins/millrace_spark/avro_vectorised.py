@@ -100,13 +100,13 @@ def _writer_union(writer: Union, table: Node, path: str) -> Step:
     def step(rows: RowCursor) -> Column:
         branch = rows.varint(path)
         unknown = branch.view(np.uint64) >= len(steps)
-        if unknown.any():
+        if np.count_nonzero(unknown):
             rows.fault(unknown, f"{path}: no such branch of the union")
         columns: list[Column] = []
         for index, read in enumerate(steps):
             mine = branch == index
             if read is None:
-                if mine.any():
+                if np.count_nonzero(mine):
                     rows.fault(mine, f"{path}: a branch of the union that the table's schema does not have")
             elif index not in nulls:
                 columns += _decode_where(rows, mine, read)
@@ -156,12 +156,12 @@ def _enum(writer: Enum, table: Enum, path: str) -> Step:
     def step(rows: RowCursor) -> Column:
         index = rows.varint(path)
         unknown = index.view(np.uint64) >= len(places)
-        if unknown.any():
+        if np.count_nonzero(unknown):
             index[unknown] = 0
             rows.fault(unknown, f"{path}: no such symbol of the enum")
         codes = places[index]
         lost = codes < 0
-        if lost.any():
+        if np.count_nonzero(lost):
             codes[lost] = 0
             rows.fault(lost, f"{path}: a symbol that the table's schema does not have")
         return Symbols(symbols, codes, rows.at)
@@ -246,7 +246,7 @@ def _decimal(leaf: Leaf | Fixed, slices: Callable[[RowCursor], tuple[Longs, Long
     def step(rows: RowCursor) -> Column:
         words = decimal_words(rows.buffer, *slices(rows))
         bad = ~fits_precision(words, leaf.precision)
-        if bad.any():
+        if np.count_nonzero(bad):
             rows.fault(bad, f"{path}: a decimal of more than {leaf.precision} digits")
         return FixedWidth(type_, words, rows.at)
 

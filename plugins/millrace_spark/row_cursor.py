@@ -108,7 +108,7 @@ class RowCursor:
 
     def _check(self, what: str) -> None:
         over = self.pos > self.end
-        if over.any():
+        if np.count_nonzero(over):  # several times faster than any()
             self.fault(over, f"{what}: reaches past the end of the message")
 
     def varint(self, what: str) -> Longs:
@@ -125,13 +125,19 @@ class RowCursor:
     def _longer(self, first: Bytes, what: str) -> Longs:
         """The numbers that begin with these bytes, read on a byte at a time, in all rows: 3 ns a byte."""
         more = first >> 7  # 1 where another byte follows
-        bits = (first & 0x7F).astype(np.uint64)
-        for shift in range(7, 70, 7):
-            byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
+        byte = self.buffer.bytes[self.pos] & -more  # 0 in the rows that are done
+        self.pos += more
+        more = byte >> 7
+        short = (first & 0x7F) | (byte & 0x7F).astype(np.uint16) << 7
+        if not np.count_nonzero(more):  # most lengths: small numbers are added up faster
+            return ((short >> 1) ^ -(short & 1)).view(np.int16).astype(np.int64)
+        bits = short.astype(np.uint64)
+        for shift in range(14, 70, 7):
+            byte = self.buffer.bytes[self.pos] & -more
             bits |= (byte & 0x7F).astype(np.uint64) << shift
             self.pos += more
             more = byte >> 7
-            if not more.any():
+            if not np.count_nonzero(more):
                 break
         if shift == 63 and byte.max() > 1:
             self.fault(byte > 1, f"{what}: a number of more than 64 bits")
@@ -153,7 +159,7 @@ class RowCursor:
         """Step over a number of bytes of each row's own; the positions before it."""
         # Compared like this because position + size may wrap; a negative size is huge as unsigned.
         bad = size.view(np.uint64) > (self.end - self.pos).view(np.uint64)
-        if bad.any():
+        if np.count_nonzero(bad):
             size = np.where(bad, 0, size)
             self.fault(bad, f"{what}: its length is negative or reaches past the end of the message")
         start = self.pos.copy()
@@ -163,5 +169,5 @@ class RowCursor:
     def finish(self) -> None:
         """Give up the rows that have bytes left."""
         left = self.pos != self.end
-        if left.any():
+        if np.count_nonzero(left):
             self.fault(left, "bytes are left after the last field")

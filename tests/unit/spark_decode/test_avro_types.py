@@ -16,6 +16,7 @@ from tests.unit.spark_decode.avro_cases import encode, in_one_buffer, rows_of
 from tests.unit.spark_decode.fuzz_cases import INNER, TREE
 
 PAIR = (ColumnDecoder, RowDecoder)
+INNER_1 = {"n": 1, "s": None}
 DECIMAL = {"type": "bytes", "logicalType": "decimal"}
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
 FIXED_2 = {"type": "fixed", "name": "F", "size": 2}
@@ -107,7 +108,7 @@ def test_numbers_that_mean_something_else_are_refused(decoder: type[Any], writte
         ({"type": "long", "logicalType": "timestamp-millis"}, "double", b"\x02", 1.0),
         ({**DECIMAL, "precision": 40}, {**DECIMAL, "precision": 50}, b"\4\0\1", b"\0\1"),
         ({**DECIMAL, "precision": 9}, {**DECIMAL, "precision": 4}, b"\2\1", Decimal(1)),
-        (["null", {**INNER, "name": "Old"}], ["null", {**INNER, "name": "New"}], b"\2\2\2", {"n": 1, "s": None}),
+        (["null", {**INNER, "name": "Old"}], ["null", {**INNER, "name": "New"}], b"\2\2\2", INNER_1),
         ("long", "float", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", 9.223372036854775807e18),
     ],
     ids=str,
