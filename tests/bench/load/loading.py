@@ -109,7 +109,7 @@ def _once(way: Way, origin: Origin, folder: Path) -> LoadRun:
             used = tree.used()
         if code != 0:
             raise LoadFailed(f"exit code {code}: {_last_words(output)}")
-        return _checked(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
+        return check(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
 
 
 def _warm(way: Way, origin: Origin, folder: Path, runs: int) -> Iterator[LoadRun]:
@@ -128,7 +128,7 @@ def _warm(way: Way, origin: Origin, folder: Path, runs: int) -> Iterator[LoadRun
                     process.stdin.flush()
                     _expect(process, "done", errors)
                     used = tree.used()
-                    yield _checked(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
+                    yield check(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
 
 
 def _task(way: Way, origin: Origin, out: Path) -> Task:
@@ -196,7 +196,7 @@ def _output(folder: Path) -> Iterator[Path]:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def _checked(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun:
+def check(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun:
     """LoadFailed unless every hour has the rows that were produced in it, and no other hour has any."""
     files = data_files(out)
     found = rows_by_hour(files)
