@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import re
 import sys
@@ -88,7 +89,7 @@ def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fa
     """The result of `jobs/<job>.py` under spark-submit, its steps shown; MillraceError with its own line."""
     from millrace_spark.submit import submit
 
-    with steps(job) as on_line:
+    with steps(job) as on_line, _from_the_first_step(on_line) as on_line:
         return submit(
             job,
             settings,
@@ -98,6 +99,25 @@ def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fa
             conf=spark.conf,
             archives=spark.archives,
         )
+
+
+@contextmanager
+def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Holds back what Spark says of itself while it starts, unless the job fails before its first step."""
+    held: collections.deque[str] = collections.deque(maxlen=100)
+    begun = False
+
+    def pass_on(line: str) -> None:
+        nonlocal begun
+        begun = begun or line.startswith("step: ")
+        (on_line if begun else held.append)(line)
+
+    try:
+        yield pass_on
+    except BaseException:
+        for line in () if begun else held:
+            on_line(line)
+        raise
 
 
 @contextmanager

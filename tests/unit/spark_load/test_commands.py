@@ -24,6 +24,7 @@ from millrace_spark.commands.early import TopicsToLoad, parse_bytes
 from millrace_spark.commands.hourly import hourly
 from millrace_spark.commands.load import load
 from millrace_spark.commands.mirror_batch import mirror_batch
+from millrace_spark.commands.options import SparkOptions, submit_job
 from millrace_spark.commands.promote import promote
 from millrace_spark.commands.verify import verify
 from millrace_spark.jobs.load import LoadSettings
@@ -309,3 +310,30 @@ def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted:
     assert shown.exit_code == 0, shown.output
     settings = json.loads(json.dumps(submitted["settings"]))
     assert from_mapping(LoadSettings, settings, "the job's settings").max_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "error", "shown"),
+    [
+        (["noise", "step: 1", "later"], None, ["step: 1", "later"]),
+        (["noise", "step: 1", "later"], MillraceError("no such topic"), ["step: 1", "later"]),
+        (["noise"], MillraceError("no JVM"), ["noise"]),
+    ],
+)
+def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lines: list[str],
+    error: MillraceError | None,
+    shown: list[str],
+) -> None:
+    def submit(job: str, settings: dict[str, Any], *, on_line: Any, **_: Any) -> None:
+        for line in lines:
+            on_line(line)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    with nullcontext() if error is None else pytest.raises(MillraceError):
+        submit_job("load", {}, SparkOptions(master="local", conf={}, archives=()), fast_start=True)
+    assert capsys.readouterr().err.splitlines() == shown
