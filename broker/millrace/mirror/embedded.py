@@ -109,14 +109,13 @@ class CopiedOrigin:
             for broker in self._pullers.keys() - shares.keys():
                 self._pullers.pop(broker).stop()
             for broker, share in shares.items():
-                self._puller(broker).assign(addresses[broker], share)
-
-    def _puller(self, broker: int) -> BrokerPuller:
-        if broker not in self._pullers:
-            name = f"{self._name} broker {broker}"
-            puller = BrokerPuller(
-                name, self._client_id, self._target, self._states, self._allowance, self.watch.wake
-            )
-            self._pullers[broker] = puller
-            self._start(f"mirror {name}", puller.run)
-        return self._pullers[broker]
+                puller = self._pullers.get(broker)
+                if puller is not None:
+                    puller.assign(addresses[broker], share)
+                    continue
+                name = f"{self._name} broker {broker}"
+                puller = self._pullers[broker] = BrokerPuller(
+                    name, self._client_id, self._target, self._states, self._allowance, self.watch.wake
+                )
+                puller.assign(addresses[broker], share)
+                self._start(f"mirror {name}", puller.run)
