@@ -280,3 +280,22 @@ def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stderr.strip().startswith("millrace: no Java")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_command_loads_the_topics_of_a_pattern_and_says_nothing_but_its_steps(
+    site: TestSite, tmp_path: Path
+) -> None:
+    for topic in ("PatternA", "PatternB"):
+        site.publish(site.topic(topic, 2), [START_MS + n for n in range(30)])
+    with site.cluster.client() as client:
+        client.create_topic("PatternBare", 1)
+    options = [*site.load_options(tmp_path), "--max-rejected", "0"]
+    done = run_millrace("load", "--topics-matching", "Pattern.*", *options)
+    assert done.returncode == 0, done.stderr
+    loads = {each["topic"]: each for each in json.loads(done.stdout)}
+    assert [loads[topic]["rows"] for topic in ("PatternA", "PatternB")] == [30, 30]
+    assert loads["PatternBare"] == {"topic": "PatternBare", "left_out": "no schema is registered for it"}
+    lines = done.stderr.splitlines()
+    assert [
+        line for line in lines if not line.startswith(("step: load Pattern", "left out: PatternBare"))
+    ] == []
