@@ -26,12 +26,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def kill_at_a_step(process: Process, *, steps: int, pause_s: float) -> None:
+def kill_at_a_step(process: Process, *, steps: int, pause_s: float, timeout_s: float = 90) -> None:
     """SIGKILL to a command and all it started, `pause_s` after its job has reported that many steps."""
     wait_until(
         f"{steps} steps of {process.arguments}",
         lambda: not process.running or sum("step: " in line for line in list(process.lines)) >= steps,
-        timeout_s=90,
+        timeout_s=timeout_s,
     )
     time.sleep(pause_s)
     for pid in [process.pid, *descendants(process.pid)]:
