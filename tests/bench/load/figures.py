@@ -76,6 +76,26 @@ def mirror_cpu_per_gb(copied: Run, *, with_target: bool = False) -> float:
     return float(cpu / (copied["data_bytes"] * copied["part"]) * 1e9)
 
 
+def mirror_bottleneck(copied: Run, cores: int) -> str:
+    """Who set the pace of a copy, and how many cores each process used.
+
+    A broker of Millrace computes on one core at a time, so one that used nearly a whole one is full.
+    """
+    shares = {
+        name: copied[f"{key}cpu_s"] / copied["seconds"]
+        for name, key in (("mirror", ""), ("origin", "origin_"), ("target", "target_"))
+        if copied[f"{key}cpu_s"]
+    }
+    most = max(shares, key=lambda name: shares[name])
+    if sum(shares.values()) >= CORES_FULL * cores:
+        verdict = f"all cores, mostly the {most}"
+    elif shares[most] >= CORES_FULL:
+        verdict = f"the {most}"
+    else:
+        verdict = "waiting"
+    return f"{verdict} ({', '.join(f'{name} {share:.2f}' for name, share in shares.items())})"
+
+
 def levels(result: Result) -> Iterator[Level]:
     """Every level to reach, with what was measured."""
     yield from _decoder_levels(result)

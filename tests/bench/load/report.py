@@ -24,6 +24,7 @@ from tests.bench.machine import in_words
 TEMPLATE = Path(__file__).with_name("page.md")
 NOTES = Path(__file__).with_name("notes.toml")
 OURS = "millrace-direct"
+MIRROR_LEVELS = {"mirror": "millrace-mirror", "mirror-kafka": "millrace-mirror-of-kafka"}
 AHEAD = 1.05
 """A peer counts as ahead when it is better by more than the noise between two runs."""
 LATENCIES = {
@@ -112,6 +113,9 @@ def _missed(result: Result) -> Iterator[str]:
 
 
 def _bottleneck_of(result: Result, level: Level) -> str:
+    if level.key in MIRROR_LEVELS:
+        copied = figures.outcome(result, "mirror", MIRROR_LEVELS[level.key])
+        return f" Bottleneck: {figures.mirror_bottleneck(copied, _cores(result))}." if copied else ""
     way = figures.outcome(result, "load", OURS)
     if way is None or not level.key.startswith(("direct", "twice")):
         return ""
@@ -239,12 +243,12 @@ def _mirror(result: Result) -> str:
                 f"{figures.mirror_cpu_per_gb(found, with_target=True):.2f}" if other else "the same process",
                 f"{found['life_cpu_s'] / found['data_bytes'] * 1e9:.2f}",
                 f"{found['origin_cpu_s'] / (found['data_bytes'] * found['part']) * 1e9:.2f}",
-                f"{found['cpu_s'] / found['seconds']:.2f}",
+                figures.mirror_bottleneck(found, _cores(result)),
                 f"{found['peak_rss'] / 1e6:,.0f}",
             ]
         )
     head = ["mirror", "MB/s", "records/s", "CPU s/GB", "and its target broker", "with start-up"]
-    return table([*head, "origin CPU s/GB", "cores used", "peak memory MB"], rows)
+    return table([*head, "origin CPU s/GB", "bottleneck (cores used)", "peak memory MB"], rows)
 
 
 def _stream(result: Result) -> str:

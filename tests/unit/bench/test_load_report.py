@@ -125,6 +125,7 @@ def test_a_missed_level_says_by_how_much_and_what_held_the_load_up() -> None:
     assert lines(
         page, "- *sink `direct`, the whole command", "is 50% below its level. Bottleneck: not all cores"
     )
+    assert lines(page, "- *mirror of Apache Kafka* is 18% below its level. Bottleneck: waiting (mirror 0.49")
     assert lines(page, "- *the same while loads run", "is 40% above its level.")
     assert not lines(page, "- *sink `direct`, its tasks")
 
@@ -161,6 +162,21 @@ def test_the_mirrors_cpu_is_for_what_was_copied_while_the_clock_ran() -> None:
 )
 def test_the_bottleneck_is_who_used_most_when_all_cores_were_busy(load: dict[str, Any], verdict: str) -> None:
     assert figures.bottleneck(load, cores=2).startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("copied", "verdict"),
+    [
+        (mirrored("", 4.0, 3.9), "the mirror (mirror 0.97, origin 0.25)"),
+        (
+            mirrored("", 10.0, 16.0, 3.0),
+            "all cores, mostly the mirror (mirror 1.60, origin 0.10, target 0.30)",
+        ),
+        (mirrored("", 10.0, 4.0), "waiting ("),
+    ],
+)
+def test_a_mirror_that_uses_a_whole_core_sets_the_pace(copied: dict[str, Any], verdict: str) -> None:
+    assert figures.mirror_bottleneck(copied, cores=2).startswith(verdict)
 
 
 def test_another_way_that_is_better_is_named_and_one_within_the_noise_is_not() -> None:
