@@ -187,6 +187,21 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
     ]  # fmt: skip
 
 
+def test_kio_and_we_read_our_own_fetch_request() -> None:
+    asked = [("a", 3, 1 << 40, 7), ("a", 1, 0, 8), ("b", 0, 5, 9), ("a", 2, 6, 10)]
+    body = fetch.encode_request(asked, max_wait=500, max_bytes=1 << 20)
+    read, rest = entity_reader(load_request_schema(1, 11))(body, 0)
+    assert rest == len(body)
+    assert [
+        (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
+        for topic in read.topics for each in topic.partitions
+    ] == asked  # fmt: skip
+    assert (read.max_bytes, read.min_bytes, read.session_id, read.session_epoch) == (1 << 20, 1, 0, -1)
+    assert fetch.decode_request(11, memoryview(body)).topics == [
+        ("a", [(3, 1 << 40, 7), (1, 0, 8)]), ("b", [(0, 5, 9)]), ("a", [(2, 6, 10)]),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("version", range(4, 12))
 def test_a_fetch_request_cut_anywhere_is_refused(version: int) -> None:
     body = memoryview(fetch_body(version))
