@@ -6,8 +6,10 @@ some rows into another hour. What the table must show is worked out from the fil
 
 from __future__ import annotations
 
+import copy
 import io
 import random
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -155,6 +157,17 @@ class Scenario:
     """Load -> editions that the auditor was told of."""
     runs: int = 0
 
+    def filesystem(self, changes: int | None = None) -> MortalFilesystem:
+        """The warehouse, for a process that ends at so many changes to it."""
+        return MortalFilesystem(str(self.folder), changes)
+
+    def copied(self, folder: Path) -> Scenario:
+        """The same scenario in a folder of its own."""
+        shutil.copytree(self.folder, folder)
+        twin = copy.deepcopy(self)
+        twin.folder = folder
+        return twin
+
     def step(self) -> None:
         """Do one thing, perhaps cut off in the middle; then look at everything."""
         actions: dict[Callable[[LocalFilesystem], object], int] = {
@@ -166,7 +179,7 @@ class Scenario:
         cut = self.random.choice([None, None, self.random.randint(1, most)])
         self.done.append(f"{action.__name__} {cut or ''}")
         try:
-            action(MortalFilesystem(str(self.folder), cut))
+            action(self.filesystem(cut))
         except CutOff:
             self.done[-1] += " cut off"
         except MillraceError as error:
@@ -271,9 +284,14 @@ class Scenario:
             for date, hour, sequence in zip(dates, hours, sequences, strict=True)
         )
 
+    def problems(self) -> list[str]:
+        """What `verify` finds."""
+        reports = verify(self.filesystem(), TOPIC, None, no_progress)
+        return [problem for report in reports for problem in report.problems]
+
     def settle(self) -> None:
         """Let every run end; then the table shows all that was ever loaded, as its newest edition has it."""
-        fs = MortalFilesystem(str(self.folder))
+        fs = self.filesystem()
         self.load(fs)
         publish_hours(self.hourly_run(fs), TOPIC, HOURS)
         self.look()
@@ -284,8 +302,7 @@ class Scenario:
         for load, edition in newest.items():
             everything.update(self.editions[load, edition])
         assert self.visible() == everything, self.done
-        problems = [p for report in verify(fs, TOPIC, None, no_progress) for p in report.problems]
-        assert problems == [], self.done
+        assert self.problems() == [], self.done
         self._reload_everything(fs)
 
     def _reload_everything(self, fs: LocalFilesystem) -> None:
@@ -301,7 +318,7 @@ class Scenario:
         )
         assert self.counted == {load: later[-1] for load, later in later_editions(fs, TOPIC).items()}
         reports = verify(fs, TOPIC, None, no_progress)
-        assert [p for report in reports for p in report.problems] == [], self.done
+        assert self.problems() == [], self.done
         assert not any("came late" in note for report in reports for note in report.notes), self.done
 
 
