@@ -1,35 +1,38 @@
 """Records per CPU-second: framing, decoding by columns, decoding by rows, and fastavro alone.
 
-    python tests/bench/bench_decode.py [--records 100000]
+    python tests/bench/bench_decode.py [--records 100000] [--stage]
 
-One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less.
+One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less. With
+`--stage` also a whole task of the direct sink, reading from a broker of its own, stage by stage.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
-import random
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
 
 from millrace.compression import Codec
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import Message
 from millrace_spark.avro_decoder import ColumnDecoder
 from millrace_spark.avro_rows import RowDecoder
 from millrace_spark.avro_schema import Record, parse
 from millrace_spark.decode import SLICE_ROWS, Decoder
 from millrace_spark.framing import Frames, frame_batches
 from millrace_spark.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.reading import Batch, FetchedBatches
+from millrace_spark.reading import FetchedBatches
 from millrace_spark.sequences import count_sequences
 
-PAGE_VIEW = json.loads((Path(__file__).parents[2] / "schemas" / "PageView.avsc").read_text())
+sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
+from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes
+from tests.bench.page_views import PAGE_VIEW, PREFIX, START_MS, batches_of, page_views
+
 FLAT = {
     "type": "record",
     "name": "Flat",
@@ -38,48 +41,20 @@ FLAT = {
 BATCH_RECORDS = 500
 
 
-def page_view(number: int, dice: random.Random) -> dict[str, Any]:
-    """An event like those of a web server's log."""
-    return {
-        "header": {
-            "time": 1431857103000 + number, "server": "web-3", "service": "www",
-            "instance": 5249979066121302517, "sequence": number,
-        },
-        "memberId": dice.choice((None, dice.randrange(10**7))),
-        "clientAddress": f"83.149.9.{number % 256}",
-        "method": "GET",
-        "url": f"/presentations/logstash-monitorama-2013/images/kibana-search{number % 97}.png",
-        "protocol": "HTTP/1.1",
-        "referrer": dice.choice((None, "http://semicomplete.com/presentations/logstash-monitorama-2013/")),
-        "userAgent": "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_9_1) AppleWebKit/537.36 Chrome/32.0.1700.77",
-        "status": 200,
-        "bytes": dice.choice((None, dice.randrange(10**6))),
-    }  # fmt: skip
-
-
-def flat(number: int, dice: random.Random) -> dict[str, Any]:
+def flat(number: int) -> dict[str, Any]:
     """A number and 190 characters."""
     return {"a": number, "b": "x" * 190}
 
 
-def made_batches(schema: Any, event: Callable[[int, random.Random], Any], records: int) -> list[Batch]:
-    """The events as zstd batches of 500."""
-    parsed, dice = fastavro.parse_schema(schema), random.Random(1)
-    batches: list[Batch] = []
-    base = 0
-    for first in range(0, records, BATCH_RECORDS):
-        messages = []
-        for number in range(first, min(first + BATCH_RECORDS, records)):
-            out = io.BytesIO(b"\0\0\0\0\1")
-            out.seek(5)
-            fastavro.schemaless_writer(out, parsed, event(number, dice))
-            messages.append(Message(1431857103000 + number, None, out.getvalue()))
-        raw = build_batch(messages, codec=Codec.ZSTD, base_offset=base)
-        header = BatchHeader.parse(raw)
-        assert header is not None
-        batches.append((header, memoryview(raw)))
-        base += header.size + len(messages)
-    return batches
+def flat_messages(records: int) -> list[Message]:
+    """Messages of the flat schema."""
+    schema, messages = fastavro.parse_schema(FLAT), []
+    for number in range(records):
+        out = io.BytesIO()
+        out.write(PREFIX)
+        fastavro.schemaless_writer(out, schema, flat(number))
+        messages.append(Message(START_MS + number, None, out.getvalue()))
+    return messages
 
 
 def best_rate(records: int, work: Callable[[], object], passes: int = 7) -> float:
@@ -92,9 +67,10 @@ def best_rate(records: int, work: Callable[[], object], passes: int = 7) -> floa
     return records / fastest / 1e6
 
 
-def measure(name: str, schema: Any, event: Callable[[int, random.Random], Any], records: int) -> None:
+def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
     """Print one line per way of decoding."""
-    batches = made_batches(schema, event, records)
+    records = len(messages)
+    batches = [(h, memoryview(raw)) for h, raw in batches_of(messages, Codec.ZSTD, BATCH_RECORDS)]
     frames = [frames for frames, _ in frame_batches(batches)]
     slices = [f.select(slice(n, n + SLICE_ROWS)) for f in frames for n in range(0, len(f), SLICE_ROWS)]
     node = parse(schema)
@@ -133,9 +109,23 @@ def _fastavro(bodies: list[bytes], schema: Any) -> None:
         fastavro.schemaless_reader(io.BytesIO(body), schema, None)
 
 
+def measure_stages(records: int, codec: Codec) -> None:
+    """Print one line per stage of a task of the direct sink."""
+    name = "uncompressed" if codec is Codec.NONE else codec.name.lower()
+    with topic_of_page_views(records, codec) as task:
+        size = written_bytes(task)
+        print(f"direct sink, PageView, {name}: {size:.1f} bytes a row, million records per CPU-second")
+        for stage in direct_task(task):
+            print(f"  {stage.name:27} {stage.rate:8.2f}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
-    wanted = parser.parse_args().records
-    measure("long and string", FLAT, flat, wanted)
-    measure("PageView", PAGE_VIEW, page_view, wanted)
+    parser.add_argument("--stage", action="store_true", help="also a whole task of the direct sink")
+    options = parser.parse_args()
+    measure("long and string", FLAT, flat_messages(options.records))
+    measure("PageView", PAGE_VIEW, list(page_views(options.records)))
+    if options.stage:
+        measure_stages(3 * options.records, Codec.NONE)
+        measure_stages(3 * options.records, Codec.ZSTD)
