@@ -5,7 +5,7 @@
 A load decodes with the newest promotion's schema, or without one with that of the newest load. Older files
 stay as they are: a column they lack is null there, and a number that was promoted is widened when it is read.
 So a promotion is refused unless the new schema can read the messages of the old one and every reader can
-read the old files with the new columns. Knows schemas and folders; no registry, no Spark.
+read the old files with the new columns. Knows schemas, folders and the registry; no Spark.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from millrace.errors import MillraceError
 from millrace.manifest import FORMAT, LoadManifest, decode, encode
+from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.avro_decoder import body_decoder
 from millrace_spark.avro_schema import Record, SchemaError, arrow_fields, parse
 from millrace_spark.filesystem import Filesystem
@@ -76,6 +77,48 @@ def pinned_id(fs: Filesystem, topic: str, newest: LoadManifest | None) -> Pinned
     if recorded and recorded[-1].number >= (newest.promotion or 0):
         return PinnedId(recorded[-1].schema_id, recorded[-1].number)
     return PinnedId(newest.table_schema_id, newest.promotion)
+
+
+def promote_registered(
+    fs: Filesystem, registry: SchemaRegistryClient, topic: str, schema_id: int | None, reason: str
+) -> PromoteResult:
+    """Promote to a schema that is registered under the topic's name: that of an id, or the newest."""
+    try:
+        if schema_id is None:
+            wanted = registry.latest(topic).schema_id
+        else:
+            found = registry.lookup(topic, registry.schema(schema_id))
+            wanted = schema_id if found is not None else -1
+    except UnknownSchema:
+        wanted = -1
+    if wanted < 0:
+        what = "no schema" if schema_id is None else f"no schema {schema_id}"
+        raise MillraceError(
+            f"{what} is registered for subject {topic!r} at {registry.url}: register it with"
+            " `millrace schemas apply`, then promote again"
+        )
+    promotion, changes = promote(fs, topic, wanted, reason, lambda id_: _known(registry, id_))
+    return PromoteResult(topic=topic, schema_id=wanted, promotion=promotion, changes=changes)
+
+
+def _known(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] | None:
+    try:
+        schema: Mapping[str, Any] = registry.schema(schema_id)
+    except UnknownSchema:
+        return None
+    return schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteResult:
+    """What a promotion did, for people and for scripts."""
+
+    topic: str
+    schema_id: int
+    """The table's schema from now on."""
+    promotion: Promotion | None
+    """None when it was the table's schema already."""
+    changes: Sequence[str]
 
 
 def promote(
@@ -176,7 +219,10 @@ def _first_loads(fs: Filesystem, topic: str, newest: LoadManifest, numbers: Iter
 def _schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
     schema = lookup(schema_id)
     if schema is None:
-        raise MillraceError(f"the registry has no schema {schema_id}: give it the id of a registered one")
+        raise MillraceError(
+            f"the registry has no schema {schema_id}: give the registry that the table was loaded with, and"
+            " the id of a registered schema"
+        )
     return schema
 
 

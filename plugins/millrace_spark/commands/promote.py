@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from millrace.errors import ConfigError, MillraceError
-from millrace_spark.commands.options import JSON, WAREHOUSE, show, table_of
-
-if TYPE_CHECKING:
-    from millrace.registry.client import SchemaRegistryClient
+from millrace.errors import ConfigError
+from millrace_spark.commands.options import (
+    JSON,
+    WAREHOUSE,
+    SparkOptions,
+    absolute_warehouse,
+    show,
+    spark_options,
+    submit_job,
+    table_of,
+)
 
 
 @click.command()
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--reason", default="", metavar="TEXT", help="Why, for those who read the history.")
 @click.option("--list", "list_", is_flag=True, help="Show which schemas the table has had, change nothing.")
+@spark_options
 @JSON
 def promote(
     topic: str,
@@ -32,73 +40,76 @@ def promote(
     schema_id: int | None,
     reason: str,
     list_: bool,
+    spark: SparkOptions,
     as_json: bool,
 ) -> None:
     """Give the table of TOPIC another schema: loads from now on have its columns.
 
     Refused unless the new schema can read what was written with the old one, and the files that are there
-    can be read with its columns. Rows loaded before have null in a column they lack.
+    can be read with its columns. Rows loaded before have null in a column they lack. A warehouse on hdfs://
+    is written by a Spark job, any other one without Spark.
 
     Example: millrace promote PageView --warehouse /data/warehouse --registry http://127.0.0.1:8081
     --reason "country is in every event now"
     """
+    root = absolute_warehouse(warehouse)
     if list_:
-        _show_history(warehouse, topic, as_json)
+        entries = _history(root, topic, spark)
+        if as_json:
+            click.echo(json.dumps(entries))
+        else:
+            _show_history(entries)
         return
     if not registry or not reason:
         raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
-    from millrace.registry.client import SchemaRegistryClient
-    from millrace_spark.filesystem import open_filesystem
-    from millrace_spark.promotions import promote as record_promotion
-    from millrace_spark.source import RegistryLookup
-
-    with SchemaRegistryClient(registry) as client:
-        wanted = _registered(client, topic, schema_id)
-        promotion, changes = record_promotion(
-            open_filesystem(warehouse), topic, wanted, reason, RegistryLookup(client)
-        )
+    result = _promote(root, topic, registry, schema_id, reason, spark)
     if as_json:
-        recorded = None if promotion is None else dataclasses.asdict(promotion)
-        click.echo(json.dumps({"topic": topic, "promotion": recorded, "changes": changes}))
-    elif promotion is None:
-        click.echo(f"{topic}: schema {wanted} is the table's already")
+        click.echo(json.dumps(result))
+    elif result["promotion"] is None:
+        click.echo(f"{topic}: schema {result['schema_id']} is the table's already")
     else:
+        before, number = result["promotion"]["previous_schema_id"], result["promotion"]["number"]
         click.echo(
-            f"{topic}: loads from now on have schema {wanted}, before it was"
-            f" {promotion.previous_schema_id} (promotion {promotion.number})"
+            f"{topic}: loads from now on have schema {result['schema_id']}, before it was {before}"
+            f" (promotion {number})"
         )
-        for change in changes:
+        for change in result["changes"]:
             click.echo(f"  {change}")
 
 
-def _registered(client: SchemaRegistryClient, topic: str, schema_id: int | None) -> int:
-    """The id of a schema that is registered under the topic's name."""
-    from millrace.registry.client import UnknownSchema
+def _promote(
+    root: str, topic: str, registry: str, schema_id: int | None, reason: str, spark: SparkOptions
+) -> Mapping[str, Any]:
+    if not root.startswith("/"):
+        settings = {"schema_id": schema_id, "reason": reason, "registry": registry}
+        answer: Mapping[str, Any] = submit_job(
+            "promote", {"topic": topic, "warehouse": root, **settings}, spark, fast_start=True
+        )
+        return answer
+    from millrace.registry.client import SchemaRegistryClient
+    from millrace_spark.filesystem import open_filesystem
+    from millrace_spark.promotions import promote_registered
 
-    try:
-        if schema_id is None:
-            return client.latest(topic).schema_id
-        if client.lookup(topic, client.schema(schema_id)) is not None:
-            return schema_id
-    except UnknownSchema:
-        pass
-    what = "no schema" if schema_id is None else f"no schema {schema_id}"
-    raise MillraceError(
-        f"{what} is registered for subject {topic!r} at {client.url}: register it with"
-        " `millrace schemas apply`, then promote again"
-    )
+    with SchemaRegistryClient(registry) as client:
+        result = promote_registered(open_filesystem(root), client, topic, schema_id, reason)
+    return dataclasses.asdict(result)
 
 
-def _show_history(warehouse: str, topic: str, as_json: bool) -> None:
+def _history(root: str, topic: str, spark: SparkOptions) -> Sequence[Mapping[str, Any]]:
+    if not root.startswith("/"):
+        answer: Sequence[Mapping[str, Any]] = submit_job(
+            "promote", {"topic": topic, "warehouse": root}, spark, fast_start=True
+        )
+        return answer
     from millrace_spark.filesystem import open_filesystem
     from millrace_spark.promotions import history
 
-    entries = history(open_filesystem(warehouse), topic)
-    if as_json:
-        click.echo(json.dumps([dataclasses.asdict(entry) for entry in entries]))
-        return
+    return [dataclasses.asdict(entry) for entry in history(open_filesystem(root), topic)]
+
+
+def _show_history(entries: Sequence[Mapping[str, Any]]) -> None:
     table = table_of("promotion", "schema", "from load", "since", "by", "reason")
     for entry in entries:
-        shown = (entry.number, entry.schema_id, entry.first_load, entry.created, entry.by, entry.reason)
-        table.add_row(*("" if each is None else str(each) for each in shown))
+        columns = ("number", "schema_id", "first_load", "created", "by", "reason")
+        table.add_row(*("" if entry[name] is None else str(entry[name]) for name in columns))
     show(table)

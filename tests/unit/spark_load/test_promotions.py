@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace.registry.client
+import millrace_spark.submit
 from millrace.errors import MillraceError
 from millrace_spark.commands.promote import promote as command
 from millrace_spark.filesystem import LocalFilesystem
@@ -385,7 +386,25 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
         "  new column country: null in rows loaded before",
     ]
     again = CliRunner().invoke(command, [*options, "--reason", "country is wanted", "--json"])
-    assert json.loads(again.stdout) == {"topic": TOPIC, "promotion": None, "changes": []}
+    said = {"topic": TOPIC, "schema_id": COUNTRY, "promotion": None, "changes": []}
+    assert json.loads(again.stdout) == said
+
+
+def test_a_warehouse_that_only_spark_can_reach_is_promoted_by_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[dict[str, Any]] = []
+    answer = {"topic": TOPIC, "schema_id": 9, "promotion": None, "changes": []}
+
+    def submit(job: str, settings: dict[str, Any], **_: Any) -> Any:
+        submitted.append({"job": job, **settings})
+        return answer if settings.get("registry") else []
+
+    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    options = [TOPIC, "--warehouse", "hdfs://n:9000/w", "--registry", "http://r", "--reason", "why"]
+    assert "schema 9 is the table's already" in CliRunner().invoke(command, options).stdout
+    assert CliRunner().invoke(command, [*options[:3], "--list"]).exit_code == 0
+    place = {"job": "promote", "topic": TOPIC, "warehouse": "hdfs://n:9000/w"}
+    wanted = {"schema_id": None, "reason": "why", "registry": "http://r"}
+    assert submitted == [{**place, **wanted}, place]
 
 
 KILLED = """
