@@ -254,8 +254,10 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
 
 
 def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
+    bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
-        return _result(plan.topic, plan.run_id, None, "the topic is empty, there is nothing to load")
+        empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
+        return _result(plan.topic, plan.run_id, None, f"{empty}, there is nothing to load")
     holder = newest
     while holder.load > 1:
         earlier = read_load(fs, plan.topic, holder.load - 1)
@@ -263,7 +265,7 @@ def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fres
             break
         holder = earlier
     if fresh:
-        message = f"nothing new since load={newest.load:010d}"
+        message = f"nothing new{' within its bounds' if bounded else ''} since load={newest.load:010d}"
         return _result(plan.topic, plan.run_id, newest, message)
     return _result(plan.topic, plan.run_id, holder, f"load={holder.load:010d} holds it already")
 

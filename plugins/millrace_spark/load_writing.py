@@ -158,7 +158,10 @@ def write_ranges(
     run.progress("written")
     files = [file for result in results for file in result.files]
     check_files(run.fs, staging, files)
-    partitions = [_partition_range(run, part, results) for part in parts]
+    cuts: dict[int, list[RangeStats]] = {}
+    for result in results:
+        cuts.setdefault(result.stats.partition, []).append(result.stats)
+    partitions = [_partition_range(run, part, cuts.get(part.partition, [])) for part in parts]
     _check_gaps(run, heading.topic, partitions)
     _check_rejected(run, heading.topic, partitions, results)
     sequences, spilled = spill_sequences(run.fs, staging, _sequences(results))
@@ -186,7 +189,7 @@ def write_ranges(
     return manifest
 
 
-def _partition_range(run: WritingRun, part: LoadedPart, results: Sequence[CutResult]) -> PartitionRange:
+def _partition_range(run: WritingRun, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
     """The account of one partition; without news it stays where it stood."""
     reached, range_ = part.reached, part.range
     if range_ is None:
@@ -194,7 +197,6 @@ def _partition_range(run: WritingRun, part: LoadedPart, results: Sequence[CutRes
             partition=part.partition, start=reached.offset, start_base=reached.base,
             end=reached.offset, end_base=reached.base, origin=reached.origin,
         )  # fmt: skip
-    cuts = [result.stats for result in results if result.stats.partition == part.partition]
     stats = join_stats(range_, cuts)
     origin = reached.origin
     if origin is None and stats.control_batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +18,7 @@ from millrace.manifest import OriginPartition
 from millrace.records import Cursor
 from millrace.storage.position import MirrorPosition, Origin
 from millrace_spark.jobs.hourly import verdict_from
-from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.jobs.load import LoadSettings, load_all, load_topics
 from millrace_spark.load import LoadResult, LoadRun
 from millrace_spark.origins import origin_of
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog
@@ -102,3 +103,33 @@ def test_a_topic_that_fails_does_not_hide_the_records_set_aside_of_another(
     spark = cast("SparkSession", MagicMock())  # a local folder and the direct sink read nothing of it
     with pytest.raises(MillraceError, match=r"'Missing' does not exist; Bad is loaded, with 2 records set"):
         load_topics(spark, settings)
+
+
+def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small_is_done = threading.Event()
+
+    def load_when_told(run: LoadRun, topic: str) -> LoadResult:
+        if topic == "Big":
+            assert small_is_done.wait(30)
+        if topic == "Broken":
+            raise ZeroDivisionError("no such\nluck")
+        small_is_done.set()
+        return LoadResult(
+            topic=topic, run_id="run", load=1, published=True, rows=1, rejected=0, hours={}, gaps=(),
+            message="",
+        )  # fmt: skip
+
+    monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_when_told)
+    settings = LoadSettings(
+        topics=["Big", "Broken", "Small"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
+        warehouse=str(tmp_path), run_id="run",
+    )  # fmt: skip
+    spark = MagicMock()
+    loads, (failure,) = load_all(spark, settings)
+    assert [each.topic for each in loads] == ["Big", "Small"]
+    assert failure.topic == "Broken"
+    assert failure.error == "Broken: unexpected ZeroDivisionError: no such; see the job's output"
+    pools = [call.args for call in spark.sparkContext.setLocalProperty.call_args_list]
+    assert sorted(pools) == [("spark.scheduler.pool", topic) for topic in settings.topics]
