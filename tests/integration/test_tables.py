@@ -15,7 +15,16 @@ from millrace_spark.verify import verify
 from millrace_spark.warehouse import no_progress
 from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
-from tests.unit.spark_load.test_tables import FIRST, MORE, add, check_whole, expire, fs_of, publishing
+from tests.unit.spark_load.test_tables import (
+    FIRST,
+    MORE,
+    add,
+    check_whole,
+    expire,
+    fs_of,
+    look_in_time,
+    publishing,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,15 +40,20 @@ def test_a_spark_reader_sees_each_hour_as_one_revision_whole_while_others_come_a
     scene = Scenario(tmp_path, random.Random(1))
     add(scene, FIRST)
     publish_hours(scene.hourly_run(fs_of(scene)), TOPIC, HOURS)
-    opened = tables.read(spark, str(tmp_path), TOPIC)
-    assert check_whole(rows(opened)) == 1
+
+    def look() -> int:
+        frame = tables.read(spark, str(tmp_path), TOPIC)
+        revision = check_whole(rows(frame))
+        # Planned once, read twice: Spark has listed its files and does not look again.
+        assert check_whole(rows(frame)) == revision
+        return revision
+
+    assert look() == 1
     with publishing(scene) as done:
         last_look = False
         while not last_look:
             last_look = done.is_set()
-            frame = tables.read(spark, str(tmp_path), TOPIC)
-            # Planned once, read twice: Spark has listed its files and does not look again.
-            assert check_whole(rows(frame)) == check_whole(rows(frame))
+            look_in_time(look)
     add(scene, MORE)
     before = tables.read(spark, str(tmp_path), TOPIC)
     publish_late_hours(scene.hourly_run(fs_of(scene)), TOPIC)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.unit.spark_load.memory_log import HOUR, START, TOPIC
 FIRST, MORE = 5, 3
 """Rows of an hour in its first revision, and how many every later one has more."""
 PUBLISHED = 8
+GRACE_S = 2.0
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def publishing(scene: Scenario) -> Iterator[threading.Event]:
             for _ in range(PUBLISHED):
                 add(scene, MORE)
                 publish_late_hours(scene.hourly_run(fs_of(scene)), TOPIC)
-                expire(scene, grace_s=2.0)
+                expire(scene, grace_s=GRACE_S)
         except BaseException as error:
             failed.append(error)
         finally:
@@ -74,6 +76,19 @@ def publishing(scene: Scenario) -> Iterator[threading.Event]:
     finally:
         thread.join(120)
         assert not failed, failed
+
+
+def look_in_time(look: Callable[[], int]) -> int | None:
+    """What a reader saw; None when this machine was so slow that it lost its files after the grace."""
+    began = time.monotonic()
+    try:
+        return look()
+    except AssertionError:
+        raise
+    except Exception:
+        if time.monotonic() - began <= GRACE_S:
+            raise
+        return None
 
 
 def check_whole(rows: list[tuple[int, int, int]]) -> int:
@@ -93,16 +108,20 @@ def check_whole(rows: list[tuple[int, int, int]]) -> int:
 def test_a_pyarrow_reader_sees_each_hour_as_one_revision_whole_while_others_come_and_go(
     scene: Scenario,
 ) -> None:
+    def look() -> int:
+        table = tables.dataset(str(scene.folder), TOPIC).to_table(columns=["hour", "rev", "header"])
+        sequences = [row["sequence"] for row in table["header"].to_pylist()]
+        hours, revs = table["hour"].to_pylist(), table["rev"].to_pylist()
+        return check_whole(list(zip(hours, revs, sequences, strict=True)))
+
     seen = set[int]()
     with publishing(scene) as done:
         last_look = False
         while not last_look:
             last_look = done.is_set()
-            table = tables.dataset(str(scene.folder), TOPIC).to_table(columns=["hour", "rev", "header"])
-            sequences = [row["sequence"] for row in table["header"].to_pylist()]
-            hours, revs = table["hour"].to_pylist(), table["rev"].to_pylist()
-            seen.add(check_whole(list(zip(hours, revs, sequences, strict=True))))
-    assert max(seen) == PUBLISHED + 1
+            if (revision := look_in_time(look)) is not None:
+                seen.add(revision)
+    assert look() == PUBLISHED + 1
     assert len(seen) > 2
 
 
