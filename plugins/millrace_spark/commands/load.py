@@ -109,13 +109,14 @@ def load(
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = dataclasses.replace(spark, conf={"spark.scheduler.mode": "FAIR", **spark.conf})
     answer = submit_job("load", settings, fair, fast_start=sink == "direct")
+    loads = [each for each in answer if "error" not in each]
     if as_json:
-        click.echo(json.dumps([*answer["loads"], *answer["failures"], *map(_left_out, found.without_schema)]))
+        click.echo(json.dumps([*answer, *map(_left_out, found.without_schema)]))
     else:
-        _print_loads(answer["loads"])
+        _print_loads(loads)
     for topic in found.without_schema:
         click.echo(f"left out: {topic} has no schema at {registry}", err=True)
-    _refuse(answer["loads"], answer["failures"], accept_rejected)
+    _refuse(loads, [each["error"] for each in answer if "error" in each], accept_rejected)
 
 
 def _left_out(topic: str) -> dict[str, Any]:
@@ -138,11 +139,9 @@ def _print_loads(results: Sequence[Mapping[str, Any]]) -> None:
                 click.echo(f"{kind}: {line}", err=True)
 
 
-def _refuse(
-    results: Sequence[Mapping[str, Any]], failures: Sequence[Mapping[str, str]], accept_rejected: bool
-) -> None:
+def _refuse(results: Sequence[Mapping[str, Any]], failures: Sequence[str], accept_rejected: bool) -> None:
     """MillraceError with every topic that failed, and every load that is published but set records aside."""
-    reasons = [failure["error"] for failure in failures]
+    reasons = list(failures)
     set_aside = [
         f"{result['rejected']} in {result['topic']}/load={result['load']:010d}/_rejected"
         for result in results

@@ -189,10 +189,10 @@ def _publish_counts(
     )
 
 
-def job(spark: SparkSession, settings: LoadSettings) -> dict[str, Any]:
-    """What the main prints."""
+def job(spark: SparkSession, settings: LoadSettings) -> list[dict[str, Any]]:
+    """What the main prints: the loads, and for each topic that failed its name and the `error`."""
     loads, failures = load_all(spark, settings)
-    return {"loads": [asdict(each) for each in loads], "failures": [asdict(each) for each in failures]}
+    return [*map(asdict, loads), *map(asdict, failures)]
 
 
 if __name__ == "__main__":
