@@ -20,7 +20,7 @@ from tests.unit.spark_load.memory_log import HOUR, START, TOPIC
 STEPS = 18
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_every_order_of_things_shows_the_newest_editions_of_what_is_folded(seed: int, tmp_path: Path) -> None:
     run(seed, tmp_path)
 
