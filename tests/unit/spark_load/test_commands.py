@@ -300,7 +300,7 @@ def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict
 
 
 def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = {"loads": [], "failures": []}
+    submitted["answer"] = []
     shown = CliRunner().invoke(load, ["A", *LOAD])
     assert shown.exit_code == 0, shown.output
     settings = json.loads(json.dumps(submitted["settings"]))
