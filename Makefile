@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check up compat test-hdfs soak bench-broker bench-load clean setup kcat
+.PHONY: help demo test check up compat test-hdfs soak bench-broker bench-load clean setup kcat fault-load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 
 soak: setup ## The kill and power-cut tests, ROUNDS rounds each (10)
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"
+
+fault-load: setup ## 100 loads while every part is killed at random, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
+	$(BIN)/python -m tests.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
 
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))

@@ -22,7 +22,7 @@ from tests.peers.spark_application import ApplicationGone, SparkApplication
 from tests.support import Process
 
 TRIES = 15
-TIMEOUT_S = 240.0
+TIMEOUT_S = 900.0
 USUAL_S: Mapping[str, float] = {"application": 4.0, "command": 14.0}
 """How long a run may take without faults; what it really takes is learnt on the way."""
 CUT_BYTES = 20_000
