@@ -245,9 +245,12 @@ def _leaf_default(node: Leaf | Fixed, value: Any) -> Any:
     kind = node.kind if isinstance(node, Leaf) else "bytes"
     if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise TypeError(f"{value!r} is no {kind}")
-    if kind == "bytes":
+    if kind in ("bytes", "string"):
         assert isinstance(value, str)
-        value = value.encode("latin-1")  # how Avro writes bytes in JSON
+        if kind == "bytes":
+            value = value.encode("latin-1")  # how Avro writes bytes in JSON
+        else:
+            value.encode()  # JSON can hold halves of characters
     if isinstance(node, Fixed) and len(value) != node.size:
         raise ValueError(f"{len(value)} bytes instead of {node.size}")
     if kind == "long" and not _LONG_RANGE.smallest <= value <= _LONG_RANGE.largest:

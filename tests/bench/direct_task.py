@@ -20,12 +20,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from millrace.audit.counts import SequenceCounts
 from millrace.compression import Codec
 from millrace.wire.client import LATEST, ClusterClient
-from millrace_spark.decode import Decoder, frames_of
+from millrace_spark.decode import DecodedBatch, Decoder, frames_of
 from millrace_spark.hour_files import HourFiles, count_rows
 from millrace_spark.ranges import Range, RangeStats, cut_ranges
 from millrace_spark.reading import FetchedBatches, read_cut
@@ -56,8 +55,14 @@ class Stage:
 def direct_task(task: CutTask, passes: int = 5) -> list[Stage]:
     """Every stage of a task on this cut in order, and last the whole task."""
     records = write_cut(task).stats.records
-    before, stages = 0.0, []
-    for name, run in _up_to(task):
+    before, stages, steps = 0.0, [], _Steps(task)
+    for name, run in (
+        ("fetch and check", steps.read),
+        ("unzip and frame", steps.frame),
+        ("decode", steps.decode),
+        ("count audit sequences", steps.count),
+        ("hours, Parquet, SHA-256", steps.write),
+    ):
         cpu_s = _best(run, passes)
         stages.append(Stage(name=name, records=records, cpu_s=cpu_s - before))
         before = cpu_s
@@ -82,53 +87,55 @@ def _best(run: Callable[[], object], passes: int) -> float:
     return fastest
 
 
-def _up_to(task: CutTask) -> list[tuple[str, Callable[[], object]]]:
-    """A stage's name and the task from its beginning up to there."""
+class _Steps:
+    """A task from its beginning up to each of its steps."""
 
-    def read(stats: RangeStats) -> Iterator[FetchedBatches]:
-        client = task.source.connect()
+    def __init__(self, task: CutTask) -> None:
+        self._task = task
+
+    def read(self) -> None:
+        for _ in self._fetched(self._stats()):
+            pass
+
+    def frame(self) -> None:
+        stats = self._stats()
+        for _ in frames_of(self._task.cut, self._fetched(stats), stats):
+            pass
+
+    def decode(self) -> None:
+        for _ in self._decoded():
+            pass
+
+    def count(self) -> None:
+        counts = SequenceCounts()
+        for decoded in self._decoded():
+            count_rows(decoded.rows, counts)
+
+    def write(self) -> None:
+        counts = SequenceCounts()
+        with tempfile.TemporaryDirectory(dir=self._task.folder) as folder:
+            files = HourFiles(Path(folder), "part", self._decoder().arrow_schema)
+            for decoded in self._decoded():
+                count_rows(decoded.rows, counts)
+                files.add(decoded.rows)
+            files.close()
+
+    def _stats(self) -> RangeStats:
+        return RangeStats.of(self._task.cut)
+
+    def _decoder(self) -> Decoder:
+        return Decoder(self._task.source.table_schema, self._task.source.lookup)
+
+    def _fetched(self, stats: RangeStats) -> Iterator[FetchedBatches]:
+        client = self._task.source.connect()
         try:
-            yield from read_cut(client, task.cut, stats)
+            yield from read_cut(client, self._task.cut, stats)
         finally:
             client.close()
 
-    def each(
-        step: Callable[[RangeStats], Iterator[Any]], then: Callable[[Any], object] = lambda item: None
-    ) -> None:
-        for item in step(RangeStats.of(task.cut)):
-            then(item)
-
-    def framed(stats: RangeStats) -> Iterator[Any]:
-        return frames_of(task.cut, read(stats), stats)
-
-    def decoded(stats: RangeStats) -> Iterator[Any]:
-        decoder = Decoder(task.source.table_schema, task.source.lookup)
-        return decoder.decode(task.cut, read(stats), stats)
-
-    def counted() -> None:
-        counts = SequenceCounts()
-        each(decoded, lambda item: count_rows(item.rows, counts))
-
-    def written() -> None:
-        counts = SequenceCounts()
-        schema = Decoder(task.source.table_schema, task.source.lookup).arrow_schema
-        with tempfile.TemporaryDirectory(dir=task.folder) as folder:
-            files = HourFiles(Path(folder), "part", schema)
-
-            def write(item: Any) -> None:
-                count_rows(item.rows, counts)
-                files.add(item.rows)
-
-            each(decoded, write)
-            files.close()
-
-    return [
-        ("fetch and check", partial(each, read)),
-        ("unzip and frame", partial(each, framed)),
-        ("decode", partial(each, decoded)),
-        ("count audit sequences", counted),
-        ("hours, Parquet, SHA-256", written),
-    ]
+    def _decoded(self) -> Iterator[DecodedBatch]:
+        stats = self._stats()
+        return self._decoder().decode(self._task.cut, self._fetched(stats), stats)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +14,7 @@ from millrace_spark.avro_decoder import ColumnDecoder, body_decoder
 from millrace_spark.avro_rows import MAX_DEPTH, RowDecoder
 from millrace_spark.avro_schema import Record, SchemaError, arrow_fields, arrow_type, parse
 from tests.unit.spark_decode.avro_cases import encode, in_one_buffer, rows_of
-from tests.unit.spark_decode.fuzz_cases import INNER, TREE
+from tests.unit.spark_decode.fuzz_cases import INNER, SCHEMAS, TREE, Case
 
 PAIR = (ColumnDecoder, RowDecoder)
 INNER_1 = {"n": 1, "s": None}
@@ -234,6 +235,20 @@ def test_records_too_deep_inside_themselves_are_rejected_and_nothing_else(levels
 def test_both_decoders_are_equally_strict(decoder: type[Any], schema: Any, body: bytes) -> None:
     _, faults = decoded(decoder, column(schema), column(schema), [body])
     assert list(faults) == [0]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    "case", [case for case in SCHEMAS if case.name in ("PageView", "every type")], ids=str
+)
+def test_a_message_cut_off_anywhere_is_rejected_and_its_neighbours_are_not(
+    decoder: type[Any], case: Case
+) -> None:
+    whole = encode(case.writer, case.value(random.Random(3)))
+    bodies = [part for cut in range(len(whole)) for part in (whole[:cut], whole)]
+    rows, faults = decoded(decoder, case.writer, case.table, bodies)
+    assert sorted(faults) == list(range(0, 2 * len(whole), 2))
+    assert len(rows) == len(whole)
 
 
 @pytest.mark.parametrize(
