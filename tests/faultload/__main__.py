@@ -48,11 +48,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 class FaultLoad:
     """One run of it all."""
 
-    def __init__(self, place: Place, report: Report, loads: int, chance: random.Random) -> None:
+    def __init__(
+        self, place: Place, saboteur: Saboteur, report: Report, loads: int, chance: random.Random
+    ) -> None:
+        self._runs = Runs(saboteur, report.say)
         self._place, self._report, self._wanted, self._chance = place, report, loads, chance
         self._least = max(1, loads // 10)
         """Kills of each kind, at least."""
-        self.kills, self._ledger = Kills(report.say), Ledger()
+        self.kills, self._ledger = saboteur.kills, Ledger()
         self._application, self._commands = Application(place), Commands(place)
         self._plan = {kind: round(self._least * SPARE) for kind in KINDS if kind != "airflow task"}
         self._drawn = dict.fromkeys(self._plan, 0)
@@ -75,8 +78,7 @@ class FaultLoad:
             self._place, self.kills, self._least, random.Random(self._chance.random()), self._report.say
         ).start()
         try:
-            with Saboteur(self._place, self.kills, self._chance) as saboteur:
-                self._loads(Runs(saboteur, self._report.say), reader, airflow)
+            self._loads(reader, airflow)
             self._finish(traffic, airflow)
             reader.stop()
             self._check(reader, airflow, traffic)
@@ -86,11 +88,11 @@ class FaultLoad:
         self._compare()
         self._say_what_happened(reader, airflow)
 
-    def _loads(self, runs: Runs, reader: Reader, airflow: Airflow) -> None:
-        number = 0
+    def _loads(self, reader: Reader, airflow: Airflow) -> None:
+        runs, number = self._runs, 0
         while number + airflow.runs < self._wanted or airflow.running or self._missing():
             if number > 3 * self._wanted:
-                raise Failed(f"after {number} loads these kills are still too few: {self._missing()}")
+                raise Failed(f"after {number} loads there are still too few kills: {dict(self.kills.done)}")
             number += 1
             if number % TOPIC_EVERY == 0:
                 self._add_topic()
@@ -147,9 +149,9 @@ class FaultLoad:
         airflow.stop()
         for each in traffic:
             each.stop()
-        self._commands.load(self._place.topics, f"last-{self._chance.random()}", "direct")
+        self._runs.load(self._commands, self._place.topics, "direct", None)
         for topic in self._place.topics:
-            self._application.hourly(topic, "last", "direct")
+            self._runs.hourly(self._application, topic, "direct", None)
         self._report.say("the last load and the last hours are published")
 
     def _check(self, reader: Reader, airflow: Airflow, traffic: list[Traffic]) -> None:
@@ -199,8 +201,8 @@ def fault_load(folder: Path, loads: int, power_cuts: int, seed: int) -> int:
     chance = random.Random(seed)
     with Report(folder / "events.log", loads + power_cuts) as report:
         report.say(f"seed {seed}, everything is in {folder}")
-        with Place(folder) as place:
-            run = FaultLoad(place, report, loads, chance)
+        with Place(folder) as place, Saboteur(place, Kills(report.say), chance) as saboteur:
+            run = FaultLoad(place, saboteur, report, loads, chance)
             run.run()
             cuts = PowerCuts(place, chance, report.say)
             for number in range(1, power_cuts + 1):

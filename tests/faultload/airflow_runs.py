@@ -17,9 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
+from millrace_airflow.job import Job, JobFailed
 from tests.brokers import free_port
 from tests.faultload.kills import Kills, kill
 from tests.faultload.place import Place, topics_file
@@ -28,6 +29,7 @@ from tests.support import Process, wait_until
 KIND = "airflow task"
 START_TIMEOUT_S = 300.0
 RUN_TIMEOUT_S = 900.0
+JOB_TIMEOUT_S = 300.0
 USUAL_S = 12.0
 """How long a task takes: the moment of a kill is drawn from it."""
 DAG = """
@@ -77,7 +79,7 @@ class Airflow:
     def stop(self) -> None:
         """End it, whether it is done or not."""
         self._stop.set()
-        self._thread.join(60)
+        self._thread.join(JOB_TIMEOUT_S + 60)
 
     def _run(self) -> None:
         try:
@@ -90,6 +92,9 @@ class Airflow:
             for process in reversed(self._processes):
                 process.kill()
                 (self._home / f"{process.arguments[0]}.log").write_text(process.output)
+            # A job whose task was killed goes on by itself: it must not publish behind the last comparison.
+            with suppress(AssertionError):
+                wait_until("the jobs have ended", lambda: not self._jobs(), timeout_s=JOB_TIMEOUT_S)
 
     def _prepare(self) -> None:
         dags = self._home / "dags"
@@ -141,6 +146,17 @@ class Airflow:
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(free_port()),
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(free_port()),
         }
+
+    def _jobs(self) -> list[Path]:
+        """Folders of the jobs that still run."""
+        folders = (self._home / "millrace-jobs").glob("*/lock")
+        alive = []
+        for lock in folders:
+            with suppress(JobFailed):
+                if Job(lock.parent).alive():
+                    alive.append(lock.parent)
+        time.sleep(0.2)
+        return alive
 
     def _tasks(self) -> dict[str, tuple[str, int, int]]:
         """Run id -> (state of its task, pid, number of the try); {} while there is no database yet."""

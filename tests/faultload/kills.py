@@ -54,11 +54,11 @@ class Kills:
 class Saboteur:
     """Strikes once while something runs, at a moment drawn from the time such things take. A context.
 
-    One thread for all strikes: what it starts again would end with a thread of its own.
+    One thread for all strikes, to the end: what it has started again ends with it.
     """
 
     def __init__(self, place: Place, kills: Kills, chance: random.Random) -> None:
-        self._place, self._kills, self._chance = place, kills, chance
+        self._place, self.kills, self._chance = place, kills, chance
         self._drivers: Callable[[], Mapping[str, int]] = dict
         self._pool = ThreadPoolExecutor(1, "saboteur")
         self._strikes: Mapping[str, Strike] = {
@@ -99,7 +99,7 @@ class Saboteur:
             return  # it was faster: a kill now would hit nothing that matters
         what = self._strikes[kind]()
         if what is not None:
-            self._kills.note(kind, f"{what} after {moment:.1f} s")
+            self.kills.note(kind, f"{what} after {moment:.1f} s")
 
     def _driver(self) -> str | None:
         drivers = dict(self._drivers())

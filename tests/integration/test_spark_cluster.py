@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from millrace_spark import tables
 from tests.brokers import TestCluster, read_topic
 from tests.peers.spark_application import SparkApplication
 from tests.peers.spark_cluster import CONF, SparkCluster
-from tests.support import Process, run_millrace
+from tests.support import REPOSITORY, Process, run_millrace
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows
 
 Start = Callable[..., Process]
@@ -53,9 +55,23 @@ def command_options(cluster: SparkCluster) -> list[str]:
 
 def millrace(*arguments: str) -> Any:
     """The JSON that a command prints; AssertionError with its words when it fails."""
-    done = run_millrace(*arguments, "--json")
+    done = run_millrace(*arguments, "--json", timeout_s=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with this package and without Spark, packed as docs/clusters.md says."""
+    environment = tmp_path_factory.mktemp("packed") / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    wanted = [str(REPOSITORY), "pyarrow>=18", "numpy>=1.26", "venv-pack"]
+    subprocess.run([*pip, "--constraint", str(REPOSITORY / "constraints.txt"), *wanted], check=True)
+    packed = environment.with_suffix(".tar.gz")
+    pack = [str(environment / "bin" / "venv-pack"), "-q", "-p", str(environment), "-o", str(packed)]
+    subprocess.run(pack, check=True)
+    return packed
 
 
 def check(site: TestSite, warehouse: Path, topic: str) -> None:
@@ -109,3 +125,27 @@ def test_every_command_runs_on_a_cluster_and_both_sinks_write_the_same(
     assert millrace("mirror-batch", topic, "--origin", "dc1", *places, *options)["records"] == EVENTS
     with aggregate.client() as copies:
         assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
+
+
+@pytest.mark.long
+def test_a_packed_environment_is_all_that_executors_need(
+    site: TestSite, cluster: SparkCluster, packed_environment: Path, tmp_path: Path
+) -> None:
+    topic = site.topic("Packed")
+    assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    load = ["load", topic, *site.load_options(tmp_path / "w"), *command_options(cluster)]
+    without = run_millrace(*load, "--conf", f"spark.pyspark.python={bare}/bin/python", timeout_s=600)
+    assert without.returncode == 1
+    assert "No module named" in without.stderr
+    for sink in ("direct", "spark"):
+        archive = ["--archives", f"{packed_environment}#environment", "--sink", sink]
+        (result,) = millrace(
+            "load", topic, *site.load_options(tmp_path / sink)[:-1], *archive, *command_options(cluster)
+        )
+        assert result["rows"] == EVENTS
+        hours = [word for hour in sorted(result["hours"]) for word in ("--hour", hour)]
+        into = ["--warehouse", str(tmp_path / sink), *archive, *command_options(cluster)]
+        millrace("hourly", topic, *hours, *into)
+        check(site, tmp_path / sink, topic)
