@@ -46,9 +46,9 @@ def test_killed_at_random_moments_and_run_again_in_a_process_of_its_own(warehous
         kill_at_a_step(
             Process(command), steps=chance.randrange(0, 8), pause_s=chance.uniform(0, 1), timeout_s=PATIENCE_S
         )
-        done = run_millrace(*command)
+        done = run_millrace(*command, timeout_s=PATIENCE_S)
         assert done.returncode == 0, done.stderr
-        assert [(each["load"], each["rows"]) for each in json.loads(done.stdout)["loads"]] == [(turn, ROWS)]
+        assert [(each["load"], each["rows"]) for each in json.loads(done.stdout)] == [(turn, ROWS)]
     warehouse.check_loads(topic)
 
 
@@ -114,7 +114,7 @@ def test_a_zombie_that_wakes_up_after_others_went_on_publishes_nothing_twice(
         assert warehouse.load(topic).load == 2
         wake.set()
         result = woken.result(PATIENCE_S)
-    assert (result.load, result.published) == (1, False)
+    assert not result.published
     warehouse.check_loads(topic)
 
 

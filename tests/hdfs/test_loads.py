@@ -31,9 +31,8 @@ def test_loads_hours_a_late_revision_and_the_proof(warehouse: HdfsWarehouse) -> 
     assert warehouse.hourly(topic, sorted(hours))[late] == (2, warehouse.hours(topic)[late])
     warehouse.check_hours(topic)
 
-    verified = run_millrace(
-        "verify", warehouse.uri, "--bootstrap", warehouse.site.cluster.bootstrap, "--json"
-    )
+    brokers = warehouse.site.cluster.bootstrap
+    verified = run_millrace("verify", warehouse.uri, "--bootstrap", brokers, "--json", timeout_s=300)
     assert verified.returncode == 0, verified.stderr
     assert [table["rows"] for table in json.loads(verified.stdout)["tables"]] == [2_040, 2_040]
     assert "step: verify: " in verified.stderr
