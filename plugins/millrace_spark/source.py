@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace.errors import MillraceError
 from millrace.wire.client import ClusterClient
 from millrace_spark.ranges import Cut
-from millrace_spark.source_offsets import cuts_for, freeze
+from millrace_spark.source_offsets import cuts_for, freeze, subscribed
 from millrace_spark.source_options import SourceOptions, check_batch, check_stream, parse_options
 from millrace_spark.source_rows import RegistryLookup, RowReader, table_schema
 from millrace_spark.source_stream import CutPartition, MillraceStreamReader
@@ -75,11 +75,11 @@ def _frozen(asked: SourceOptions) -> list[Cut] | str:
     well name starting offsets that have expired: only a batch is refused then, when it asks for its reader.
     """
     with ClusterClient(asked.bootstrap) as client:
+        subscribed(client, asked.subscription, missing_ok=not asked.fail_on_data_loss)
         try:
             return cuts_for(freeze(client, asked), asked.min_partitions)
         except MillraceError as error:
-            beyond_doubt = asked.ending is not None
-            if beyond_doubt or (isinstance(error, UnknownTopicOrPartition) and asked.fail_on_data_loss):
+            if asked.ending is not None:  # a batch beyond doubt
                 raise
             return str(error)
 

@@ -89,7 +89,13 @@ def test_a_stream_reads_committed_records_once_and_waits_for_open_transactions(
     aborted = [f"aborted {number}".encode() for number in range(7)]
     transact(world.kafka.address, topic, aborted, commit=False)
     transact(world.kafka.address, topic, [b"committed"] * 5, commit=True)
-    open_one = Producer({"bootstrap.servers": world.kafka.address, "transactional.id": uuid4().hex})
+    open_one = Producer(
+        {
+            "bootstrap.servers": world.kafka.address,
+            "transactional.id": uuid4().hex,
+            "transaction.timeout.ms": 600_000,  # the stream takes a while where the machine is busy
+        }
+    )
     open_one.init_transactions(30)
     open_one.begin_transaction()
     open_one.produce(topic, b"open", partition=0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -88,7 +90,7 @@ def drain(frame: DataFrame, folder: Path, each: Callable[[DataFrame, int], None]
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
 
 
 def test_available_now_goes_on_from_its_checkpoint_and_finds_new_topics(
@@ -143,7 +145,7 @@ def test_a_driver_that_is_killed_leaves_every_record_once(
     commits = len(list((tmp_path / "checkpoint" / "commits").glob("[0-9]*")))
     assert commits > 0, job.output
     query = parquet_query(spark, cluster.bootstrap, topic, str(tmp_path)).trigger(availableNow=True).start()
-    assert query.awaitTermination(180)
+    assert query.awaitTermination(300)
     assert places(spark.read.parquet(str(tmp_path / "out"))) == stored(cluster, topic)
 
 
@@ -235,7 +237,26 @@ def happened(
 ) -> Events:
     database = f"sqlite:///{tmp_path_factory.mktemp('events') / 'registry.db'}"
     registry = start_for_module("registry", "--listen", "127.0.0.1:0", "--database-url", database)
-    return Events(cluster, f"http://{registry.ready()}")
+    made = Events(cluster, f"http://{registry.ready()}")
+    made.send("PageView", random.Random(1).sample(VIEWS, len(VIEWS)))
+    made.send("SearchQuery", SEARCHES)
+    made.send("PageView", [{"ms": LATER_MS, "memberId": 99}])
+    made.send("SearchQuery", [{"ms": LATER_MS, "memberId": 98, "query": "later"}])
+    return made
+
+
+VIEWS: list[dict[str, Any]] = [
+    {
+        "ms": NOON_MS + number * 1000,
+        "status": 200 if number % 3 else 404,
+        "memberId": number % 2 or None,
+        "url": f"/{number}",
+    }
+    for number in range(180)
+]
+SEARCHES = [{"ms": NOON_MS + 100_500, "memberId": 1, "query": "maps"}, {"ms": NOON_MS, "query": "a guest's"}]
+LATER_MS = NOON_MS + 20 * MINUTE_MS
+"""Moves the watermarks past all of them."""
 
 
 def written(frame: DataFrame, folder: Path) -> DataFrame:
@@ -246,38 +267,50 @@ def written(frame: DataFrame, folder: Path) -> DataFrame:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(300)
     return frame.sparkSession.read.parquet(str(folder / "out"))
+
+
+def check_counts(counted: DataFrame) -> None:
+    expected = Counter((view["ms"] // MINUTE_MS * MINUTE_MS, view["status"]) for view in VIEWS)
+    rows = counted.selectExpr("unix_millis(minute) AS ms", "status", "views").collect()
+    assert {(row.ms, row.status): row.views for row in rows} == expected
+    assert len(rows) == len(expected), "each minute is written once"
+
+
+def check_followed(joined: DataFrame) -> None:
+    rows = joined.collect()
+    assert sorted(row.url for row in rows) == sorted(f"/{number}" for number in range(101, 180, 2))
+    assert {(row.member, row.query) for row in rows} == {(1, "maps")}
 
 
 def test_the_example_jobs_count_by_event_time_and_join_two_streams(
     spark: SparkSession, happened: Events, tmp_path: Path
 ) -> None:
-    bootstrap, registry = happened.cluster.bootstrap, happened.registry
-    views: list[dict[str, Any]] = [
-        {"ms": NOON_MS + number * 1000, "status": 200 if number % 3 else 404, "memberId": number % 2 or None,
-         "url": f"/{number}"}
-        for number in range(180)
+    at = happened.cluster.bootstrap, happened.registry
+    check_counts(written(views_per_minute(page_views(spark, *at)), tmp_path / "counts"))
+    searches, views = (events(spark, *at, topic) for topic in ("SearchQuery", "PageView"))
+    check_followed(written(followed(searches, views), tmp_path / "join"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("job", "result", "check"),
+    [("windowed_count", "counts", check_counts), ("stream_join", "followed", check_followed)],
+)
+def test_the_example_jobs_run_with_spark_submit(
+    spark: SparkSession,
+    happened: Events,
+    tmp_path: Path,
+    job: str,
+    result: str,
+    check: Callable[[DataFrame], None],
+) -> None:
+    command = [
+        str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]",
+        str(REPOSITORY / "plugins" / "millrace_spark" / "examples" / f"{job}.py"),
+        happened.cluster.bootstrap, happened.registry, str(tmp_path), "--available-now",
     ]  # fmt: skip
-    random.Random(1).shuffle(views)
-    happened.send("PageView", views)
-    happened.send(
-        "SearchQuery",
-        [{"ms": NOON_MS + 100_500, "memberId": 1, "query": "maps"}, {"ms": NOON_MS, "query": "a"}],
-    )
-    later = NOON_MS + 20 * MINUTE_MS  # moves the watermark past all of them
-    happened.send("PageView", [{"ms": later, "memberId": 99}])
-    happened.send("SearchQuery", [{"ms": later, "memberId": 98, "query": "later"}])
-
-    counted = written(views_per_minute(page_views(spark, bootstrap, registry)), tmp_path / "counts")
-    expected = Counter((view["ms"] // MINUTE_MS * MINUTE_MS, view["status"]) for view in views)
-    rows = counted.selectExpr("unix_millis(minute) AS ms", "status", "views").collect()
-    assert {(row.ms, row.status): row.views for row in rows} == expected
-    assert len(rows) == len(expected), "each minute is written once"
-
-    searches = events(spark, bootstrap, registry, "SearchQuery")
-    joined = written(
-        followed(searches, events(spark, bootstrap, registry, "PageView")), tmp_path / "join"
-    ).collect()
-    assert sorted(row.url for row in joined) == sorted(f"/{n}" for n in range(101, 180, 2))
-    assert {(row.member, row.query) for row in joined} == {(1, "maps")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    check(spark.read.parquet(str(tmp_path / result)))
