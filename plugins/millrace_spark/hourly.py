@@ -77,8 +77,13 @@ def hours_between(start: datetime, end: datetime) -> list[str]:
     return hours
 
 
-def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[HourResult]:
-    """Publish the next revision of every hour that has news; what happened to each, in order."""
+def publish_hours(
+    run: HourlyRun, topic: str, hours: Sequence[str], *, also_empty: bool = False
+) -> list[HourResult]:
+    """Publish the next revision of every hour that has news; what happened to each, in order.
+
+    With `also_empty` an hour no load has rows of gets a revision too, so that rows that come later are late.
+    """
     if newest_load(run.fs, topic) is None:
         if run.fs.names(f"{topic}/{PLANS}"):
             return [_absent(hour) for hour in dict.fromkeys(hours)]  # loads ran, and found the topic empty
@@ -96,7 +101,7 @@ def publish_hours(run: HourlyRun, topic: str, hours: Sequence[str]) -> list[Hour
         revisions = {hour: _newest(run, topic, hour, recorded) for hour in pending}
         for source in hour_sources(run.fs, topic, revisions):
             newest = revisions[source.hour]
-            if newest is None and not source.parts:
+            if newest is None and not source.parts and not also_empty:
                 results[source.hour] = _absent(source.hour)
             elif newest is not None and list(newest.loads) == list(source.parts):
                 results[source.hour] = _unchanged(newest)

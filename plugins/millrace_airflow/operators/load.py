@@ -82,7 +82,8 @@ class HourlyTableOperator(MillraceJobOperator):
 class PublishHourOperator(HourlyTableOperator):
     """Publishes the hours in [start, end) of a topic's hourly table.
 
-    With `late` also the next revision of every hour published before that has late rows, or was read again.
+    With `late` also the next revision of every hour published before that has late rows, or was read again;
+    its own hours are then published even when they are empty, so that their first rows count as late.
     """
 
     template_fields = ("start", "end", "conn_id")

@@ -52,7 +52,8 @@ def hourly(
 ) -> None:
     """Publish hours of TOPIC from its loads; an hour without news since its last revision stays as it is.
 
-    With --late alone: the next revision of every published hour that has late rows, or was read again.
+    With --late alone: the next revision of every published hour that has late rows, or was read again. Hours
+    named beside it are published also while they are empty, so that their first rows count as late.
 
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """

@@ -30,7 +30,7 @@ class HourlySettings:
     hours: Sequence[str]
     """`2015-05-17T10`, UTC."""
     late: bool = False
-    """Also every hour published before that has news."""
+    """Also every hour published before that has news; `hours` without rows are published as empty."""
     warehouse: str
     run_id: str
     auditor: str = ""
@@ -48,7 +48,7 @@ def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
         run_id=settings.run_id,
         progress=to_stderr(f"hourly {settings.topic}"),
     )
-    results = publish_hours(run, settings.topic, settings.hours)
+    results = publish_hours(run, settings.topic, settings.hours, also_empty=settings.late)
     return [*results, *publish_late_hours(run, settings.topic)] if settings.late else results
 
 

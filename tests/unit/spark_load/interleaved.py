@@ -226,7 +226,7 @@ class Scenario:
 
     def hours(self, fs: LocalFilesystem) -> None:
         hours = self.random.sample(HOURS, self.random.choice([1, 2, 4, 4]))
-        publish_hours(self.hourly_run(fs), TOPIC, hours)
+        publish_hours(self.hourly_run(fs), TOPIC, hours, also_empty=self.random.choice([False, True]))
 
     def late(self, fs: LocalFilesystem) -> None:
         publish_late_hours(self.hourly_run(fs), TOPIC)

@@ -13,11 +13,13 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import HourResult, hours_between, publish_hours
+from millrace_spark.hourly import HourResult, hours_between, publish_hours, publish_late_hours
 from millrace_spark.load import load_topic
 from millrace_spark.load_writing import Pinned
 from millrace_spark.sinks import Source
 from millrace_spark.tables import dataset, newest_revisions, read_revision, revision_numbers
+from millrace_spark.verify import verify
+from millrace_spark.warehouse import no_progress
 from tests.unit.spark_load.memory_log import (
     HOUR,
     SCHEMA,
@@ -101,6 +103,23 @@ def test_an_hour_no_load_has_is_not_published(warehouse: Path) -> None:
     (result,) = publish(warehouse, "2015-05-18T00")
     assert (result.revision, result.published, result.message) == (None, False, "no load has rows of it")
     assert not (warehouse / f"{TOPIC}.hourly" / "date=2015-05-18").exists()
+
+
+def test_an_hour_that_was_empty_when_it_was_published_gets_its_rows_when_they_come(
+    warehouse: Path, log: MemoryLog
+) -> None:
+    nine = "2015-05-17T09"
+    (result,) = publish_hours(hourly_run(warehouse), TOPIC, [nine], also_empty=True)
+    assert (result.revision, result.rows, result.published) == (1, 0, True)
+    (again,) = publish_hours(hourly_run(warehouse), TOPIC, [nine], also_empty=True)
+    assert (again.revision, again.published) == (1, False)
+    assert publish_late_hours(hourly_run(warehouse), TOPIC) == []
+    log.append_events(1, [START - HOUR])
+    load_topic(load_run(log, warehouse, "late"), TOPIC)
+    (late,) = publish_late_hours(hourly_run(warehouse), TOPIC)
+    assert (late.hour, late.revision, late.rows) == (nine, 2, 1)
+    reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
+    assert [problem for report in reports for problem in report.problems] == []
 
 
 def test_the_verdict_of_the_moment_is_written_in(warehouse: Path) -> None:
