@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import click
@@ -185,7 +186,7 @@ class FaultLoad:
 
     def _say_what_happened(self, reader: Reader, airflow: Airflow) -> None:
         handed, acknowledged = self._ledger.totals()
-        reads, say = self._place.reads(), self._report.say
+        reads, say = self._place.reads(), partial(self._report.say, stays=True)
         bad = reads["c"] + reads["f"]
         loads = sum(len(topic.loads) for topic in reader.topics.values())
         say(f"events: {handed} produced, {acknowledged} acknowledged")
@@ -200,7 +201,7 @@ def fault_load(folder: Path, loads: int, power_cuts: int, seed: int) -> int:
     """Run it all; the number of kills. Problem or Failed when anything is wrong."""
     chance = random.Random(seed)
     with Report(folder / "events.log", loads + power_cuts) as report:
-        report.say(f"seed {seed}, everything is in {folder}")
+        report.say(f"seed {seed}, everything is in {folder}", stays=True)
         with Place(folder) as place, Saboteur(place, Kills(report.say), chance) as saboteur:
             run = FaultLoad(place, saboteur, report, loads, chance)
             run.run()
@@ -209,7 +210,7 @@ def fault_load(folder: Path, loads: int, power_cuts: int, seed: int) -> int:
                 cuts.round()
                 report.advance(f"power cut {number}: nothing lost, nothing twice")
             if power_cuts:
-                report.say(f"the power cuts took {cuts.lost}")
+                report.say(f"the power cuts took {cuts.lost}", stays=True)
     return run.kills.total
 
 

@@ -30,15 +30,15 @@ class Report:
         )
         self._task = self._bar.add_task("starting", total=steps)
 
-    def say(self, line: str) -> None:
-        """One event."""
+    def say(self, line: str, *, stays: bool = False) -> None:
+        """One event; on a terminal the next one takes its place, unless it stays."""
         with self._lock:
             text = f"{time.monotonic() - self._began:7.1f}  {line}"
             self._log.write(text + "\n")
-            if self._console.is_terminal:
-                self._bar.update(self._task, description=line[:60])
+            if stays or not self._console.is_terminal:
+                self._console.print(text, soft_wrap=True)
             else:
-                print(text, flush=True)
+                self._bar.update(self._task, description=line[:60])
 
     def advance(self, what: str) -> None:
         """One step is done."""
