@@ -16,12 +16,12 @@ class Report:
 
     def __init__(self, log: Path, steps: int) -> None:
         """`steps` loads and power cuts are to be done."""
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, markup=False)
         self._log = log.open("a", buffering=1)
         self._lock = threading.Lock()
         self._began = time.monotonic()
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
