@@ -232,19 +232,12 @@ class Cluster:
             log.error("cluster %s: %s", self.name, error)
             return False
 
-    def allocate_mirror(self, topic: str, origin: Origin, *, recreated: bool = False) -> int:
-        """The target partition of an origin partition: the one it has, or a new one; never reused.
-
-        Raises what `allocate_mirrors` raises.
-        """
-        return self.allocate_mirrors(topic, [origin], recreated=recreated)[origin]
-
     def allocate_mirrors(
         self, topic: str, origins: Sequence[Origin], *, recreated: bool = False
     ) -> dict[Origin, int]:
-        """The target partition of each origin partition: the one it has, or a new one; all in one write.
+        """The target partition of each origin partition: the one it has, or a new one, never reused.
 
-        A missing topic is created. OriginRecreated when the origin's partition was allocated before under
+        All in one write; a missing topic is created. OriginRecreated when one was allocated before under
         another topic id, unless `recreated` says that this is known; PolicyViolation when the topic has
         partitions that are not mirrored.
         """

@@ -150,18 +150,6 @@ def new_topic(
     return TopicState(name, uuid.uuid4(), dict(settings), states)
 
 
-def with_mirror(
-    topic: TopicState,
-    origin: Origin,
-    brokers: Sequence[int],
-    topics: Mapping[str, TopicState],
-    *,
-    recreated: bool = False,
-) -> TopicState:
-    """The topic with one more partition, for `origin`; raises what `with_mirrors` raises."""
-    return with_mirrors(topic, [origin], brokers, topics, recreated=recreated)
-
-
 def with_mirrors(
     topic: TopicState,
     origins: Iterable[Origin],

@@ -107,7 +107,7 @@ def test_racing_members_allocate_each_origin_partition_once(members: list[Member
 
     def allocate(index: int) -> None:
         for origin in origins if index % 2 else reversed(origins):
-            found[index, origin] = members[index % 2].cluster.allocate_mirror("clicks", origin)
+            found[index, origin] = members[index % 2].cluster.allocate_mirrors("clicks", [origin])[origin]
 
     threads = [threading.Thread(target=allocate, args=(index,)) for index in range(4)]
     for thread in threads:
@@ -126,18 +126,18 @@ def test_a_target_that_another_member_allocated_is_in_the_snapshot_on_return(mem
     first, second = members
     origin = Origin("dc1", "clicks", TOPIC_ID, 0)
     with second.cluster._refreshing:  # what it is told of changes comes late
-        target = first.cluster.allocate_mirror("clicks", origin)
-        assert second.cluster.allocate_mirror("clicks", origin) == target
+        target = first.cluster.allocate_mirrors("clicks", [origin])[origin]
+        assert second.cluster.allocate_mirrors("clicks", [origin])[origin] == target
         assert second.cluster.topics["clicks"].target_of(origin) == target
 
 
 def test_a_recreated_origin_needs_a_word_and_never_takes_the_old_partition(members: list[Member]) -> None:
     cluster = members[0].cluster
-    cluster.allocate_mirror("clicks", Origin("dc1", "clicks", TOPIC_ID, 0))
+    cluster.allocate_mirrors("clicks", [Origin("dc1", "clicks", TOPIC_ID, 0)])
     anew = Origin("dc1", "clicks", uuid.uuid4(), 0)
     with pytest.raises(OriginRecreated):
-        cluster.allocate_mirror("clicks", anew)
-    assert cluster.allocate_mirror("clicks", anew, recreated=True) == 1
+        cluster.allocate_mirrors("clicks", [anew])
+    assert cluster.allocate_mirrors("clicks", [anew], recreated=True) == {anew: 1}
 
 
 def test_an_id_held_by_a_live_broker_is_refused_in_one_line(members: list[Member], zookeeper: str) -> None:

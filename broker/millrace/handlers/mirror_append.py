@@ -73,7 +73,8 @@ class _Call:
     def _allocating(self, asked: MirrorAppend) -> Callable[[], int]:
         # A reset is the operator's word that the origin was created anew on purpose.
         recreated = asked.mode is MirrorMode.RESET
-        return lambda: self._broker.cluster.allocate_mirror(self._topic, asked.origin, recreated=recreated)
+        allocate, origin = self._broker.cluster.allocate_mirrors, asked.origin
+        return lambda: allocate(self._topic, [origin], recreated=recreated)[origin]
 
     def _allocated(self, asked: MirrorAppend) -> Callable[[Future[int]], None]:
         def then(future: Future[int]) -> None:

@@ -129,7 +129,7 @@ class Numbers(Collector):
             labels = (mirror.origin.cluster, topic, str(number))
             states += [((*labels, str(state)), int(mirror.state is state)) for state in State]
             partition = self.broker.partitions.get((topic, number))
-            position = partition.log.visible_mirror_position if partition is not None else None
+            position = partition.log.snapshot[0].mirror if partition is not None else None
             if mirror.high_watermark >= 0:
                 done = position.cursor.next_offset if position is not None else 0
                 lags.append((labels, max(0, mirror.high_watermark - done)))

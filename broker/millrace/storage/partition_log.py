@@ -120,11 +120,6 @@ class PartitionLog:
         return self._appended.mirror
 
     @property
-    def visible_mirror_position(self) -> MirrorPosition | None:
-        """The same, as flushed."""
-        return self._visible.mirror
-
-    @property
     def snapshot(self) -> tuple[LogState, Files]:
         """What is visible, and the files it lies in."""
         return self._visible, self._files

@@ -13,7 +13,7 @@ from millrace.cluster_state import (
     encode_topic,
     new_topic,
     stored_partitions,
-    with_mirror,
+    with_mirrors,
     with_partitions,
 )
 from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
@@ -29,7 +29,7 @@ def leaders(topic: TopicState) -> list[int]:
 
 def test_a_topic_reads_back_as_it_was_written() -> None:
     plain = new_topic("plain", 5, {"retention.ms": "1000"}, [1, 2], {})
-    mirrored = with_mirror(EMPTY, ORIGIN, [1, 2], {})
+    mirrored = with_mirrors(EMPTY, [ORIGIN], [1, 2], {})
     for topic in (plain, mirrored, EMPTY):
         assert decode_topic(topic.name, encode_topic(topic)) == topic
 
@@ -66,24 +66,24 @@ def test_every_origin_partition_gets_a_number_of_its_own_spread_over_the_brokers
     topic = EMPTY
     origins = [Origin(dc, "PageView", UUID(int=7), p) for dc in ("dc1", "dc2") for p in range(3)]
     for origin in origins:
-        topic = with_mirror(topic, origin, [1, 2], {})
+        topic = with_mirrors(topic, [origin], [1, 2], {})
     assert [topic.target_of(origin) for origin in origins] == list(range(6))
     assert Counter(leaders(topic)) == {1: 3, 2: 3}
 
 
 def test_an_origin_that_was_created_anew_gets_a_new_partition_only_when_that_is_known() -> None:
-    topic = with_mirror(EMPTY, ORIGIN, [1], {})
+    topic = with_mirrors(EMPTY, [ORIGIN], [1], {})
     anew = Origin("dc1", "PageView", uuid4(), 0)
     with pytest.raises(OriginRecreated, match="mirror reset"):
-        with_mirror(topic, anew, [1], {})
-    topic = with_mirror(topic, anew, [1], {}, recreated=True)
+        with_mirrors(topic, [anew], [1], {})
+    topic = with_mirrors(topic, [anew], [1], {}, recreated=True)
     assert (topic.target_of(ORIGIN), topic.target_of(anew)) == (0, 1)
     assert topic.former_origin(anew) == ORIGIN
 
 
 def test_a_topic_with_partitions_of_its_own_is_not_mirrored_into() -> None:
     with pytest.raises(PolicyViolation, match="partitions of its own"):
-        with_mirror(new_topic("PageView", 1, {}, [1], {}), ORIGIN, [1], {})
+        with_mirrors(new_topic("PageView", 1, {}, [1], {}), [ORIGIN], [1], {})
 
 
 def test_new_partitions_go_to_the_brokers_that_lead_the_fewest_and_the_others_stay() -> None:
@@ -102,7 +102,7 @@ def test_partitions_are_only_ever_added_and_only_to_topics_of_this_cluster() -> 
             with_partitions(topic, count, [1], {})
     with pytest.raises(NoLiveBroker):
         with_partitions(topic, 5, [], {})
-    for mirrored in (EMPTY, with_mirror(EMPTY, ORIGIN, [1], {})):
+    for mirrored in (EMPTY, with_mirrors(EMPTY, [ORIGIN], [1], {})):
         with pytest.raises(PolicyViolation, match="mirrored"):
             with_partitions(mirrored, 5, [1], {})
 

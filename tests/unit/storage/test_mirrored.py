@@ -98,9 +98,9 @@ def test_the_position_is_recorded_at_once_and_visible_after_the_flush(tmp_path: 
     log = open_log(tmp_path)
     log.append_mirrored(ORIGIN, None, origin_batches([2]), position(2, batches=1, records=2))
     assert log.mirror_position == position(2, batches=1, records=2)
-    before = log.visible_mirror_position
+    before = log.snapshot[0].mirror
     flush(log)
-    assert (before, log.visible_mirror_position) == (None, log.mirror_position)
+    assert (before, log.snapshot[0].mirror) == (None, log.mirror_position)
     log.close()
 
 

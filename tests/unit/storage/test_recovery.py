@@ -394,7 +394,7 @@ def test_every_cut_of_a_mirrored_log_goes_back_to_a_position_batch(tmp_path: Pat
         elif recorded is not None:
             assert (recorded.cursor.next_offset, recorded.batches) == (0, 0)
             assert log.read(0, 1000) is None
-        assert log.visible_mirror_position == recorded
+        assert log.snapshot[0].mirror == recorded
         # It goes on from what it says.
         expected = None if recorded is None else recorded.cursor.next_offset
         batches = origin_batches([2], expected or 0)
