@@ -311,6 +311,6 @@ def test_the_example_jobs_run_with_spark_submit(
         str(REPOSITORY / "plugins" / "millrace_spark" / "examples" / f"{job}.py"),
         happened.cluster.bootstrap, happened.registry, str(tmp_path), "--available-now",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     check(spark.read.parquet(str(tmp_path / result)))

@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("output", help="folder for the result and the query's checkpoint")
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
     asked = parser.parse_args()
-    spark = SparkSession.builder.appName("searches-followed").getOrCreate()
+    # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
+    pieces = {"spark.sql.shuffle.partitions": "4"}
+    spark = SparkSession.builder.appName("searches-followed").config(map=pieces).getOrCreate()
     searches = events(spark, asked.bootstrap, asked.registry, "SearchQuery")
     views = events(spark, asked.bootstrap, asked.registry, "PageView")
     writer = (

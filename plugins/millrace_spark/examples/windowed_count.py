@@ -45,7 +45,9 @@ def main() -> None:
     parser.add_argument("output", help="folder for the result and the query's checkpoint")
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
     asked = parser.parse_args()
-    spark = SparkSession.builder.appName("views-per-minute").getOrCreate()
+    # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
+    pieces = {"spark.sql.shuffle.partitions": "4"}
+    spark = SparkSession.builder.appName("views-per-minute").config(map=pieces).getOrCreate()
     counts = views_per_minute(page_views(spark, asked.bootstrap, asked.registry))
     writer = (
         counts.writeStream.format("parquet")
