@@ -238,8 +238,7 @@ class Cluster:
         """The target partition of each origin partition: the one it has, or a new one, never reused.
 
         All in one write; a missing topic is created. OriginRecreated when one was allocated before under
-        another topic id, unless `recreated` says that this is known; PolicyViolation when the topic has
-        partitions that are not mirrored.
+        another topic id, unless `recreated` says so; PolicyViolation when the topic has ordinary partitions.
         """
         check_topic_name(topic)
         self._check_identity()
