@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
     asked = parser.parse_args()
     # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
-    pieces = {"spark.sql.shuffle.partitions": "4"}
-    spark = SparkSession.builder.appName("searches-followed").config(map=pieces).getOrCreate()
+    builder = SparkSession.builder.appName("searches-followed").config("spark.sql.shuffle.partitions", 4)
+    spark = builder.getOrCreate()
     searches = events(spark, asked.bootstrap, asked.registry, "SearchQuery")
     views = events(spark, asked.bootstrap, asked.registry, "PageView")
     writer = (

@@ -46,8 +46,8 @@ def main() -> None:
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
     asked = parser.parse_args()
     # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
-    pieces = {"spark.sql.shuffle.partitions": "4"}
-    spark = SparkSession.builder.appName("views-per-minute").config(map=pieces).getOrCreate()
+    builder = SparkSession.builder.appName("views-per-minute").config("spark.sql.shuffle.partitions", 4)
+    spark = builder.getOrCreate()
     counts = views_per_minute(page_views(spark, asked.bootstrap, asked.registry))
     writer = (
         counts.writeStream.format("parquet")
