@@ -3,7 +3,7 @@
 A writer's and a table's schema are compiled into one reader for each field, which gives values as pyarrow
 takes them. As strict as the vectorised decoder, and nothing a message says makes it crash or hang: not
 fastavro, which takes a negative index for one from the end, numbers of any length and a boolean 7, and ends
-the process on records nested 100,000 deep.
+the process on records nested 10,000 deep.
 """
 
 from __future__ import annotations
