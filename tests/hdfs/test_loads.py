@@ -8,6 +8,8 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
+from millrace_spark.jobs.expire import ExpireSettings, expire
+from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import START_MS, HdfsWarehouse
 from tests.support import run_millrace
@@ -81,6 +83,32 @@ def test_the_direct_sink_and_readers_without_spark_are_refused_in_one_sentence(
     assert warehouse.hourly(topic, [hour]) == {hour: (1, 5)}
     with pytest.raises(MillraceError, match=r"tables\.read\(spark"):
         tables.dataset(warehouse.uri, topic)
+
+
+def test_loads_read_again_and_expired_leave_every_row_in_the_hours(warehouse: HdfsWarehouse) -> None:
+    topic = warehouse.site.topic("Again", 2)
+    warehouse.publish(topic, 400)
+    warehouse.load(topic)
+    hours = sorted(warehouse.hours(topic))
+    assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {1}
+    again = ReloadSettings(
+        topic=topic, bootstrap=warehouse.site.cluster.bootstrap, registry=warehouse.site.registry,
+        warehouse=warehouse.uri, run_id="again", reason="a test", loads=[1], sink="spark",
+    )  # fmt: skip
+    (edition,) = reload_loads(warehouse.spark, again)
+    assert edition.rows == 400
+    warehouse.check_loads(topic)  # what lies in `_reloads` is not seen twice
+    assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {2}
+    warehouse.check_hours(topic)
+
+    expired = ExpireSettings(topic=topic, warehouse=warehouse.uri, older_than_s=0, reader_grace_s=0)
+    expire(warehouse.spark, expired)
+    assert [name for name, _ in warehouse.fs.files(topic) if name.endswith(".parquet")] == []
+    warehouse.check_table(topic)
+    warehouse.publish(topic, 40)
+    assert warehouse.load(topic).load == 2
+    assert warehouse.hourly(topic, hours)[hours[0]][0] == 3
+    warehouse.check_table(topic)
 
 
 def test_more_hours_than_a_task_keeps_files_open_for(warehouse: HdfsWarehouse) -> None:
