@@ -151,12 +151,15 @@ def _answer(spark: SparkSession, request: Mapping[str, Any]) -> Mapping[str, Any
     try:
         return {"result": _run(spark, request["job"], request["settings"])}
     except MillraceError as error:
-        return {"error": str(error)}
+        return {_kind(spark): str(error)}
     except Exception as error:
         traceback.print_exc()
-        # A stopped context does not come back: the master gave the application up, or the JVM is dead.
-        kind = "error" if _alive(spark) else "gone"
-        return {kind: f"{type(error).__name__}: {str(error)[:300]}"}
+        return {_kind(spark): f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def _kind(spark: SparkSession) -> str:
+    """A stopped context does not come back: the master gave the application up, or the JVM is dead."""
+    return "error" if _alive(spark) else "gone"
 
 
 def _alive(spark: SparkSession) -> bool:
