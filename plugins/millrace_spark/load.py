@@ -17,6 +17,7 @@ from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest, sealed
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace_spark.bounds import NO_BOUNDS, Bounds, bounded_ends
+from millrace_spark.editions import expired_path
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.load_writing import (
     Heading,
@@ -210,6 +211,19 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> _Written 
     return written if publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress) else None
 
 
+def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
+    """MillraceError when a load of that number is said to have expired: this one would be taken for it."""
+    path = expired_path(topic, folder)
+    try:
+        fs.read(path)
+    except FileNotFoundError:
+        return
+    raise MillraceError(
+        f"{path} says that {folder} has expired, a load made anew would be deleted: restore the folder from a"
+        " copy, or move it away together with that file"
+    )
+
+
 def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> _Written:
     reached = _reached(plan.topic_id, newest)
     parts = parts_of(run.client, plan.topic, plan.topic_id, reached, plan.end_offsets)
@@ -220,6 +234,7 @@ def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) 
         load=1 if newest is None else newest.load + 1,
         previous=None if newest is None else newest.sha256,
     )
+    _check_not_expired(run.fs, plan.topic, load_folder(heading.load))
     pinned = run.pin(plan.topic, pinned_id(run.fs, plan.topic, newest))
     manifest = sealed(write_ranges(run, heading, pinned, parts, staging))
     return _Written(manifest, _dropped(pinned, manifest))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,21 @@ def test_old_plans_go_and_the_newest_one_stays(scene: Scenario) -> None:
     os.utime(plans[0], (time.time() - 80_000,) * 2)
     assert expire(scene, older_than_s=3600.0).plans == len(plans) - 1
     assert list((scene.folder / TOPIC / "_plans").iterdir()) == [plans[0]]
+
+
+def test_an_expired_load_is_not_made_anew_while_it_is_written_down_as_expired(scene: Scenario) -> None:
+    """The record would have the rows of the new one deleted, and taken for rows that the hours have."""
+    publish(scene)
+    expire(scene)
+    shutil.rmtree(scene.folder / TOPIC / LOAD)
+    (scene.folder / TOPIC / "_ledger" / f"{LOAD}.json").unlink()
+    with pytest.raises(MillraceError, match=r"_expired/load=0000000001\.json says .* or move it away"):
+        scene._load(fs_of(scene))
+    assert not (scene.folder / TOPIC / LOAD).exists()
+    (scene.folder / TOPIC / "_expired" / f"{LOAD}.json").unlink()
+    scene._load(fs_of(scene))
+    expire(scene)
+    assert len(data(scene)) == 2
 
 
 def test_a_missing_record_of_what_expired_is_a_problem_again(scene: Scenario) -> None:
