@@ -1,7 +1,7 @@
 """Applying audit records to the database: who is known, what was reported, what was counted.
 
 Each function runs inside the caller's transaction and may be given a record again: a report counts by its
-number, a range by where it begins, a load by its number, a later edition of it right after the one before.
+number, a range by where it begins, a load by its number and part, a later edition right after the one before.
 What changes a window that was final before raises its revision. Passes no verdict on its own.
 """
 
@@ -32,6 +32,7 @@ from millrace.audit.store import (
     EndedReaderRow,
     InstanceRow,
     InstanceTopicRow,
+    LoadPartRow,
     LoadRow,
     ReportedRow,
     Row,
@@ -243,14 +244,8 @@ def _difference(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[l
 def _is_new(session: Session, count: Count) -> bool:
     """True if the source was not counted before; it is from now on."""
     source = count.source
-    if isinstance(source, LoadNumber) and source.edition > 1:
-        return _is_next_edition(session, count.tier, count.topic, source)
     if isinstance(source, LoadNumber):
-        key = (count.tier, count.topic, source.load)
-        if session.get(LoadRow, key) is not None:
-            return False
-        session.add(LoadRow(tier=count.tier, topic=count.topic, load=source.load))
-        return True
+        return _is_next_part(session, count.tier, count.topic, source)
     if _turn(session, count.tier, source.reader) is None:
         return False
     row = session.get(CoverageRow, (count.tier, source.topic_id, source.partition))
@@ -265,13 +260,27 @@ def _is_new(session: Session, count: Count) -> bool:
     return True
 
 
-def _is_next_edition(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
-    """True if the edition before is the newest one counted; it says nothing without that one."""
+def _is_next_part(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
+    """True if it is the next thing to count of its load, which is counted once its last part is."""
     key, edition = (tier, topic, source.load), source.edition
-    before = session.get(EditionRow, (*key, edition - 1)) if edition > 2 else session.get(LoadRow, key)
-    if before is None or session.get(EditionRow, (*key, edition)) is not None:
+
+    def counted(number: int) -> bool:
+        row = LoadRow if number == 1 else EditionRow
+        return session.get(row, key if number == 1 else (*key, number)) is not None
+
+    # An edition says nothing without the one before.
+    if counted(edition) or (edition > 1 and not counted(edition - 1)):
         return False
-    session.add(EditionRow(tier=tier, topic=topic, load=source.load, edition=edition))
+    begun = session.get(LoadPartRow, (*key, edition)) if source.parts > 1 else None
+    if source.part != (begun.counted if begun is not None else 0) + 1:
+        return False
+    which = {"tier": tier, "topic": topic, "load": source.load}
+    if source.part == source.parts:
+        session.add(LoadRow(**which) if edition == 1 else EditionRow(**which, edition=edition))
+    if begun is not None:
+        begun.counted = source.part
+    elif source.parts > 1:
+        session.add(LoadPartRow(**which, edition=edition, counted=source.part))
     return True
 
 

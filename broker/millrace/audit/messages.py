@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -193,10 +193,12 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class LoadNumber:
-    """One load of the warehouse, and which reading of its offsets."""
+    """One load of the warehouse, which reading of its offsets, and which part of what is said of it."""
 
     load: int
     edition: int = 1
+    part: int = 1
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +220,7 @@ class Count:
         """The fields of an AuditCount."""
         source: tuple[str, dict[str, Any]]
         if isinstance(self.source, LoadNumber):
-            source = (
-                "millrace.audit.Load",
-                {"load": self.source.load, "edition": self.source.edition},
-            )
+            source = ("millrace.audit.Load", asdict(self.source))
         else:
             part = self.source
             source = (
@@ -243,7 +242,7 @@ class Count:
         part = record["source"]
         source: OffsetRange | LoadNumber
         if "load" in part:
-            source = LoadNumber(part["load"], part["edition"])
+            source = LoadNumber(**part)
         else:
             source = OffsetRange(topic_id=part["topicId"], **_plain(part, "topicId"))
         counts, removed = (SequenceCounts.from_avro(record[name]) for name in ("counts", "removed"))

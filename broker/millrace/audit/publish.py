@@ -27,6 +27,10 @@ from millrace.registry.client import SchemaRegistryClient
 MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
 """For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
+PART_BYTES = 512 << 10
+"""Size of the messages a load is told in. It must stay: one that was told half is told on in the same parts."""
+_RANGE_BYTES, _NUMBERS_BYTES = 20, 40
+"""What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
 _METADATA_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 # librdkafka looks for expired messages once a second, and those in a request wait for it to end first.
@@ -121,15 +125,8 @@ def publish_load_counts(
 
     May be repeated as often as one likes: a load counts once. MillraceError when it does not get through.
     """
-    count = Count(
-        time=time.time_ns() // 1_000_000,
-        tier=WAREHOUSE,
-        topic=topic,
-        source=LoadNumber(load),
-        foreign=0,
-        counts=counts,
-    )
-    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, [count])
+    records = edition_records(topic, load, 1, SequenceCounts(), counts)
+    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
 
 
 def publish_edition_counts(
@@ -139,17 +136,55 @@ def publish_edition_counts(
 
     May be repeated as often as one likes: each edition changes the counts once, right after the one before.
     """
-    now, records = time.time_ns() // 1_000_000, []
+    records: list[Count] = []
     before = SequenceCounts()
     for edition, counts in enumerate(editions, 1):
-        records.append(
-            Count(
-                time=now, tier=WAREHOUSE, topic=topic, source=LoadNumber(load, edition), foreign=0,
-                counts=counts.without(before), removed=before.without(counts),
-            )
-        )  # fmt: skip
+        records += edition_records(topic, load, edition, before, counts)
         before = counts
     publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
+
+
+def edition_records(
+    topic: str, load: int, edition: int, before: SequenceCounts, counts: SequenceCounts
+) -> list[Count]:
+    """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
+
+    The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
+    """
+    pieces = _pieces(counts.without(before), before.without(counts))
+    now = time.time_ns() // 1_000_000
+    return [
+        Count(
+            time=now, tier=WAREHOUSE, topic=topic, foreign=0, counts=more, removed=less,
+            source=LoadNumber(load, edition, part, len(pieces)),
+        )
+        for part, (more, less) in enumerate(pieces, 1)
+    ]  # fmt: skip
+
+
+def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCounts, SequenceCounts]]:
+    """Both in pieces that make no message above PART_BYTES; at least one, window after window."""
+    pieces = [(SequenceCounts(), SequenceCounts())]
+    size = 0
+    for key in sorted(more.tallies.keys() | less.tallies.keys(), key=lambda key: (key.window, key)):
+        ranges = [
+            (side, range_)
+            for side, each in enumerate((more, less))
+            if key in each.tallies
+            for range_ in each.tallies[key].ranges()
+        ]
+        name_bytes = 2 * (_NUMBERS_BYTES + len(f"{key.server}{key.service}".encode()))
+        # A producer's window stays in one piece, so that it changes at once, unless it fits in none.
+        most = max(1, (PART_BYTES - name_bytes) // _RANGE_BYTES)
+        for some in (ranges[index : index + most] for index in range(0, len(ranges), most)):
+            needed = name_bytes + _RANGE_BYTES * len(some)
+            if size and size + needed > PART_BYTES:
+                pieces.append((SequenceCounts(), SequenceCounts()))
+                size = 0
+            size += needed
+            for side, (first, last) in some:
+                pieces[-1][side].add(*key, first, last)
+    return pieces
 
 
 def publish_records(bootstrap: str, registry_url: str, topic: str, records: Sequence[AuditRecord]) -> None:

@@ -199,6 +199,18 @@ class EditionRow(Row):
     edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
 
 
+class LoadPartRow(Row):
+    """How much is counted of a load, or of a later edition, that takes several messages to tell."""
+
+    __tablename__ = "load_parts"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    counted: Mapped[int]
+    """Parts that are counted, from the first one on."""
+
+
 class AuditStore:
     """The database; its tables are made at the first start. Safe between threads of one process."""
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from millrace.audit import answers, ledger
 from millrace.audit.answers import AuditRules
@@ -15,6 +16,7 @@ from millrace.audit.counts import WINDOW_MS, SequenceCounts
 from millrace.audit.messages import (
     FOR_EVER,
     NOTHING,
+    AuditCodec,
     AuditRecord,
     Count,
     Heartbeat,
@@ -25,9 +27,11 @@ from millrace.audit.messages import (
     Report,
     ReportedWindow,
 )
+from millrace.audit.publish import edition_records
 from millrace.audit.ranges import SequenceRanges
-from millrace.audit.store import AuditStore, Row
+from millrace.audit.store import AuditStore, CountedRow, Row
 from millrace.audit.verdict import iso
+from tests.unit.audit.test_messages import Ids
 
 W = 1_431_856_800_000
 NOW = W + 10 * WINDOW_MS
@@ -433,3 +437,60 @@ def test_an_edition_that_loses_something_raises_the_revision_of_a_complete_windo
     window = audit.window()
     assert (window["verdict"], window["revision"]) == ("incomplete", 1)
     assert window["findings"][0]["sequences"] == [[9, 9]]
+
+
+def producers(count: int, first: int = 0) -> SequenceCounts:
+    """Counts of many producers with long names in two windows; each has sequence 5 twice."""
+    counts = SequenceCounts()
+    for number in range(count):
+        for window in (W, W + WINDOW_MS):
+            counts.add(f"web-{number:06d}.example.org", "shop", number, window, first, 9)
+            counts.add(f"web-{number:06d}.example.org", "shop", number, window, 5, 5)
+    return counts
+
+
+def held(audit: Audit) -> SequenceCounts:
+    with audit.store.reading() as session:
+        return SequenceCounts.from_json(
+            {
+                "server": row.server, "service": row.service, "instance": row.instance,
+                "window": row.window, "ranges": row.ranges, "duplicates": (),
+            }
+            for row in session.scalars(select(CountedRow))
+        )  # fmt: skip
+
+
+def test_a_load_of_very_many_producers_is_told_in_messages_any_broker_takes_and_counts_once(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.audit.publish.PART_BYTES", 4000)
+    codec = AuditCodec(Ids())
+    first, second = producers(60), producers(70, first=2)
+    parts = edition_records(TOPIC, 1, 1, SequenceCounts(), first)
+    later = edition_records(TOPIC, 1, 2, first, second)
+    assert min(len(parts), len(later)) > 2
+    assert max(len(codec.encode(part)) for part in [*parts, *later]) <= 4000
+    audit.apply(parts[1])
+    assert not held(audit).total, "a part says nothing without the one before"
+    audit.apply(*parts[:2])  # whoever told it was cut off here, and begins again
+    audit.apply(*later)
+    audit.apply(*parts)
+    assert held(audit) == first
+    audit.apply(*parts, *later[:1], *parts, *later, *later)
+    assert {key: tally for key, tally in held(audit).tallies.items() if tally.total} == second.tallies
+
+
+def test_a_producer_with_more_holes_than_a_message_takes_is_told_in_parts(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.audit.publish.PART_BYTES", 1000)
+    holes = found(*((each, each) for each in range(0, 1000, 2)), (4, 4))
+    parts = edition_records(TOPIC, 1, 1, SequenceCounts(), holes)
+    assert max(len(AuditCodec(Ids()).encode(part)) for part in parts) <= 1000
+    audit.apply(*parts, *parts)
+    assert held(audit) == holes
+
+
+def test_a_load_without_a_producer_is_told_too() -> None:
+    (count,) = edition_records(TOPIC, 1, 1, SequenceCounts(), SequenceCounts())
+    assert count.source == LoadNumber(1)
