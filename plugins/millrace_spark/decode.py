@@ -162,8 +162,9 @@ def frames_of(
 ) -> Iterator[tuple[Frames, list[Rejected]]]:
     """The records of a cut that lie in its range, counted; and the batches that cannot be unpacked."""
     for some in fetched:
+        start = max(cut.range.start, some.log_start)
         for frames, broken in frame_batches(some.batches):
-            inside = (frames.offset >= cut.range.start) & (frames.offset < cut.range.end)
+            inside = (frames.offset >= start) & (frames.offset < cut.range.end)
             if not inside.all():
                 frames = frames.select(np.flatnonzero(inside))
             rejected = [_rejected_batch(cut.range.partition, each) for each in broken]

@@ -174,8 +174,13 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
                 joined.gaps.append(
                     Gap(cursor.next_offset, part.first_base, "expired" if expired else "absent")
                 )
+            # A log start that moved while the tasks ran: what one still read, the next may have found gone.
+            joined.gaps += [
+                Gap(max(gap.start, cursor.next_offset), gap.end, gap.reason)
+                for gap in part.gaps
+                if gap.end > cursor.next_offset
+            ]
             cursor = part.cursor
-        joined.gaps += part.gaps
     if covered != range_.end:
         raise MillraceError(
             f"{range_.topic}-{range_.partition}: the tasks end at {covered}, not at {range_.end}; "

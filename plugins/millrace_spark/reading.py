@@ -30,6 +30,9 @@ class FetchedBatches:
     """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
 
     batches: list[Batch]
+    log_start: int = 0
+    """Records before this offset are gone, though the first batch may still hold some: Apache Kafka answers
+    with the whole batch that holds its log start."""
 
 
 class FetchedPartition(Protocol):
@@ -110,7 +113,7 @@ def read_cut(
         before = reader.wanted
         batches = reader.take(fetched)
         if batches:
-            yield FetchedBatches(batches)
+            yield FetchedBatches(batches, reader.log_start)
         if reader.wanted > before:
             deadline = clock() + timeout_s
         elif not reader.done and clock() > deadline:
@@ -140,6 +143,10 @@ class _CutReader:
     stats: RangeStats
     cursor: Cursor | None = None
     done: bool = False
+    log_start: int = 0
+    """Where the log began when it was found that offsets have expired."""
+    lost_from: int | None = None
+    """The first expired offset, until the next batch tells which of them are this cut's."""
     name: str = field(init=False)
     rules: OffsetRules = field(init=False)
 
@@ -167,6 +174,7 @@ class _CutReader:
             dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
+            self._settle(header.base_offset)
             if header.base_offset >= self.cut.last:
                 self.done = True
                 break
@@ -176,7 +184,9 @@ class _CutReader:
                 if not dropped and not header.is_control:
                     taken.append((header, batch))
             self.cursor = self._after(header)
-        self.done = self.done or self.wanted >= self.cut.last
+        if self.wanted >= self.cut.last:
+            self._settle(self.cut.last)
+            self.done = True
         return taken
 
     def _split(self, records: memoryview) -> Iterator[Batch]:
@@ -203,18 +213,31 @@ class _CutReader:
         return self.rules.after(header, self.cursor or Cursor(0))
 
     def _expired(self, log_start: int) -> None:
-        """Go on at the log's start, and say what is gone."""
+        """Go on at the log's start."""
         if self.cursor is not None and self.cursor.next_base == log_start:
             self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
             self.done = log_start >= self.cut.last
             return
-        start, end = self.wanted, min(log_start, self.cut.last)
+        if self.lost_from is None:
+            self.lost_from = self.wanted
+        self.log_start = log_start
+        self.cursor = Cursor(log_start, log_start)
+
+    def _settle(self, base: int) -> None:
+        """Say what has expired, now that the base of the next batch is known.
+
+        A batch may begin before the log's start. The cut its base lies in reads it, and answers for all of
+        its offsets, those that are gone among them: to other cuts they are not lost.
+        """
+        start, self.lost_from = self.lost_from, None
+        if start is None or (base < self.cut.first and not self.cut.is_first):
+            return
+        end = self.log_start if base < self.cut.last else min(self.log_start, self.cut.last)
         self.stats.gaps.append(Gap(start, end, "expired"))
         if self.stats.first_base is None:
             self.stats.first_base = start
         self.cursor = Cursor(end, end)
         self.stats.next_offset = self.stats.next_base = end
-        self.done = end >= self.cut.last
 
     def _refuse(self, fetched: FetchedPartition) -> None:
         where = f"{self.name} at offset {self.wanted}"

@@ -167,6 +167,49 @@ def test_offsets_that_expire_between_two_tasks_are_all_accounted_for() -> None:
     assert joined.gaps[-1].end == log.log_start
 
 
+def kafka_log(*bases: int, records: int = 10) -> MemoryLog:
+    """Offsets count records, as in Apache Kafka: batches of ten at these offsets."""
+    log = MemoryLog([build_batch([Message(0, None, b"v")] * records, base_offset=base) for base in bases])
+    log.high_watermark = bases[-1] + records
+    return log
+
+
+@pytest.mark.parametrize("log_start", [1, 10, 13, 19, 25, 29, 30])
+@pytest.mark.parametrize("cut_bytes", [300, 700, 1 << 40])
+def test_records_below_a_log_start_inside_a_batch_are_gone_and_the_others_are_read(
+    log_start: int, cut_bytes: int
+) -> None:
+    # Apache Kafka answers with the whole batch that holds its log start, also after DeleteRecords.
+    log = kafka_log(0, 10, 20)
+    range_ = dataclasses.replace(range_of(log), byte_positions=False)
+    log.log_start = log_start
+    results = [read(log, cut) for cut in cut_ranges([range_], cut_bytes)]
+    assert [offset for found, _ in results for offset in found] == list(range(log_start, 30))
+    joined = join_stats(range_, [stats for _, stats in results])
+    assert joined.gaps == [Gap(0, log_start, "expired")]
+    assert (joined.records, joined.next_offset) == (30 - log_start, 30)
+
+
+@pytest.mark.parametrize("before", [0, 3, 10, 24])
+@pytest.mark.parametrize("after", [6, 10, 17, 27, 30])
+def test_a_log_start_that_moves_between_tasks_takes_no_record_and_counts_none_twice(
+    before: int, after: int
+) -> None:
+    log = kafka_log(0, 10, 20)
+    range_ = dataclasses.replace(range_of(log), byte_positions=False)
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]):
+        cuts = cut_ranges([range_], 800)
+        results = {}
+        for number, index in enumerate(order):
+            log.log_start = before if number < 2 else max(before, after)
+            results[index] = read(log, cuts[index])
+        joined = join_stats(range_, [results[index][1] for index in sorted(results)])
+        found = [offset for index in sorted(results) for offset in results[index][0]]
+        lost = [offset for gap in joined.gaps for offset in range(gap.start, gap.end)]
+        assert sorted(found + lost) == list(range(30)), (order, joined.gaps)
+        assert set(found) >= set(range(log.log_start, 30))
+
+
 def test_a_log_that_ends_before_the_range_is_an_error_not_an_end() -> None:
     log = made_log(4)
     cut = cut_ranges([Range("T", 0, 0, log.high_watermark + 1000)], 1 << 40)[0]
