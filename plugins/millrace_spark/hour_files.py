@@ -23,8 +23,10 @@ from millrace_spark.parquet_encodings import encodings
 from millrace_spark.sequences import HEADER_FIELDS, count_sequences
 
 ROW_GROUP_ROWS = 200_000
-HELD_ROWS = 1_000_000
-"""Rows a task holds in memory before it writes those of the fullest hour."""
+ROW_GROUP_BYTES = 128 << 20
+"""Of rows in memory: a row group of large rows has fewer of them."""
+HELD_BYTES = 256 << 20
+"""Of rows a task holds in memory before it writes those of the fullest hour."""
 OPEN_FILES = 200
 """Parquet files a task keeps open; with more hours than that, some hours get a second file."""
 HOUR_MS = 3_600_000
@@ -99,6 +101,7 @@ class HourFiles:
         self._schema = schema
         self._held: dict[str, list[pa.RecordBatch]] = defaultdict(list)
         self._held_rows: dict[str, int] = defaultdict(int)
+        self._held_bytes: dict[str, int] = defaultdict(int)
         self._open: dict[str, tuple[str, pq.ParquetWriter]] = {}
         self._rows: dict[str, int] = defaultdict(int)
         self._closed: list[DataFile] = []
@@ -122,10 +125,11 @@ class HourFiles:
     def _hold(self, hour: str, rows: pa.RecordBatch) -> None:
         self._held[hour].append(rows)
         self._held_rows[hour] += rows.num_rows
-        if self._held_rows[hour] >= ROW_GROUP_ROWS:
+        self._held_bytes[hour] += rows.nbytes
+        if self._held_rows[hour] >= ROW_GROUP_ROWS or self._held_bytes[hour] >= ROW_GROUP_BYTES:
             self._write(hour)
-        while sum(self._held_rows.values()) > HELD_ROWS:
-            self._write(max(self._held_rows, key=self._held_rows.__getitem__))
+        while sum(self._held_bytes.values()) > HELD_BYTES:
+            self._write(max(self._held_bytes, key=self._held_bytes.__getitem__))
 
     def _write(self, hour: str) -> None:
         table = pa.Table.from_batches(self._held.pop(hour), self._schema)
@@ -140,6 +144,7 @@ class HourFiles:
             self._open[hour] = path, writer
         self._open[hour][1].write_table(table, row_group_size=ROW_GROUP_ROWS)
         self._rows[hour] += self._held_rows.pop(hour)
+        del self._held_bytes[hour]
 
     def _close(self, hour: str) -> None:
         path, writer = self._open.pop(hour)

@@ -430,7 +430,7 @@ def test_many_hours_in_one_task_do_not_need_as_many_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millrace_spark.hour_files.OPEN_FILES", 2)
-    monkeypatch.setattr("millrace_spark.hour_files.HELD_ROWS", 5)
+    monkeypatch.setattr("millrace_spark.hour_files.HELD_BYTES", 500)
     log = MemoryLog(1)
     log.append_events(0, [START + HOUR * (n % 7) for n in range(200)])
     result = load_topic(load_run(log, tmp_path, cut_bytes=1 << 20), TOPIC)
