@@ -16,9 +16,28 @@ from millrace.errors import ConfigError
 from millrace_airflow.settings import MillraceSettings
 
 
-def load_command(settings: MillraceSettings, topics: Sequence[str], run_id: str) -> list[str]:
-    """`millrace load`: the topics' new records into the warehouse, once, whoever asks and however often."""
+def load_command(
+    settings: MillraceSettings,
+    topics: Sequence[str],
+    run_id: str,
+    *,
+    topics_matching: str = "",
+    max_bytes: str = "",
+    until: str = "",
+    max_rejected: str = "",
+) -> list[str]:
+    """`millrace load`: the topics' new records into the warehouse, once, whoever asks and however often.
+
+    What is empty is left to the command.
+    """
     options = ["--bootstrap", settings.bootstrap, "--registry", settings.registry]
+    given = {
+        "--topics-matching": topics_matching,
+        "--max-bytes": max_bytes,
+        "--until": until,
+        "--max-rejected": max_rejected,
+    }
+    options += [word for option, value in given.items() if value for word in (option, value)]
     return _millrace(settings, "load", *topics, *options, *_into_warehouse(settings, run_id))
 
 

@@ -43,22 +43,43 @@ class MirrorTopicOperator(MillraceJobOperator):
 
 
 class LoadTopicOperator(MillraceJobOperator):
-    """Loads what is new in one or more topics into the warehouse.
+    """Loads what is new in topics into the warehouse: those named, and those whose whole name matches.
 
     Which offsets that are is frozen in the warehouse under the task's run id, so a retried or cleared task
     finishes the load it began; the data interval plays no part.
     """
 
-    template_fields = ("topics", "conn_id")
+    template_fields = ("topics", "topics_matching", "max_bytes", "until", "max_rejected", "conn_id")
 
-    def __init__(self, *, topics: str | Sequence[str], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        topics: str | Sequence[str] = (),
+        topics_matching: str = "",
+        max_bytes: str = "",
+        until: str = "",
+        max_rejected: str = "",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.topics = topics
+        self.topics_matching = topics_matching
+        self.max_bytes = max_bytes
+        self.until = until
+        self.max_rejected = max_rejected
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """`millrace load`, its plan kept under `run_id`."""
         topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
-        return load_command(settings, topics, run_id)
+        return load_command(
+            settings,
+            topics,
+            run_id,
+            topics_matching=self.topics_matching,
+            max_bytes=self.max_bytes,
+            until=self.until,
+            max_rejected=self.max_rejected,
+        )
 
 
 class HourlyTableOperator(MillraceJobOperator):

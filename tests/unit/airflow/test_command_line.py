@@ -48,6 +48,15 @@ def test_a_load_names_its_topics_and_the_run_its_plan_is_kept_under() -> None:
     }
 
 
+def test_a_load_passes_on_the_bounds_and_limits_that_are_given() -> None:
+    given = {"topics_matching": "Page.*", "max_bytes": "2GiB", "until": "2015-05-18T00:00Z"}
+    found = options(load_command(SETTINGS, [], "run-1", max_rejected="0.5%", **given), 0)
+    assert found["--topics-matching"] == "Page.*"
+    assert found["--max-bytes"] == "2GiB"
+    assert found["--until"] == "2015-05-18T00:00Z"
+    assert found["--max-rejected"] == "0.5%"
+
+
 def test_the_hours_to_publish_are_given_in_utc() -> None:
     hours = interval("2015-05-17T12:00:00+02:00", "2015-05-17T11:00")
     command = hourly_command(SETTINGS, "PageView", *hours, "run-1")
@@ -109,7 +118,9 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
     hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
     commands = {
-        "load": load_command(settings, ["T"], "r"),
+        "load": load_command(
+            settings, ["T"], "r", topics_matching="P.*", max_bytes="1GB", until="2015-05-18", max_rejected="9"
+        ),
         "hourly": hourly_command(settings, "T", *hours, "r", late=True),
         "reload": reload_command(settings, "T", *hours, "why", "r"),
         "expire": expire_command(settings, "T", "30d"),

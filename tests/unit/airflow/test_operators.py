@@ -42,6 +42,7 @@ from millrace_airflow.triggers.completeness import CompletenessTrigger
 from millrace_airflow.triggers.job import JobTrigger
 from tests.support import wait_until
 
+BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
 HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
@@ -174,10 +175,11 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
     wait_until("the job has ended", Job(directory).ended)
 
 
-@pytest.mark.parametrize("fields", [("topics",), ("topic", "origin"), ("start", "end"), REASON, AGE])
+@pytest.mark.parametrize("fields", [("topics",), BOUNDS, ("topic", "origin"), ("start", "end"), REASON, AGE])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
+        BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
         ("topic", "origin"): MirrorTopicOperator(task_id="b", topic="{{ x }}", origin="{{ x }}"),
         ("start", "end"): PublishHourOperator(task_id="c", topic="T", start="{{ x }}", end="{{ x }}"),
         REASON: ReloadHoursOperator(
@@ -215,6 +217,14 @@ def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
     command = operator.command(settings, "run-1")
     assert command[command.index("--run-id") + 1] == "run-1"
     assert command[command.index("load") + 1] == "PageView"
+
+
+def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:
+    given = {"topics_matching": "Page.*", "max_bytes": "2GiB", "until": "2015-05-18", "max_rejected": "1%"}
+    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
+    command = LoadTopicOperator(task_id="load", **given).command(settings, "run-1")
+    for name, value in given.items():
+        assert command[command.index(f"--{name.replace('_', '-')}") + 1] == value
 
 
 def test_upkeep_runs_the_commands_of_the_connections_warehouse() -> None:
