@@ -1,9 +1,9 @@
 """What every hour is made from: its newest revision's rows, and those of the loads that came since.
 
-To a revision are added the loads with a higher number than any in it, and the newest editions of loads that
-were read again. That the other loads have no rows of the hour was found when the revision was made, and a
-load does not change. An hour without a revision is made from every load that has a folder for it; expired
-loads are left out, all of their hours have a revision.
+To a revision are added the loads with rows of the hour that it lacks, and the newest editions of loads that
+were read again. An hour without a revision is made from every load that has rows of it. Which ones have is
+known from `hour_index`, so that old loads cost nothing. Expired ones are left out, all of their hours have a
+revision.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from millrace_spark.editions import (
 )
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import hour_folder
+from millrace_spark.hour_index import HourIndex, hour_index
 from millrace_spark.tables import newest_revisions, revision_folder
 from millrace_spark.warehouse import HOURLY, load_numbers
 
@@ -80,7 +81,9 @@ class LoadHistory:
         """Everything that is there now."""
         # First what has expired: its files are gone before, so nothing is taken for empty later on.
         expired = expired_folders(fs, topic)
-        return cls(fs, topic, load_numbers(fs, topic), newest_editions(fs, topic), expired)
+        # No number is left out, as it may be in a listing while loads are published: a gap is an error.
+        numbers = range(1, max(load_numbers(fs, topic), default=0) + 1)
+        return cls(fs, topic, numbers, newest_editions(fs, topic), expired)
 
     def edition(self, load: int) -> int:
         """The newest edition of a load."""
@@ -107,6 +110,12 @@ class LoadHistory:
             self._manifests[key] = manifest
         return self._manifests[key]
 
+    def having(self, hour: str, index: HourIndex) -> list[int]:
+        """The loads whose newest edition has rows of an hour that have not expired, ascending."""
+        first = {load for load in index.loads(hour) if load not in self.editions}
+        later = {load for load in self.editions if self.manifest(load).rows_by_hour().get(hour)}
+        return [load for load in sorted(first | later) if not self.has_expired(load)]
+
     def hours_of(self, load: int, wanted: ByDate) -> set[str]:
         """Those of the wanted hours that the newest edition of a load has a folder for."""
         folder = self.folder(load)
@@ -132,17 +141,16 @@ def hours_with_news(fs: Filesystem, topic: str) -> list[str]:
     revisions = {each.manifest.hour: each.manifest for each in newest_revisions(fs, topic)}
     history = LoadHistory.of(fs, topic)
     folded = {hour: _editions(newest) for hour, newest in revisions.items()}
-    wanted = by_date(list(revisions))
     news = {
         hour
         for hour, parts in folded.items()
         for load, edition in parts.items()
         if history.edition(load) > edition
     }
-    for load in sorted({*history.numbers, *history.editions}):
-        if not history.has_expired(load):
-            found = history.hours_of(load, wanted)
-            news |= {hour for hour in found if folded[hour].get(load, 0) < history.edition(load)}
+    index = hour_index(fs, topic, len(history.numbers))
+    for hour, parts in folded.items():
+        if any(load not in parts for load in history.having(hour, index)):
+            news.add(hour)
     return sorted(news)
 
 
@@ -152,18 +160,12 @@ def hour_sources(
     """What each hour is made from, given its newest revision; MillraceError when a part of it is gone."""
     history = LoadHistory.of(fs, topic)
     bases = {hour: newest if _still_holds(history, newest) else None for hour, newest in revisions.items()}
-    start = min((_last_load(base) for base in bases.values()), default=0)
-    wanted = by_date(list(revisions))
-    candidates = {load for load in history.numbers if load > start} | history.editions.keys()
-    rows: dict[str, list[LoadManifest]] = {hour: [] for hour in revisions}
-    folded = {hour: _editions(base) for hour, base in bases.items()}
-    for load in sorted(load for load in candidates if not history.has_expired(load)):
-        for hour in history.hours_of(load, wanted):
-            if folded[hour].get(load) == history.edition(load):
-                continue
-            manifest = history.manifest(load)
-            if manifest.rows_by_hour().get(hour):
-                rows[hour].append(manifest)
+    index = hour_index(fs, topic, len(history.numbers))
+    rows: dict[str, list[LoadManifest]] = {}
+    for hour, base in bases.items():
+        folded = _editions(base)
+        lacking = [load for load in history.having(hour, index) if folded.get(load) != history.edition(load)]
+        rows[hour] = [history.manifest(load) for load in lacking]
     return [
         _increment(history, base, rows[hour]) if base else _anew(history, hour, revisions[hour], rows[hour])
         for hour, base in bases.items()

@@ -7,6 +7,7 @@
     <topic>/_plans/<run id>.json                          how far a run reads, frozen before it reads
     <topic>/_ledger/load=<10 digits>.json                 the load's hash, written after it was published
     <topic>/_staging/<uuid>/                              a load on its way; readers never look here
+    <topic>/_hours/                                       a shortcut: which loads have rows of which hour
     <topic>.hourly/date=…/hour=…/rev=<n>/                 one revision of one hour, immutable
     <topic>.hourly/_ledger/, _staging/                    as above
 
@@ -46,6 +47,7 @@ M = TypeVar("M", LoadManifest, HourManifest)
 LEDGER = "_ledger"
 STAGING = "_staging"
 PLANS = "_plans"
+HOURS = "_hours"
 SPILLED = "_sequences.json.gz"
 SPILL_ENTRIES = 100
 """Sequence entries a manifest holds itself: about 20 KB of it. More of them go into a file beside it."""
@@ -98,10 +100,14 @@ def load_folder(number: int) -> str:
 
 
 def load_numbers(fs: Filesystem, topic: str) -> list[int]:
-    """Numbers of the loads that can be seen, ascending."""
+    """Numbers of the loads that can be seen, ascending; one listing, however many they are."""
     matches = (re.fullmatch(r"load=(\d{10})", name) for name in fs.names(topic))
-    # A folder without a file in it is nobody's: a rename goes through it as if it were not there.
-    return sorted(int(m[1]) for m in matches if m and fs.names(f"{topic}/{m[0]}"))
+    numbers = sorted(int(match[1]) for match in matches if match)
+    # A folder without a file in it is nobody's: a rename goes through it as if it were not there. That can
+    # only be where the next load goes: one further down was emptied, and whoever reads it says so.
+    while numbers and not fs.names(f"{topic}/{load_folder(numbers[-1])}"):
+        numbers.pop()
+    return numbers
 
 
 def read_load(fs: Filesystem, topic: str, number: int) -> LoadManifest:

@@ -28,7 +28,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
 """For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
 PART_BYTES = 512 << 10
-"""Size of the messages a load is told in. It must stay: one that was told half is told on in the same parts."""
+"""Size of the messages a load is told in. It must stay: what was told half is told on in the same parts."""
 _RANGE_BYTES, _NUMBERS_BYTES = 20, 40
 """What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
 _METADATA_TIMEOUT_S = 10.0

@@ -10,7 +10,7 @@ from millrace.errors import MillraceError
 from millrace_spark.editions import EXPIRED, RELOADS
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.promotions import PROMOTIONS
-from millrace_spark.warehouse import LEDGER, PLANS, STAGING, recorded
+from millrace_spark.warehouse import HOURS, LEDGER, PLANS, STAGING, recorded
 
 OnFolder = Callable[[str], None]
 """Called before each folder that is checked: a progress bar."""
@@ -57,7 +57,7 @@ def not_recorded(report: TableReport, folder: str, *, newest: bool) -> None:
 
 def check_strays(fs: Filesystem, table: str, present: Iterable[str], report: TableReport) -> None:
     """Report what lies in a table's folder and is none of ours, and what unfinished runs left."""
-    known = {*present, PLANS, LEDGER, STAGING, RELOADS, EXPIRED, PROMOTIONS}
+    known = {*present, PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS}
     for name in fs.names(table):
         if name == STAGING:
             if left := fs.names(f"{table}/{STAGING}"):
