@@ -35,6 +35,11 @@ JOIN_S = 10
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
+
+class JobRefused(MillraceError):
+    """The job itself said in one sentence what is wrong: what Spark wrote beside it explains nothing."""
+
+
 OnLine = Callable[[str], None]
 """Called with every line the job writes, but for its answer."""
 
@@ -49,7 +54,7 @@ def submit(
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
-    """Run `jobs/<job>.py` to its end; its result, or MillraceError with its own line.
+    """Run `jobs/<job>.py` to its end; its result, or JobRefused with its own line, MillraceError without one.
 
     `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
     the tasks run; the first is an environment with Python and this package, and runs them.
@@ -205,7 +210,7 @@ def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque
         except ValueError:
             continue
         if "error" in answer:
-            raise MillraceError(answer["error"])
+            raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
         if code == 0:
             return answer["result"]
     words = next((line for line in reversed(last) if line.strip()), "it left no word")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from millrace_spark.commands import early
 from millrace_spark.commands.options import (
     JSON,
     RUN_ID,
@@ -57,15 +58,18 @@ def hourly(
 
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
+    root = absolute_warehouse(warehouse)
+    early.check_sink(root, sink)
     settings = {
         "topic": topic,
         "hours": parse_hours(hours, start, end) if hours or start or end or not late else [],
         "late": late,
-        "warehouse": absolute_warehouse(warehouse),
+        "warehouse": root,
         "run_id": run_id or manual_run_id(),
         "auditor": auditor,
         "sink": sink,
     }
+    early.check_table(root, topic)
     answer = submit_job("hourly", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))

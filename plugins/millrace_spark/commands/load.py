@@ -103,6 +103,7 @@ def load(
         "accept_new_topic": accept_new_topic,
         "accept_gaps": accept_gaps,
     }
+    early.check_sink(root, sink)
     early.check_warehouse(root)
     found = early.topics_to_load(bootstrap, registry, topics, topics_matching)
     settings["topics"] = list(found.topics)
@@ -113,7 +114,8 @@ def load(
     if as_json:
         click.echo(json.dumps([*answer, *map(_left_out, found.without_schema)]))
     else:
-        _print_loads(loads)
+        if loads:
+            _print_loads(loads)
     for topic in found.without_schema:
         click.echo(f"left out: {topic} has no schema at {registry}", err=True)
     _refuse(loads, [each["error"] for each in answer if "error" in each], accept_rejected)
@@ -150,7 +152,8 @@ def _refuse(results: Sequence[Mapping[str, Any]], failures: Sequence[str], accep
     if set_aside:
         reasons.append(
             f"loaded, but records could not be decoded: {', '.join(set_aside)}, with reason and raw bytes;"
-            " register the schema or mend the producer, or accept them with --accept-rejected"
+            " for an unknown schema id register the schema, then `millrace reload`;"
+            " --accept-rejected makes such a load a success"
         )
     if reasons:
         raise MillraceError("; ".join(reasons))

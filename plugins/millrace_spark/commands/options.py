@@ -103,7 +103,9 @@ def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fa
 
 @contextmanager
 def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
-    """Holds back what Spark says of itself while it starts, unless the job fails before its first step."""
+    """Holds back what Spark says while it starts, unless it fails before the first step without a reason."""
+    from millrace_spark.submit import JobRefused
+
     held: collections.deque[str] = collections.deque(maxlen=100)
     begun = False
 
@@ -114,6 +116,8 @@ def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[s
 
     try:
         yield pass_on
+    except JobRefused:
+        raise
     except BaseException:
         for line in () if begun else held:
             on_line(line)

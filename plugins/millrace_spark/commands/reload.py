@@ -9,6 +9,7 @@ import click
 
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError
+from millrace_spark.commands import early
 from millrace_spark.commands.options import (
     JSON,
     RUN_ID,
@@ -70,17 +71,20 @@ def reload(
         raise ConfigError("--reason is empty: say why these loads are read again")
     if loads and (hours or start or end):
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
+    root = absolute_warehouse(warehouse)
+    early.check_sink(root, sink)
     settings = {
         "topic": topic,
         "bootstrap": bootstrap,
         "registry": registry,
-        "warehouse": absolute_warehouse(warehouse),
+        "warehouse": root,
         "run_id": run_id or manual_run_id(),
         "reason": reason.strip(),
         "hours": [] if loads else parse_hours(hours, start, end),
         "loads": _numbers(loads) if loads else [],
         "sink": sink,
     }
+    early.check_table(root, topic)
     answer = submit_job("reload", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))

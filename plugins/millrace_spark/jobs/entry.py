@@ -1,7 +1,7 @@
 """What every job's main does: settings from a file, a Spark session, one JSON line at the end.
 
-The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1. Steps
-go to standard error as they are done.
+The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1, and
+`"unforeseen": true` where the stack trace above it is needed. Steps go to standard error as they are done.
 """
 
 from __future__ import annotations
@@ -42,12 +42,19 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
     except MillraceError as error:
         answer, code = {"error": str(error)}, 1
     except Exception as error:
-        traceback.print_exc()
-        answer, code = {"error": said(error)}, 1
+        answer, code = _failure(error), 1
     finally:
         spark.stop()
     print(json.dumps(answer), flush=True)
     sys.exit(code)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The answer for an exception; one that nobody foresaw is written down whole, for whoever mends it."""
+    if explained(str(error), of_hadoop=False):
+        return {"error": said(error)}
+    traceback.print_exc()
+    return {"error": said(error), "unforeseen": True}
 
 
 def said(error: Exception) -> str:

@@ -26,6 +26,7 @@ from millrace_spark.commands.load import load
 from millrace_spark.commands.mirror_batch import mirror_batch
 from millrace_spark.commands.options import SparkOptions, submit_job
 from millrace_spark.commands.promote import promote
+from millrace_spark.commands.reload import reload
 from millrace_spark.commands.verify import verify
 from millrace_spark.jobs.load import LoadSettings
 from millrace_spark.load import load_topic
@@ -49,6 +50,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(millrace_spark.submit, "submit", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
     monkeypatch.setattr(early, "check_warehouse", lambda _: None)
+    monkeypatch.setattr(early, "check_table", lambda *_: None)
     return seen
 
 
@@ -150,6 +152,26 @@ def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_st
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", "/proc/x"])
     assert isinstance(shown.exception, MillraceError)
     assert str(shown.exception).startswith("warehouse /proc/x cannot be made")
+
+
+@pytest.mark.parametrize("command", [hourly, reload])
+def test_a_table_that_is_not_there_is_one_clear_line_before_anything_starts(
+    command: Any, tmp_path: Path
+) -> None:
+    options = [*LOAD[2:], "--reason", "x"] if command is reload else []
+    where = ["--warehouse", str(tmp_path), "--hour", "2015-05-17T10"]
+    shown = CliRunner().invoke(command, ["Typo", *where, *options])
+    assert isinstance(shown.exception, MillraceError)
+    assert str(shown.exception).startswith(f"no load of Typo in {tmp_path}: check both names")
+
+
+@pytest.mark.parametrize("command", [load, hourly, reload])
+def test_a_sink_that_cannot_write_there_is_one_clear_line_before_anything_starts(command: Any) -> None:
+    options = LOAD[2:] if command is not hourly else []
+    options += ["--reason", "x"] if command is reload else []
+    options += ["--hour", "2015-05-17T10"] if command is not load else []
+    shown = CliRunner().invoke(command, ["A", "--warehouse", "hdfs://h:1/w", *options])
+    assert str(shown.exception) == "sink `direct` cannot write to hdfs://h:1/w: use --sink spark"
 
 
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
@@ -313,6 +335,7 @@ def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted:
         (["noise", "step: 1", "later"], None, ["step: 1", "later"]),
         (["noise", "step: 1", "later"], MillraceError("no such topic"), ["step: 1", "later"]),
         (["noise"], MillraceError("no JVM"), ["noise"]),
+        (["noise"], millrace_spark.submit.JobRefused("no such topic"), []),
     ],
 )
 def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_begin(
