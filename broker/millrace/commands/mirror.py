@@ -61,13 +61,13 @@ def status(config: Path, as_json: bool) -> None:
         )
         return
     table = Table(
-        "topic", "origin", "partition", "leader", "position", "high watermark", "lag", "latency", "state"
+        "topic", "origin", "partition", "leader", "position", "origin's end", "lag", "latency", "state"
     )
     for row in rows:
         position = row.position.cursor.next_offset if row.position is not None else None
         table.add_row(
             row.topic, f"{row.origin.cluster} {row.origin.partition}", str(row.partition), str(row.leader),
-            _text(position), _text(row.origin_high_watermark), _text(row.lag), _seconds(row.latency_ms),
+            _text(position), _text(row.origin_high_watermark), _text(row.lag), latency_text(row.latency_ms),
             f"{row.state}: {row.detail}" if row.detail else row.state,
         )  # fmt: skip
     print_table(table)
@@ -75,7 +75,7 @@ def status(config: Path, as_json: bool) -> None:
     for each in summaries(rows):
         states = ", ".join(f"{count} {state}" for state, count in sorted(each.states.items()))
         origins.add_row(
-            each.cluster, str(each.partitions), _text(each.lag), _seconds(each.latency_ms), states
+            each.cluster, str(each.partitions), _text(each.lag), latency_text(each.latency_ms), states
         )  # fmt: skip
     print_table(origins)
 
@@ -157,8 +157,14 @@ def _text(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
-def _seconds(milliseconds: int | None) -> str:
-    return "?" if milliseconds is None else f"{milliseconds / 1000:,.1f} s"
+def latency_text(milliseconds: int | None) -> str:
+    """Short whatever was copied: replayed events are years old, and a table has a hundred columns."""
+    if milliseconds is None:
+        return "?"
+    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000)):
+        if milliseconds >= 2 * size_ms:
+            return f"{milliseconds / size_ms:,.1f} {unit}"
+    return f"{milliseconds / 1000:,.1f} s"
 
 
 def _as_json(row: MirrorRow) -> dict[str, Any]:
