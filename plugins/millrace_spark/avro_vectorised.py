@@ -233,7 +233,7 @@ def _fixed(fixed: Fixed, path: str) -> Step:
         return lambda rows: Slices(pa.binary(), rows.buffer, *slices(rows), rows.at, path)
 
     def uuids(rows: RowCursor) -> Column:
-        texts = PaddedBuffer([uuid_texts(rows.buffer, rows.fixed_bytes(fixed.size, path))])
+        texts = PaddedBuffer.of([uuid_texts(rows.buffer, rows.fixed_bytes(fixed.size, path))])
         start = PADDING + np.arange(len(rows)) * UUID_CHARACTERS
         return Slices(pa.string(), texts, start, start + UUID_CHARACTERS, rows.at, path)
 

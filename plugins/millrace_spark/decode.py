@@ -188,7 +188,7 @@ def _why_untagged(frames: Frames, row: int) -> str:
 
 def _rejected(partition: int, frames: Frames, row: int, schema_id: int | None, reason: str) -> Rejected:
     start, size = int(frames.value[row]), max(int(frames.value_size[row]), 0)
-    raw = frames.buffer.data[start : start + size]
+    raw = bytes(frames.buffer.data[start : start + size])
     return Rejected(partition, int(frames.offset[row]), 1, schema_id, reason, raw)
 
 

@@ -63,30 +63,55 @@ class BrokenBatch:
 
 def frame_batches(batches: Iterable[Batch]) -> Iterator[tuple[Frames, list[BrokenBatch]]]:
     """Frames of the batches in order, a few megabytes at a time, and the batches that cannot be framed."""
-    group: list[tuple[Batch, Buffer]] = []
-    broken: list[BrokenBatch] = []
-    size = 0
+    group, broken = _Group(GROUP_BYTES), list[BrokenBatch]()
     for header, batch in batches:
         try:
-            plain = decompress(header.codec, batch[HEADER_BYTES:], MAX_BATCH_BYTES)
+            plain = decompress(header.codec, batch[HEADER_BYTES:], MAX_BATCH_BYTES, group.room)
         except CorruptMessage as error:
             broken.append(BrokenBatch((header, batch), str(error)))
             continue
-        if group and size + len(plain) > GROUP_BYTES:
-            yield _frame(group, broken)
-            group, broken, size = [], [], 0
-        group.append(((header, batch), plain))
-        size += len(plain)
-    if group or broken:
+        if len(plain) > len(group.room):
+            if group.batches:
+                yield _frame(group, broken)
+            group, broken = _Group(max(len(plain), GROUP_BYTES)), []
+        group.add((header, batch), plain)
+    if group.batches or broken:
         yield _frame(group, broken)
 
 
-def _frame(group: list[tuple[Batch, Buffer]], broken: list[BrokenBatch]) -> tuple[Frames, list[BrokenBatch]]:
-    buffer = PaddedBuffer([plain for _, plain in group])
-    batches = [batch for batch, _ in group]
-    edges = PADDING + np.cumsum([0, *[len(plain) for _, plain in group]])
+class _Group:
+    """Batches that are framed together, side by side in one piece of memory."""
+
+    __slots__ = ("_data", "batches", "edges", "room")
+
+    def __init__(self, size: int) -> None:
+        self._data = np.empty(size + 2 * PADDING, np.uint8)
+        self._data[:PADDING] = 0
+        self.batches: list[Batch] = []
+        self.edges = [PADDING]
+        """Where each batch's records begin, and the end of the last ones."""
+        self.room = self._data.data[PADDING:-PADDING]
+        """What is left for further batches."""
+
+    def add(self, batch: Batch, plain: Buffer) -> None:
+        """Take a batch's records, which may stand at the front of `room` already."""
+        if not (isinstance(plain, memoryview) and plain.obj is self.room.obj):
+            self.room[: len(plain)] = plain
+        self.room = self.room[len(plain) :]
+        self.batches.append(batch)
+        self.edges.append(self.edges[-1] + len(plain))
+
+    def buffer(self) -> PaddedBuffer:
+        """All records, once there are no more."""
+        end = self.edges[-1]
+        self._data[end : end + PADDING] = 0
+        return PaddedBuffer(self._data.data[: end + PADDING])
+
+
+def _frame(group: _Group, broken: list[BrokenBatch]) -> tuple[Frames, list[BrokenBatch]]:
+    buffer, batches, edges = group.buffer(), group.batches, np.array(group.edges, np.int64)
     counts = _of_headers(batches, lambda header: header.records_count)
-    bounds = guessed_bounds(buffer, edges, counts) if group else None
+    bounds = guessed_bounds(buffer, edges, counts) if batches else None
     if bounds is None:
         batches, bounds = _walked(buffer, batches, edges, broken)
     frames, faults = _heads(buffer, batches, *bounds)
@@ -101,10 +126,11 @@ def _walked(
 ) -> tuple[list[Batch], tuple[Longs, Longs]]:
     """The batches whose records can be told apart, and where those begin and end."""
     kept: list[Batch] = []
+    data = bytes(buffer.data)  # which gives single bytes faster than what numpy made
     starts = [np.zeros(1, np.int64)]
     for batch, (begin, end) in zip(batches, itertools.pairwise(edges.tolist()), strict=True):
         try:
-            starts.append(walked_bounds(buffer.data, begin, end, batch[0].records_count))
+            starts.append(walked_bounds(data, begin, end, batch[0].records_count))
             kept.append(batch)
         except CorruptMessage as error:
             broken.append(BrokenBatch(batch, str(error)))
@@ -184,7 +210,8 @@ def _without_broken(
 
 def read_headers(frames: Frames, row: int) -> list[tuple[str, bytes | None]]:
     """The headers of one record; CorruptMessage when they are malformed."""
-    data, position, end = frames.buffer.data, int(frames.headers[row]), int(frames.end[row])
+    first, last = int(frames.headers[row]), int(frames.end[row])
+    data, position, end = bytes(frames.buffer.data[first : last + PADDING]), 0, last - first
     found: list[tuple[str, bytes | None]] = []
     try:
         for _ in range(frames.header_count[row]):

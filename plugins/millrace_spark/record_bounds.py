@@ -13,6 +13,7 @@ from array import array
 
 import numpy as np
 
+from millrace.compression import Buffer
 from millrace.errors import CorruptMessage
 from millrace.records.messages import read_varint
 from millrace_spark.row_cursor import PADDING, Bytes, Longs, PaddedBuffer
@@ -27,7 +28,7 @@ _MOST_CANDIDATES = 16
 """Zeros looked at per record; values full of them are walked."""
 
 
-def walked_bounds(data: bytes, position: int, end: int, count: int) -> Longs:
+def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
     """Where each of a batch's records begins and, last, where the batch ends; or CorruptMessage."""
     if count < 0 or count * _MIN_RECORD_BYTES > end - position:
         raise CorruptMessage(f"{count} records cannot be in {end - position} bytes")
@@ -52,7 +53,7 @@ def walked_bounds(data: bytes, position: int, end: int, count: int) -> Longs:
     return np.frombuffer(starts, np.int64)
 
 
-def _long_step(data: bytes, position: int) -> int:
+def _long_step(data: Buffer, position: int) -> int:
     """The position behind a record whose length takes more than two bytes."""
     size = shift = 0
     while True:
@@ -113,7 +114,7 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     return at
 
 
-def _first_tag(data: bytes) -> bytes | None:
+def _first_tag(data: Buffer) -> bytes | None:
     """How the first record's value begins; None when it is not a zero byte and an id below 65,536."""
     try:
         position = read_varint(data, PADDING)[1] + 1
@@ -123,7 +124,7 @@ def _first_tag(data: bytes) -> bytes | None:
         value_size, position = read_varint(data, position + max(key_size, 0))
     except (IndexError, CorruptMessage):
         return None
-    tag = data[position : position + _TAG_BYTES]
+    tag = bytes(data[position : position + _TAG_BYTES])
     return tag if value_size >= _TAG_BYTES and len(tag) == _TAG_BYTES and tag[:3] == b"\0\0\0" else None
 
 

@@ -37,9 +37,8 @@ class PaddedBuffer:
 
     __slots__ = ("arrow", "bytes", "data", "words4", "words8")
 
-    def __init__(self, parts: Iterable[Buffer]) -> None:
-        """The parts one after the other, the first at position PADDING."""
-        data = b"".join([bytes(PADDING), *parts, bytes(PADDING)])
+    def __init__(self, data: Buffer) -> None:
+        """Bytes that begin and end with PADDING bytes of no meaning."""
         if len(data) > MAX_BUFFER_BYTES:
             raise MillraceError(f"{len(data)} bytes of messages at once, at most {MAX_BUFFER_BYTES}")
         self.data = data
@@ -48,6 +47,11 @@ class PaddedBuffer:
         # Words that begin at every byte: numpy reads unaligned elements correctly.
         self.words4 = np.ndarray((len(data) - 3,), np.uint32, data, strides=(1,))
         self.words8 = np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
+
+    @classmethod
+    def of(cls, parts: Iterable[Buffer]) -> PaddedBuffer:
+        """The parts one after the other, the first at position PADDING."""
+        return cls(b"".join([bytes(PADDING), *parts, bytes(PADDING)]))
 
     def numbers(self, start: Longs, dtype: Any) -> npt.NDArray[Any]:
         """A number of 4 or 8 bytes at each position."""

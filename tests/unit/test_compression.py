@@ -84,6 +84,18 @@ def test_lz4_frames_of_another_writer_are_read_and_bounded(options: dict[str, ob
     assert compression._lz4_bound(block) >= len(RANDOM + WORDS)
 
 
+def test_zstd_is_written_where_there_is_room_for_it() -> None:
+    room = memoryview(bytearray(len(WORDS) + (256 << 10)))
+    plain = decompress(Codec.ZSTD, compress(Codec.ZSTD, WORDS), room=room)
+    assert isinstance(plain, memoryview)
+    assert plain.obj is room.obj
+    assert plain == room[: len(WORDS)] == WORDS
+    small = decompress(Codec.ZSTD, compress(Codec.ZSTD, WORDS), room=room[:100])
+    assert isinstance(small, memoryview)
+    assert small.obj is not room.obj
+    assert small == WORDS
+
+
 def test_a_bomb_is_refused_without_the_memory_it_asks_for() -> None:
     # 2 GiB out of 64 KiB: a zstd frame of blocks that repeat one byte.
     block = b"\x28\xb5\x2f\xfd\x00\x58" + (((128 << 10) << 3 | 2).to_bytes(3, "little") + b"x") * (16 << 10)

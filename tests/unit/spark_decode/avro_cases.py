@@ -184,7 +184,7 @@ def in_one_buffer(bodies: list[bytes]) -> tuple[PaddedBuffer, np.ndarray[Any, An
     """Bodies one after the other, and where each starts and ends."""
     sizes = np.array([len(body) for body in bodies], np.int64)
     ends = PADDING + np.cumsum(sizes)
-    return PaddedBuffer(bodies), ends - sizes, ends
+    return PaddedBuffer.of(bodies), ends - sizes, ends
 
 
 def shown(node: Node, value: Any) -> Any:

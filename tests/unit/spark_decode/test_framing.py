@@ -55,7 +55,7 @@ def in_a_row(batches: list[tuple[list[Message], Codec, int]]) -> list[Batch]:
 
 
 def records_of(frames: Frames) -> list[Record]:
-    data = frames.buffer.data
+    data = bytes(frames.buffer.data)
 
     def part(start: int, size: int) -> bytes | None:
         return data[start : start + size] if size >= 0 else None
@@ -232,7 +232,7 @@ def test_numbers_of_every_width_are_read_side_by_side(numbers: list[tuple[int, i
     encoded = [varint(*number) for number in numbers]
     end = PADDING + np.cumsum([len(each) for each in encoded])
     start = end - [len(each) for each in encoded]
-    rows = RowCursor(PaddedBuffer(encoded), start, end, Faults(len(encoded)))
+    rows = RowCursor(PaddedBuffer.of(encoded), start, end, Faults(len(encoded)))
     assert rows.varint("n").tolist() == [value for value, _ in numbers]
     rows.finish()
     assert not rows.faults
@@ -245,7 +245,7 @@ def test_a_number_that_never_ends_or_is_too_wide_is_the_fault_of_its_row(
 ) -> None:
     encoded = [neighbour, bad, neighbour]
     end = PADDING + np.cumsum([len(each) for each in encoded])
-    rows = RowCursor(PaddedBuffer(encoded), end - [len(each) for each in encoded], end, Faults(3))
+    rows = RowCursor(PaddedBuffer.of(encoded), end - [len(each) for each in encoded], end, Faults(3))
     rows.varint("n")
     rows.finish()
     assert list(rows.faults.reasons) == [1]

@@ -28,7 +28,7 @@ def usual(dice: random.Random, count: int, most: int = 400) -> list[Message]:
 
 def both(parts: list[bytes], counts: list[int]) -> tuple[object, object]:
     """(guess, walk), each as lists of begins and ends; None where there is none."""
-    buffer = PaddedBuffer(parts)
+    buffer = PaddedBuffer.of(parts)
     edges = PADDING + np.cumsum([0, *map(len, parts)])
     guess = guessed_bounds(buffer, edges, np.array(counts))
     walked: list[np.ndarray] = []
