@@ -258,6 +258,28 @@ def test_short_writes_and_long_lists_of_buffers_lose_nothing(
     log.close()
 
 
+def test_a_large_append_is_written_in_pieces_that_end_where_blocks_of_the_file_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, real = list[int](), os.writev
+
+    def noting(fd: int, buffers: list[bytes]) -> int:
+        written = real(fd, buffers)
+        ends.append(os.fstat(fd).st_size)
+        return written
+
+    log = open_log(tmp_path)
+    block = segment_module.WRITE_BYTES
+    small = batch(3)
+    appended(log, small)
+    monkeypatch.setattr(os, "writev", noting)
+    large = [batch(1, os.urandom(size)) for size in (10, 2 * block, 0, 50_000)]
+    appended(log, *large)
+    assert ends == [*range(block, log.end, block), log.end]
+    assert log_files(tmp_path)[0].read_bytes() == bytes(b"".join([small, *large]))
+    log.close()
+
+
 def test_a_reader_of_a_slice_does_not_move_where_the_writer_writes(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     appended(log, batch(3))
