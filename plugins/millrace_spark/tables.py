@@ -84,6 +84,11 @@ def newest_revisions(fs: Filesystem, topic: str, between: Hours | None = None) -
 
 
 def _utc(time: datetime) -> datetime:
+    if not isinstance(time, datetime):  # this is called by hand, in notebooks
+        raise ConfigError(
+            f"hours: {time!r} is no datetime: give two, like"
+            " (datetime(2015, 5, 17, 10), datetime(2015, 5, 17, 12))"
+        )
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 

@@ -152,6 +152,12 @@ def test_hours_may_be_narrowed_in_any_zone(scene: Scenario) -> None:
         rows(ten + timedelta(hours=2), ten + timedelta(hours=3))
 
 
+def test_hours_that_are_no_times_are_one_clear_line(scene: Scenario) -> None:
+    hours: Any = ("2015-05-17T10", "2015-05-17T12")
+    with pytest.raises(ConfigError, match=r"^hours: '2015-05-17T10' is no datetime: give two, like \("):
+        tables.dataset(str(scene.folder), TOPIC, hours)
+
+
 def test_duckdb_counts_the_rows_of_each_hour(scene: Scenario) -> None:
     pytest.importorskip("duckdb")
     relation = tables.duckdb(str(scene.folder), TOPIC)
