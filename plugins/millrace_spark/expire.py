@@ -41,6 +41,7 @@ from millrace_spark.warehouse import (
     STALE_STAGING_S,
     Progress,
     newest_load,
+    recorded_at,
     recorded_folders,
     sweep_staging,
 )
@@ -210,8 +211,8 @@ def _old_revisions(
             folder = revision_folder(hour, number)
             if expired_name(folder) in expired or revision_folder(hour, successor) not in recorded:
                 continue
-            after = read_revision(run.fs, topic, hour, successor).manifest
-            if not _old(run, after.created, age_s):
+            # Not what its manifest says: a driver may stand still for hours before it publishes.
+            if recorded_at(run.fs, table, revision_folder(hour, successor)) > run.clock() - age_s:
                 continue
             if reason := problem_of(hour):
                 kept[f"{table}/{folder}"] = reason
@@ -249,6 +250,5 @@ def _data_files(files: Iterable[DataFile], of_an_hour: bool) -> Iterator[DataFil
     return (file for file in files if of_an_hour or file.hour is not None)
 
 
-def _old(run: ExpireRun, created: str, age_s: float | None = None) -> bool:
-    age = run.older_than_s if age_s is None else age_s
-    return datetime.fromisoformat(created).timestamp() <= run.clock() - age
+def _old(run: ExpireRun, created: str) -> bool:
+    return datetime.fromisoformat(created).timestamp() <= run.clock() - run.older_than_s

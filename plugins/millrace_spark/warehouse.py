@@ -22,6 +22,7 @@ import gzip
 import hashlib
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
@@ -52,6 +53,7 @@ SPILLED = "_sequences.json.gz"
 SPILL_ENTRIES = 100
 """Sequence entries a manifest holds itself: about 20 KB of it. More of them go into a file beside it."""
 HOURLY = ".hourly"
+SWEPT = ".swept"
 STALE_STAGING_S = 24 * 3600
 """Staging folders older than this belong to nobody: no load runs for a day."""
 
@@ -163,6 +165,11 @@ def recorded(fs: Filesystem, table: str, folder: str) -> LedgerEntry | None:
     return decode(LedgerEntry, content, path)
 
 
+def recorded_at(fs: Filesystem, table: str, folder: str) -> float:
+    """When a folder was recorded, which is after it could be seen: s since the epoch; now if it is not."""
+    return time.time() - fs.age_s(_ledger_path(table, folder))
+
+
 def recorded_folders(fs: Filesystem, table: str) -> list[str]:
     """Every folder the ledger knows, sorted."""
     names = fs.names(f"{table}/{LEDGER}")
@@ -248,5 +255,13 @@ def sweep_staging(fs: Filesystem, table: str) -> None:
     """Delete what runs that were killed more than a day ago left behind."""
     for name in fs.names(f"{table}/{STAGING}"):
         folder = f"{table}/{STAGING}/{name}"
-        if fs.age_s(folder) > STALE_STAGING_S:
-            fs.delete(folder)
+        if fs.age_s(folder) <= STALE_STAGING_S:
+            continue
+        # Out of its driver's reach first: one that only slept could publish a folder that is half deleted.
+        swept = folder if name.endswith(SWEPT) else f"{folder}{SWEPT}"
+        try:
+            if swept != folder and not fs.move(folder, swept):
+                continue
+        except FileNotFoundError:
+            continue  # its driver has published it, or another run sweeps it
+        fs.delete(swept)

@@ -6,6 +6,8 @@ import dataclasses
 import json
 import random
 import shutil
+import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,24 @@ def test_a_superseded_revision_stays_for_the_readers_that_have_it_open(scene: Sc
     assert reports(scene)[f"{TOPIC}.hourly"].expired == 1
 
 
+def test_readers_have_their_grace_from_the_moment_the_next_revision_could_be_seen(
+    scene: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver that made it may have stood still between its manifest and its rename."""
+    publish(scene)
+    late(scene, START)
+
+    class Earlier(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) - timedelta(hours=7)
+
+    monkeypatch.setattr("millrace_spark.hourly.datetime", Earlier)
+    publish(scene)
+    assert expire(scene, reader_grace_s=3600.0).revisions == 0
+    assert expire(scene, reader_grace_s=3600.0, clock=lambda: time.time() + 3700).revisions == 1
+
+
 def test_a_superseded_revision_stays_while_the_newest_one_is_damaged(scene: Scenario) -> None:
     publish(scene)
     late(scene, START)
@@ -191,7 +211,6 @@ def test_what_a_run_that_was_cut_off_wrote_down_is_deleted_by_the_next_one(scene
 
 def test_old_plans_go_and_the_newest_one_stays(scene: Scenario) -> None:
     import os
-    import time
 
     late(scene, START)
     late(scene, START)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.load import load_topic
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse import STAGING, STALE_STAGING_S, load_numbers, no_progress, sweep_staging
 from tests.support import REPOSITORY
-from tests.unit.spark_load.memory_log import TOPIC, rows_of
+from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run, rows_of
 from tests.unit.spark_load.zombie import PAUSES
 
 
@@ -36,3 +42,38 @@ def test_a_task_that_was_stopped_and_wakes_up_later_leaves_no_stray_file(
     assert [row.sequence for row in rows_of(warehouse)] == list(range(180))
     reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
     assert [problem for report in reports for problem in report.problems] == []
+
+
+class WakesWhileSwept(LocalFilesystem):
+    """Deletes the first file of a folder, then lets somebody else do something, then goes on."""
+
+    def __init__(self, root: str, wake: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._wake = wake
+
+    def delete(self, path: str) -> None:
+        files = [name for name, _ in self.files(path) if name.endswith(".parquet")]
+        if files:
+            super().delete(f"{path}/{files[0]}")
+            self._wake()
+        super().delete(path)
+
+
+def test_a_driver_that_wakes_up_while_its_staging_is_swept_publishes_nothing(tmp_path: Path) -> None:
+    fs, staging = LocalFilesystem(str(tmp_path)), f"{TOPIC}/{STAGING}"
+
+    def sweep_in_its_sleep(step: str) -> None:
+        if step == "synced":
+            (name,) = fs.names(staging)
+            os.utime(tmp_path / staging / name, (time.time() - STALE_STAGING_S - 60,) * 2)
+            wake = partial(publish, f"{staging}/{name}")
+            sweep_staging(WakesWhileSwept(str(tmp_path), wake), TOPIC)
+
+    def publish(folder: str) -> None:
+        with suppress(FileNotFoundError):
+            fs.move(folder, f"{TOPIC}/load=0000000001")
+
+    with pytest.raises(FileNotFoundError):
+        load_topic(load_run(filled_log(), tmp_path, progress=sweep_in_its_sleep), TOPIC)
+    assert load_numbers(fs, TOPIC) == []
+    assert fs.names(staging) == []
