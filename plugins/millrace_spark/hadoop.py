@@ -147,7 +147,8 @@ class HadoopFilesystem:
             self._fs.getDefaultReplication(target),
             self._fs.getDefaultBlockSize(target),
         )
-        stream = self._fs.create(target, None, flags, _BUFFER, replication, block_bytes, None)
+        # Not `create`, which makes the folder: a driver whose staging was swept would publish an empty one.
+        stream = self._fs.createNonRecursive(target, None, flags, _BUFFER, replication, block_bytes, None)
         if not stream.hasCapability("hsync"):
             stream.close()
             self._fs.delete(target, False)
@@ -162,6 +163,7 @@ class HadoopFilesystem:
         """Create a small file, whole and on disk, folders included; False when it is there already."""
         folder, _, name = path.rpartition("/")
         draft = f"{folder}/{_draft(name)}"
+        self.make_folder(folder)
         self.write(draft, content)
         if self._rename(draft, path):
             return True

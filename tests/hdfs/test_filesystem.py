@@ -42,6 +42,7 @@ def raced(fs: Filesystem, turns: int, rivals: int = 4) -> Iterator[tuple[str, li
     with ThreadPoolExecutor(rivals) as threads:
         for turn in range(turns):
             for rival in range(rivals):
+                fs.make_folder(f"_staging/{turn}-{rival}/date=1")
                 fs.write(f"_staging/{turn}-{rival}/date=1/file", f"{rival}".encode())
             target = f"topic/load={turn}"
             yield target, list(threads.map(lambda n: fs.move(f"_staging/{n[0]}-{n[1]}", n[2]), [
@@ -67,6 +68,7 @@ def test_of_many_creators_of_one_file_exactly_one_wins(fs: HadoopFilesystem) -> 
 
 
 def test_an_empty_folder_in_the_way_is_taken_and_never_nested_into(fs: HadoopFilesystem) -> None:
+    fs.make_folder("_staging/a")
     fs.write("_staging/a/file", b"a")
     fs.make_folder("topic/load=1")
     assert fs.move("_staging/a", "topic/load=1")
@@ -122,6 +124,7 @@ def test_what_is_not_there_reads_as_nothing(fs: HadoopFilesystem) -> None:
             missing("nowhere")
     with pytest.raises(FileNotFoundError), fs.local_copy("nowhere"):
         pass
+    fs.make_folder("")
     fs.write("a file", b"x")
     assert fs.names("a file") == []
     assert fs.names("") == ["a file"]
@@ -135,6 +138,12 @@ def quota(fs: HadoopFilesystem, names: int, space: int) -> Iterator[None]:
         yield
     finally:
         fs._fs.setQuota(fs._path(""), -1, -1)
+
+
+def test_nothing_is_written_into_a_folder_that_was_swept(fs: HadoopFilesystem) -> None:
+    with pytest.raises(FileNotFoundError):
+        fs.write("PageView/_staging/swept/_manifest.json", b"{}")
+    assert fs.names("PageView/_staging/swept") == []
 
 
 def test_a_quota_exceeded_is_one_sentence_and_the_next_load_is_whole(warehouse: HdfsWarehouse) -> None:
