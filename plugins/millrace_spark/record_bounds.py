@@ -16,7 +16,7 @@ import numpy as np
 from millrace.compression import Buffer
 from millrace.errors import CorruptMessage
 from millrace.records.messages import read_varint
-from millrace_spark.row_cursor import PADDING, Bytes, Longs, PaddedBuffer
+from millrace_spark.row_cursor import PADDING, Bytes, Longs, Mask, PaddedBuffer
 
 MAX_BATCH_RECORDS = 4 << 20
 """A larger batch is broken, for all we care: 32 KB of zstd can stand for 150 million records, and each takes
@@ -101,7 +101,7 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     if tag is None:
         return None
     # Three zeros (an id has four bytes, and few schemas have so large a number) hold a pair at an even place.
-    pairs = 2 * np.flatnonzero(np.frombuffer(buffer.data, np.uint16, len(buffer.data) // 2) == 0)
+    pairs = 2 * _few_set(np.frombuffer(buffer.data, np.uint16, len(buffer.data) // 2) == 0)
     if len(pairs) > _MOST_CANDIDATES * total:
         return None
     pairs = pairs[(pairs > PADDING) & (pairs < len(buffer.data) - PADDING)]
@@ -112,6 +112,15 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     )
     at.sort()
     return at
+
+
+def _few_set(mask: Mask) -> Longs:
+    """`np.flatnonzero` where little is set: eight at a time, then those (measured: in half the time)."""
+    whole = len(mask) & ~7
+    eights = mask[:whole].view(np.uint64)
+    which = np.flatnonzero(eights != 0)
+    inside = np.flatnonzero(eights[which].view(np.bool_))
+    return np.concatenate([which[inside >> 3] * 8 + (inside & 7), whole + np.flatnonzero(mask[whole:])])
 
 
 def _first_tag(data: Buffer) -> bytes | None:
