@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import DataFile
 from millrace_spark.filesystem import Filesystem, LocalFilesystem
-from millrace_spark.hour_files import ROW_GROUP_ROWS, data_file, hour_folder
+from millrace_spark.hour_files import ROW_GROUP_BYTES, ROW_GROUP_ROWS, data_file, hour_folder
 from millrace_spark.hour_sources import HourSource, OffsetRange
 from millrace_spark.sinks import tasks_folder
 
@@ -66,14 +66,16 @@ def merge_files(task: MergeTask) -> DataFile:
     schema = pq.read_schema(task.schema_file).remove_metadata()
     target = Path(task.folder, task.path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    rows = 0
+    rows = held_rows = held_bytes = 0
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         held: list[pa.RecordBatch] = []
         for batch in _batches(task.sources, schema):
             held.append(batch)
-            if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
+            held_rows, held_bytes = held_rows + batch.num_rows, held_bytes + batch.nbytes
+            if held_rows >= ROW_GROUP_ROWS or held_bytes >= ROW_GROUP_BYTES:
                 writer.write_table(pa.Table.from_batches(held, schema))
                 held.clear()
+                held_rows = held_bytes = 0
             rows += batch.num_rows
         writer.write_table(pa.Table.from_batches(held, schema))
     return data_file(Path(task.folder), task.path, rows)
@@ -82,7 +84,10 @@ def merge_files(task: MergeTask) -> DataFile:
 def _batches(sources: Sequence[MergeInput], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for left_out, group in itertools.groupby(sources, key=lambda source: source.left_out):
         paths = [source.path for source in group if _checked(source)]
-        yield from ds.dataset(paths, schema=schema, format="parquet").to_batches(filter=_rest(left_out))
+        for file in ds.dataset(paths, schema=schema, format="parquet").get_fragments():
+            # One row group after the other: read as a whole, a dataset decodes files full of rows ahead.
+            for row_group in file.split_by_row_group():
+                yield from row_group.to_batches(schema=schema, filter=_rest(left_out))
 
 
 def _checked(source: MergeInput) -> bool:

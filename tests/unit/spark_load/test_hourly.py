@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import Verdict
 from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.hour_merge import MergeInput, MergeTask, merge_files
 from millrace_spark.hourly import HourResult, hours_between, publish_hours, publish_late_hours
 from millrace_spark.load import load_topic
 from millrace_spark.load_writing import Pinned
@@ -120,6 +123,28 @@ def test_an_hour_that_was_empty_when_it_was_published_gets_its_rows_when_they_co
     assert (late.hour, late.revision, late.rows) == (nine, 2, 1)
     reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
     assert [problem for report in reports for problem in report.problems] == []
+
+
+def test_large_rows_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_spark.hour_merge.ROW_GROUP_BYTES", 8 << 20)
+    schema, sources = pa.schema([("blob", pa.binary())]), []
+    for number in range(2):
+        path = tmp_path / f"{number}.parquet"
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for _ in range(12):
+                writer.write_table(pa.table({"blob": [bytes(1 << 20)] * 4}, schema))
+        sources.append(MergeInput(str(path), hashlib.sha256(path.read_bytes()).hexdigest(), ()))
+    before, peaks = pa.total_allocated_bytes(), []
+    real = pq.ParquetWriter.write_table
+
+    def write_table(writer: pq.ParquetWriter, table: pa.Table) -> None:
+        peaks.append(pa.total_allocated_bytes() - before)
+        real(writer, table)
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
+    file = merge_files(MergeTask(sources, sources[0].path, str(tmp_path), "out.parquet"))
+    assert file.rows == 96
+    assert max(peaks) < 32 << 20
 
 
 def test_the_verdict_of_the_moment_is_written_in(warehouse: Path) -> None:
