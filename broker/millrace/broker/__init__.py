@@ -14,7 +14,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from millrace.broker.fetch import Fetch, Found
-from millrace.broker.flush import FlushThread
+from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
 from millrace.broker.topics import topic_log_config
 from millrace.cluster import Cluster
@@ -66,7 +66,7 @@ class Broker:
         self._looking: list[Callable[[], None]] = []
         self.parked_partitions = 0
         """On which fetches wait, counted once for each fetch."""
-        self.flushes: FlushThread[LogState] = FlushThread(mailbox)
+        self.flushes: FlushThreads[LogState] = FlushThreads(mailbox)
         # Two pools, because a topic's creation waits in the one for its logs to open in the other.
         self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
         self._background = ThreadPoolExecutor(4, thread_name_prefix="background")

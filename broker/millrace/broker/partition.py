@@ -1,6 +1,6 @@
 """One partition this broker leads, while it runs: who waits for what, and when it is flushed.
 
-Records of one turn are staged and written with one append. A flush runs in the flush thread; when it is
+Records of one turn are staged and written with one append. A flush runs in a flush thread; when it is
 done the loop publishes it, answers acks=all and wakes parked fetches. One flush at a time: whatever arrives
 meanwhile is the next one's (group commit). Everything here runs on the loop. Bytes are the log's business.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 from uuid import UUID
 
-from millrace.broker.flush import FlushThread
+from millrace.broker.flush import FlushThreads
 from millrace.errors import BrokerError, MillraceError, StorageError
 from millrace.mailbox import Mailbox, Timer
 from millrace.records import HeaderFields
@@ -56,7 +56,7 @@ class Partition:
         topic_id: UUID,
         log: PartitionLog,
         mailbox: Mailbox,
-        flushes: FlushThread[LogState],
+        flushes: FlushThreads[LogState],
     ) -> None:
         self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
         self.mirrored = False
@@ -154,7 +154,7 @@ class Partition:
             when_idle()
 
     def settle(self) -> None:
-        """Flush here and now what is left, and answer who waits; the flush thread has ended."""
+        """Flush here and now what is left, and answer who waits; the flush threads have ended."""
         if self.log.end > self.log.visible_end and self.log.flush_refusal is None:
             try:
                 self._flushed(self.log.flush(), None)

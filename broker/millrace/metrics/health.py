@@ -15,7 +15,7 @@ MAX_LOGS = 10
 
 
 class Health:
-    """Asks the loop, the ZooKeeper session, the flush thread and every log; from any thread."""
+    """Asks the loop, the ZooKeeper session, the flush threads and every log; from any thread."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

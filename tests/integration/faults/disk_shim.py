@@ -16,6 +16,7 @@ the calls of `os` that reach the disk. Settings come by environment, because not
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import stat
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 _held: list[int] = []
-_syncs = 0
+_syncs = itertools.count(1)
 
 
 def _path(fd: int) -> str:
@@ -80,10 +81,8 @@ def _is_below_root(fd: int) -> bool:
 
 def _recording(real: Any, record: int) -> Any:
     def sync(fd: int) -> None:
-        global _syncs
         before = _describe(fd) if _is_below_root(fd) else None  # what comes meanwhile is not certain
-        _syncs += 1
-        if _syncs == int(os.environ.get("DISK_DIE_AT", "0")):
+        if next(_syncs) == int(os.environ.get("DISK_DIE_AT", "0")):
             os._exit(9)
         _refuse("sync", fd)
         real(fd)

@@ -1,0 +1,73 @@
+"""The flush threads: what they carry out at the same time, and what they report."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from millrace.broker.flush import THREADS, FlushThreads
+from millrace.mailbox import Mailbox
+from tests.support import wait_until
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def flushes(mailbox: Mailbox) -> Iterator[FlushThreads[int]]:
+    threads: FlushThreads[int] = FlushThreads(mailbox)
+    yield threads
+    threads.close()
+
+
+def test_a_flush_that_waits_for_the_disk_holds_up_no_other(
+    mailbox: Mailbox, flushes: FlushThreads[int]
+) -> None:
+    disk, done = threading.Event(), list[int | None]()
+
+    def hang() -> int:
+        assert disk.wait(10)
+        return -1
+
+    flushes.submit(hang, lambda result, _: done.append(result))
+    for number in range(3 * THREADS):
+        flushes.submit(lambda number=number: number, lambda result, _: done.append(result))  # type: ignore[misc]
+
+    def others_are_done() -> bool:
+        mailbox.run()
+        return len(done) == 3 * THREADS
+
+    wait_until("the others are done", others_are_done)
+    assert sorted(filter(None, done)) == list(range(1, 3 * THREADS))
+    disk.set()
+
+
+def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads[int]) -> None:
+    first, second = threading.Event(), threading.Event()
+    assert flushes.since is None
+    flushes.submit(lambda: first.wait(10), lambda *_: None)
+    oldest = wait_until("the first is under way", lambda: flushes.since)
+    flushes.submit(lambda: second.wait(10), lambda *_: None)
+    assert flushes.since == oldest
+    first.set()
+    wait_until("the second is the oldest", lambda: flushes.since not in (None, oldest))
+    second.set()
+    wait_until("nothing is under way", lambda: flushes.since is None)
+
+
+def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: Mailbox) -> None:
+    flushes, outcomes = FlushThreads[int](mailbox), list[object]()
+
+    def fail() -> int:
+        raise OSError("the disk is gone")
+
+    for work in (lambda: 1, fail) * THREADS:
+        flushes.submit(work, lambda result, error: outcomes.append(result if error is None else str(error)))
+    flushes.close()
+    mailbox.run()
+    assert outcomes.count(1) == outcomes.count("the disk is gone") == THREADS
+    assert sum(flushes.seconds.counts) == 2 * THREADS
