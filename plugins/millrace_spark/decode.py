@@ -193,13 +193,18 @@ def _rejected(partition: int, frames: Frames, row: int, schema_id: int | None, r
 
 
 def _meta_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:
-    rows, none = len(frames), Faults(len(frames))
+    rows, none = len(frames), Faults(0)
+
+    def same(value: int) -> pa.Array:  # an id above 2**31 wraps
+        values = np.full(rows, value, np.int64).astype(np.int32)
+        return FixedWidth(pa.int32(), values, None).array(rows, none)
+
     return [
-        pa.repeat(pa.scalar(partition, pa.int32()), rows),
+        same(partition),
         FixedWidth(pa.int64(), frames.offset, None).array(rows, none),
         timestamps(frames),
         keys(frames),
-        pa.repeat(pa.scalar(schema_id, pa.int64()), rows).cast(pa.int32(), safe=False),
+        same(schema_id),
     ]
 
 
