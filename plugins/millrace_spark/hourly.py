@@ -90,7 +90,9 @@ def publish_hours(
         raise MillraceError(f"no load of {topic} in {run.fs.root}: run `millrace load {topic}` first")
     table = f"{topic}{HOURLY}"
     sweep_staging(run.fs, table)
-    recorded = set(recorded_folders(run.fs, table))
+    recorded: dict[str, set[str]] = {}
+    for folder in recorded_folders(run.fs, table):
+        recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
     results: dict[str, HourResult] = {}
     pending = list(dict.fromkeys(hours))
     for _ in range(ATTEMPTS):
@@ -98,7 +100,9 @@ def publish_hours(
         # In this order: loads and editions that came after a revision are seen, and none that a revision was
         # made from is not. The other way round a slow run could replace a newer revision by one without the
         # late rows, or bring back those that a later edition has replaced.
-        revisions = {hour: _newest(run, topic, hour, recorded) for hour in pending}
+        revisions = {
+            hour: _newest(run, topic, hour, recorded.get(hour_folder(hour), set())) for hour in pending
+        }
         for source in hour_sources(run.fs, topic, revisions):
             newest = revisions[source.hour]
             if newest is None and not source.parts and not also_empty:
@@ -126,13 +130,11 @@ def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourMa
     """The hour's newest revision, its ledger entry made good; MillraceError when one is gone."""
     numbers = revision_numbers(run.fs, topic, hour)
     known = {revision_folder(hour, number) for number in numbers}
-    inside = f"{hour_folder(hour)}/"
-    for folder in sorted(folder for folder in recorded if folder.startswith(inside)):
-        if folder not in known:
-            raise MillraceError(
-                f"{topic}{HOURLY}/{folder} was published and is gone: restore it from a copy, or delete its"
-                f" entry in {topic}{HOURLY}/{LEDGER} to have it made again"
-            )
+    for folder in sorted(recorded - known):
+        raise MillraceError(
+            f"{topic}{HOURLY}/{folder} was published and is gone: restore it from a copy, or delete its"
+            f" entry in {topic}{HOURLY}/{LEDGER} to have it made again"
+        )
     if not numbers:
         return None
     manifest = read_revision(run.fs, topic, hour, numbers[-1]).manifest

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.manifest import REJECTED, DataFile
 from millrace_spark.filesystem import Filesystem
+from millrace_spark.sinks import sha256_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,8 +57,9 @@ def described(spark: SparkSession, fs: Filesystem, staging: str) -> list[DataFil
         for path in paths:
             if path not in counted:
                 fs.delete(f"{staging}/{path}")
-                continue
-            (rows, records), digest = counted[path], fs.sha256(f"{staging}/{path}")
+        kept = [path for path in paths if path in counted]
+        for path, digest in zip(kept, sha256_of(fs, [f"{staging}/{path}" for path in kept]), strict=True):
+            rows, records = counted[path]
             found.append(DataFile(path=path, rows=rows, records=records, bytes=sizes[path], sha256=digest))
     return found
 

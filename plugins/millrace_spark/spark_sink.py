@@ -29,7 +29,7 @@ from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.ranges import Cut, RangeStats
 from millrace_spark.reading import read_cut
 from millrace_spark.rejections import REJECTED_SCHEMA, Reasons
-from millrace_spark.sinks import CutResult, Source, tasks_folder
+from millrace_spark.sinks import CutResult, Source, sha256_of, tasks_folder
 from millrace_spark.spark_files import described, write_parquet
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class SparkMerge:
         newest = max(sources, key=lambda source: (bool(source.schema_file), source.schema_age))
         if not newest.schema_file:
             return []
-        paths = [self._checked(folder, file) for source in sources for folder, file in source.files]
+        paths = self._checked([each for source in sources for each in source.files])
         schema = self._spark.read.parquet(self._fs.uri(newest.schema_file)).schema
         path = "_metadata.file_path"
         frame = self._spark.read.schema(schema).parquet(*paths)
@@ -178,11 +178,12 @@ class SparkMerge:
         write_parquet(frame.repartition("date", "hour"), self._fs, staging, "date", "hour")
         return described(self._spark, self._fs, staging)
 
-    def _checked(self, folder: str, file: DataFile) -> str:
-        path = f"{folder}/{file.path}"
-        if self._fs.sha256(path) != file.sha256:
-            raise not_published(path)
-        return self._fs.uri(path)
+    def _checked(self, files: Sequence[tuple[str, DataFile]]) -> list[str]:
+        paths = [f"{folder}/{file.path}" for folder, file in files]
+        for path, digest, (_, file) in zip(paths, sha256_of(self._fs, paths), files, strict=True):
+            if digest != file.sha256:
+                raise not_published(path)
+        return [self._fs.uri(path) for path in paths]
 
 
 def _rest(source: HourSource) -> str:
