@@ -22,6 +22,7 @@ from millrace.consumer_registry import ConsumerRegistry
 from millrace.groups import Groups
 from millrace.handlers import Handlers, group_apis, kafka_apis
 from millrace.handlers.mirror_append import mirror_append
+from millrace.handlers.translate_offsets import TRANSLATE_OFFSETS
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
@@ -74,7 +75,8 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
         groups = Groups(config, cluster, ConsumerRegistry(cluster.session, config.cluster), mailbox)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
-        handlers = Handlers(broker, kafka_apis([*group_apis(groups), mirror_append(mirror.states)]))
+        own = [mirror_append(mirror.states), TRANSLATE_OFFSETS]
+        handlers = Handlers(broker, kafka_apis([*group_apis(groups), *own]))
         _stop_on_signals(mirror, mailbox, server)
         cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
         name = f"broker {config.broker_id} of {config.cluster}"

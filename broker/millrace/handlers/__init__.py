@@ -29,7 +29,6 @@ from millrace.handlers.offset_fetch import offset_fetch
 from millrace.handlers.produce import PRODUCE
 from millrace.handlers.sync_group import sync_group
 from millrace.handlers.table import Api, Handlers
-from millrace.handlers.translate_offsets import TRANSLATE_OFFSETS
 
 __all__ = ["Api", "Handlers", "group_apis", "kafka_apis"]
 
@@ -39,7 +38,7 @@ def kafka_apis(more: Iterable[Api] = ()) -> list[Api]:
     apis = [
         PRODUCE, FETCH, LIST_OFFSETS, metadata(), CREATE_TOPICS, DELETE_TOPICS, INIT_PRODUCER_ID,
         DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, CREATE_PARTITIONS, DESCRIBE_LOG_DIRS,
-        TRANSLATE_OFFSETS, *more,
+        *more,
     ]  # fmt: skip
     return [*apis, api_versions(apis)]
 
