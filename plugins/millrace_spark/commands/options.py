@@ -51,6 +51,10 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(
         *arguments: Any, master: str, conf: Sequence[str], archives: Sequence[str], **options: Any
     ) -> Any:
+        if not _MASTER.fullmatch(master):
+            raise ConfigError(
+                f"--master {master!r} is none: write local[2], spark://HOST:PORT, yarn or k8s://URL"
+            )
         spark = SparkOptions(master=master, conf=dict(map(_key_and_value, conf)), archives=archives)
         return command(*arguments, spark=spark, **options)
 
@@ -59,6 +63,8 @@ def spark_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+# local-cluster[workers,cores,MB] is Spark's own, for tests.
+_MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
 _SPARK = (
     click.option(
         "--master", default="local[2]", show_default=True, help="Spark master the job is submitted to."

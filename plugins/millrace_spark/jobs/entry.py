@@ -36,7 +36,11 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
     # Spark's JVM started us. Without it a driver could go on by itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings = from_mapping(cls, json.loads(Path(sys.argv[1]).read_text()), "the job's settings")
-    spark = SparkSession.builder.getOrCreate()
+    try:
+        spark = SparkSession.builder.getOrCreate()
+    except Exception as error:
+        print(json.dumps({"error": _no_session(error)}), flush=True)
+        sys.exit(1)
     try:
         answer, code = {"result": job(spark, settings)}, 0
     except MillraceError as error:
@@ -47,6 +51,13 @@ def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
         spark.stop()
     print(json.dumps(answer), flush=True)
     sys.exit(code)
+
+
+def _no_session(error: Exception) -> str:
+    """One line for a master that is not there, or settings that Spark refuses: Java's own words, no stack."""
+    lines = str(error).splitlines()
+    reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0] if lines else "")
+    return f"Spark does not start ({reason}): check that the --master is up, and the --conf settings"
 
 
 def _failure(error: Exception) -> dict[str, Any]:

@@ -321,6 +321,12 @@ def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict
     assert str(refused.exception) == "--conf 'executor.cores=1' is not of the form spark.KEY=VALUE"
 
 
+@pytest.mark.parametrize("master", ["nonsense", "local[x]", "spark://far", "k8s://", ""])
+def test_a_master_that_is_none_is_one_clear_line_before_anything_starts(master: str) -> None:
+    refused = CliRunner().invoke(load, ["A", *LOAD, "--master", master])
+    assert str(refused.exception).startswith(f"--master {master!r} is none: write local[2]")
+
+
 def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted: dict[str, Any]) -> None:
     submitted["answer"] = []
     shown = CliRunner().invoke(load, ["A", *LOAD])
