@@ -17,7 +17,7 @@ from millrace.mirror.allowance import Allowance
 from millrace.mirror.origin_broker import ANSWER_BYTES, Place
 from millrace.mirror.pull import MirrorTarget, Pull
 from millrace.mirror.puller import BrokerPuller
-from millrace.mirror.states import MirrorStates
+from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.mirror.watch import OriginWatch
 
 STOP_SECONDS = 2.0
@@ -95,13 +95,27 @@ class CopiedOrigin:
         for pull in found:
             known = self._pulls.get(pull.place)
             pulls[pull.place] = known if known is not None and known.is_same(pull) else pull
-        for place, gone in self._pulls.items():
-            if place not in pulls or pulls[place].target != gone.target:
-                self._states.forget(gone.origin.topic, gone.target)
         shares: dict[int, dict[Place, Pull]] = {}
         for place, pull in pulls.items():
             if pull.leader in addresses:
                 shares.setdefault(pull.leader, {})[place] = pull
+        before = self._pulls
+        self._distribute(addresses, pulls, shares)
+        for place, gone in before.items():  # after that: who pulled them may have reported until now
+            if place not in pulls or pulls[place].target != gone.target:
+                self._states.forget(gone.origin.topic, gone.target)
+        for pull in pulls.values():
+            if pull.leader not in addresses:
+                detail = f"no broker of {self._name} leads it now"
+                state = MirrorState(pull.origin, State.WAITING, detail, pull.high_watermark)
+                self._states.put(pull.origin.topic, pull.target, state)
+
+    def _distribute(
+        self,
+        addresses: Mapping[int, tuple[str, int]],
+        pulls: dict[Place, Pull],
+        shares: Mapping[int, dict[Place, Pull]],
+    ) -> None:
         with self._lock:
             if self._stopped:
                 return

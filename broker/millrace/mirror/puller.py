@@ -362,6 +362,8 @@ class BrokerPuller:
         self._report(pull, State.WAITING, reason)
 
     def _everything_waits(self, reason: str) -> None:
+        if self._stopping.is_set():
+            return
         if reason != self._told:
             log.warning("mirror of %s waits: %s", self._name, reason)
             self._told = reason
@@ -372,6 +374,8 @@ class BrokerPuller:
                 self._report(pull, State.WAITING, reason, quiet=True)
 
     def _report(self, pull: Pull, state: State, detail: str = "", *, quiet: bool = False) -> None:
+        if self._stopping.is_set() or self._assignment[1].get(pull.place) is not pull:
+            return  # another thread's by now, or nobody's
         found = MirrorState(pull.origin, state, detail, pull.high_watermark)
         self._states.put(pull.origin.topic, pull.target, found, quiet=quiet)
 

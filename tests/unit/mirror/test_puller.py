@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
@@ -43,6 +44,7 @@ class ScriptedOrigin:
 
     logs: dict[int, list[bytes]] = field(default_factory=lambda: {0: log_of(3), 1: log_of(2)})
     topic_id: UUID = TOPIC_ID
+    leader: int = 1
     earliest: int = 0
     failure: Exception | None = None
     before_answer: Callable[[], None] | None = None
@@ -53,12 +55,12 @@ class ScriptedOrigin:
     # What a watch asks of the cluster
 
     cluster_id = "millrace-origin"
-    addresses: ClassVar = {1: ("origin", 1)}
+    addresses: ClassVar = {1: ("origin", 1), 2: ("origin", 1)}
 
     def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicMetadata]:
         if self.failure is not None:
             raise self.failure
-        return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, 1))}
+        return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
 
     def settings_of_topics(self, *_: object) -> dict[str, Any]:
         return {"clicks": [DescribeConfigsResourceResult(name=ORIGINS, value=self.settings, read_only=True)]}
@@ -294,6 +296,37 @@ def test_a_log_that_is_not_open_yet_is_waited_for(world: World) -> None:
     assert 0 not in world.target.copied
     world.target.not_here = set()
     await_copies(world, p0=3)
+
+
+def test_a_partition_that_nobody_leads_at_the_origin_waits(world: World) -> None:
+    world.copying.start()
+    wait_until("it runs", lambda: world.state(0) == "running")
+    world.origin.leader = -1
+    wait_until("it says so", lambda: world.state(0) == "waiting: no broker of dc1 leads it now")
+    world.origin.leader = 1
+    wait_until("it goes on", lambda: world.state(0) == "running")
+
+
+def test_a_broker_that_fails_after_its_partitions_have_moved_says_nothing_of_them(world: World) -> None:
+    hangs, gives_up = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        world.origin.before_answer = None
+        hangs.set()
+        assert gives_up.wait(10)
+        raise MillraceError("the old leader does not answer")
+
+    world.copying.start()
+    wait_until("both run", lambda: [world.state(n) for n in (0, 1)] == ["running"] * 2)
+    world.origin.before_answer = hang
+    assert hangs.wait(10)
+    old = next(thread for thread in threading.enumerate() if thread.name == "mirror dc1 broker 1")
+    world.origin.leader, world.origin.logs = 2, {0: log_of(4), 1: log_of(3)}
+    await_copies(world, p0=4, p1=3)
+    wait_until("both run", lambda: [world.state(n) for n in (0, 1)] == ["running"] * 2)
+    gives_up.set()
+    old.join(10)
+    assert [world.state(n) for n in (0, 1)] == ["running"] * 2
 
 
 def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
