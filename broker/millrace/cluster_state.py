@@ -162,17 +162,26 @@ def with_mirrors(
 
     Of the live brokers it is one that leads the fewest of the topic; of these, one that leads the fewest in
     all, so that a broker which joined lately comes first. Leaders of those that are there do not move.
+    PolicyViolation when a partition is mirrored already under another name of its cluster: a misspelt name
+    would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
             f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
         )
     known = topic.targets()
+    names = {(origin.topic_id, origin.partition): origin.cluster for origin in known}
     here, everywhere = _leaders([topic]), _leaders(topics.values())
     partitions = dict(topic.partitions)
     for origin in origins:
         if origin in known:
             continue
+        name = names.get((origin.topic_id, origin.partition), origin.cluster)
+        if name != origin.cluster:
+            raise PolicyViolation(
+                f"{origin.topic}-{origin.partition} of {origin.cluster!r} is mirrored already, as one of"
+                f" {name!r}: a cluster is mirrored under one name only"
+            )
         if not recreated and topic.former_origin(origin) is not None:
             raise OriginRecreated(
                 f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "

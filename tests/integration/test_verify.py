@@ -54,7 +54,10 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
                 time_ms = START_MS + number % 2 * HOUR_MS + number
                 producer.send(TOPIC, TOPIC, EMPTY_EVENT, time_ms=time_ms, partition=number % 2)
         settings = MirrorSettings(
-            topics=[TOPIC], origin="dc1", origin_bootstrap=origin.bootstrap, bootstrap=offline.cluster.bootstrap
+            topics=[TOPIC],
+            origin="dc1",
+            origin_bootstrap=origin.bootstrap,
+            bootstrap=offline.cluster.bootstrap,
         )
         assert sum(part.records for part in mirror_topics(spark, settings)) == 100
         (result,) = load_topics(

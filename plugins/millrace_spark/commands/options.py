@@ -158,7 +158,16 @@ def parse_hours(hours: Sequence[str], start: str | None, end: str | None) -> lis
         raise ConfigError("give either --hour, as often as needed, or --from and --to")
     if start and end:
         return hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
-    return [parse_time(hour, "--hour").strftime("%Y-%m-%dT%H") for hour in hours]
+    return [_parse_hour(hour) for hour in hours]
+
+
+def _parse_hour(text: str) -> str:
+    time = parse_time(text, "--hour")
+    if len(text.strip()) <= len("2015-05-17"):
+        raise ConfigError(
+            f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
+        )
+    return time.strftime("%Y-%m-%dT%H")
 
 
 def parse_age(text: str, option: str) -> float:

@@ -1,5 +1,6 @@
 """Topics as ZooKeeper holds them: what is written reads back, partitions are spread, none is reused."""
 
+import dataclasses
 from collections import Counter
 from uuid import UUID, uuid4
 
@@ -64,7 +65,7 @@ def test_a_name_that_kafka_refuses_is_refused(name: str) -> None:
 
 def test_every_origin_partition_gets_a_number_of_its_own_spread_over_the_brokers() -> None:
     topic = EMPTY
-    origins = [Origin(dc, "PageView", UUID(int=7), p) for dc in ("dc1", "dc2") for p in range(3)]
+    origins = [Origin(f"dc{dc}", "PageView", UUID(int=dc), p) for dc in (1, 2) for p in range(3)]
     for origin in origins:
         topic = with_mirrors(topic, [origin], [1, 2], {})
     assert [topic.target_of(origin) for origin in origins] == list(range(6))
@@ -79,6 +80,12 @@ def test_an_origin_that_was_created_anew_gets_a_new_partition_only_when_that_is_
     topic = with_mirrors(topic, [anew], [1], {}, recreated=True)
     assert (topic.target_of(ORIGIN), topic.target_of(anew)) == (0, 1)
     assert topic.former_origin(anew) == ORIGIN
+
+
+def test_a_cluster_is_not_mirrored_once_more_under_a_misspelt_name() -> None:
+    topic = with_mirrors(EMPTY, [ORIGIN], [1], {})
+    with pytest.raises(PolicyViolation, match="of 'dc9' is mirrored already, as one of 'dc1'"):
+        with_mirrors(topic, [dataclasses.replace(ORIGIN, cluster="dc9")], [1], {}, recreated=True)
 
 
 def test_a_topic_with_partitions_of_its_own_is_not_mirrored_into() -> None:

@@ -250,6 +250,7 @@ def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any])
     ("options", "words"),
     [
         ([], "give either --hour"),
+        (["--hour", "2015-05-17"], "names a day: write an hour like 2015-05-17T10"),
         (["--hour", "2015-05-17T10", "--from", "2015-05-17T10"], "give either --hour"),
         (["--from", "2015-05-17T10"], "give either --hour"),
         (["--hour", "noon"], "is not a time like"),
