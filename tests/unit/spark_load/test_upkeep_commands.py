@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import millrace_spark.submit
 from millrace.errors import ConfigError, MillraceError
+from millrace_spark.commands import early
 from millrace_spark.commands.expire import expire
 from millrace_spark.commands.hourly import hourly
 from millrace_spark.commands.options import parse_age
@@ -36,6 +37,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return seen["answer"]
 
     monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(early, "check_table", lambda *_: None)
     return seen
 
 
