@@ -101,7 +101,8 @@ def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
 
 def _bodies(frames: Frames) -> list[bytes]:
     starts, sizes = frames.value.tolist(), frames.value_size.tolist()
-    return [frames.buffer.data[start + 5 : start + size] for start, size in zip(starts, sizes, strict=True)]
+    data = frames.buffer.data
+    return [bytes(data[start + 5 : start + size]) for start, size in zip(starts, sizes, strict=True)]
 
 
 def _fastavro(bodies: list[bytes], schema: Any) -> None:

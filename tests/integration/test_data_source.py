@@ -123,7 +123,7 @@ def test_cuts_of_every_size_give_each_record_of_a_real_topic_exactly_once(world:
                     assert rejected == []
                     data = frames.buffer.data
                     values += [
-                        data[start : start + size]
+                        bytes(data[start : start + size])
                         for start, size in zip(frames.value.tolist(), frames.value_size.tolist(), strict=True)
                     ]
                 parts.append(stats)

@@ -190,7 +190,8 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
 def test_kio_and_we_read_our_own_fetch_request() -> None:
     asked = [("a", 3, 1 << 40, 7), ("a", 1, 0, 8), ("b", 0, 5, 9), ("a", 2, 6, 10)]
     body = fetch.encode_request(asked, max_wait=500, max_bytes=1 << 20)
-    read, rest = entity_reader(load_request_schema(1, 11))(body, 0)
+    schema: Any = load_request_schema(1, 11)
+    read, rest = entity_reader(schema)(body, 0)
     assert rest == len(body)
     assert [
         (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
