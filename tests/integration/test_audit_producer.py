@@ -292,7 +292,8 @@ def test_reports_come_while_it_runs_and_tell_only_what_is_certain(world: World) 
 
 def test_with_a_lateness_the_clock_closes_windows(world: World) -> None:
     topic = world.topic()
-    with world.producer(report_interval_s=0.1, lateness_ms=5_000) as producer:
+    # An event under way for longer than the lateness re-opens its window; a busy machine takes seconds.
+    with world.producer(report_interval_s=0.1, lateness_ms=60_000) as producer:
         producer.send(topic, PAGE_VIEW, EVENT, time_ms=time.time_ns() // 1_000_000)
         reports = wait_until(
             "three reports", lambda: len(r := world.reports(producer.instance)) >= 3 and r, timeout_s=10
@@ -302,7 +303,7 @@ def test_with_a_lateness_the_clock_closes_windows(world: World) -> None:
     assert reports
     closed = [hello.closed_through, *(report.closed_through for report in reports)]
     now = time.time_ns() // 1_000_000
-    assert now - 60_000 < closed[0] <= now - 5_000
+    assert now - 120_000 < closed[0] <= now - 60_000
     assert all(earlier <= later for earlier, later in pairwise(closed))
 
 

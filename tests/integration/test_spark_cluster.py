@@ -96,7 +96,7 @@ def test_load_hourly_and_mirror_run_on_the_executors_of_a_cluster(
         into = {"warehouse": str(tmp_path / "spark"), "run_id": "all"}
         application.run("hourly", {"topic": topic, "hours": sorted(result["hours"]), **into})
         origin = {"origin": "dc1", "origin_bootstrap": site.cluster.bootstrap}
-        mirrored = application.run("mirror", {"topic": topic, **origin, "bootstrap": aggregate.bootstrap})
+        mirrored = application.run("mirror", {"topics": [topic], **origin, "bootstrap": aggregate.bootstrap})
         assert mirrored["records"] == EVENTS
         assert len(cluster.executors()) == len(cluster.workers) == 2
         assert len(cluster.python_workers()) >= 2

@@ -63,7 +63,7 @@ def test_a_disk_that_does_not_answer_is_a_problem(
     running.turn()
     assert disk.entered.wait(10)
     with turning(running):
-        (problem,) = connect(running).problems()
+        (problem,) = wait_until("the flush that hangs", lambda: connect(running).problems())
     assert problem.startswith("a flush has taken")
     disk.free.set()
     running.until("the answer", lambda: outcome.heard)
