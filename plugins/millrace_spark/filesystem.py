@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_spark.task_storage import SharedFolder, TaskStorage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +79,9 @@ class Filesystem(Protocol):
 
     def local_copy(self, path: str) -> AbstractContextManager[Path]:
         """A local file with the bytes of a file, to read only; FileNotFoundError when it is not there."""
+
+    def for_tasks(self) -> TaskStorage:
+        """The same files as tasks reach them without Spark; ConfigError when they cannot."""
 
 
 class LocalFilesystem:
@@ -202,6 +206,10 @@ class LocalFilesystem:
         if not file.is_file():
             raise FileNotFoundError(self.uri(path))
         yield file
+
+    def for_tasks(self) -> TaskStorage:
+        """The folder itself, under the same path."""
+        return SharedFolder()
 
     def _sync_above(self, path: Path) -> None:
         """Every folder that leads to the path, up to its mount point: each may have been made a moment ago.

@@ -19,8 +19,8 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,16 @@ from py4j.protocol import Py4JJavaError
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.hadoop_errors import HdfsNotReady, class_of, explaining
+from millrace_spark.task_storage import HdfsFolder, TaskStorage
+from millrace_spark.webhdfs import WebHdfs, WebHdfsClient, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WAIT_S = 120.0
 """How long to wait for a NameNode that does not answer or is in safe mode, before anything is begun."""
+CHECK_S = 15.0
+"""How long WebHDFS may take for its first answer: the NameNode itself has answered a moment ago."""
 THREADS = 16
 """Files moved or synced at a time: each is a few round trips, or the waiting for some disks."""
 _BUFFER = 1 << 20
@@ -283,6 +287,29 @@ class HadoopFilesystem:
                 self._fs.copyToLocalFile(False, self._path(path), target, True)
             yield copy
 
+    def for_tasks(self) -> TaskStorage:
+        """Through WebHDFS, as this user; ConfigError when it cannot be reached, or wants Kerberos."""
+        if self._conf.get("hadoop.security.authentication", "simple") != "simple":
+            raise _no_webhdfs(self.root, "Kerberos keeps it from tasks")
+        hadoop, root = self._jvm.org.apache.hadoop, self._path("")
+        umask = hadoop.fs.permission.FsPermission.getUMask(self._conf).toShort()
+        where = WebHdfs(
+            addresses=web_addresses(self._conf.getTrimmed, self._java_uri.getAuthority()),
+            user=hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName(),
+            new_files={  # as the JVM's own client has them
+                "permission": f"{0o666 & ~umask:o}",
+                "unmaskedpermission": "666",
+                "replication": str(self._fs.getDefaultReplication(root)),
+                "blocksize": str(self._fs.getDefaultBlockSize(root)),
+            },
+        )
+        try:
+            with closing(WebHdfsClient(replace(where, patience_s=CHECK_S))) as client:
+                client.check()
+        except MillraceError as error:
+            raise _no_webhdfs(self.root, str(error)) from None
+        return HdfsFolder(where)
+
 
 def _draft(name: str) -> str:
     """The name of a file on its way to its own; nobody looks at names that begin with a dot."""
@@ -340,4 +367,10 @@ def _cannot_sync(uri: str) -> MillraceError:
     return MillraceError(
         f"{uri} is erasure coded, HDFS cannot put such a file on disk before it is published: give the"
         " warehouse's folder replicas (hdfs ec -setPolicy -replicate -path ...), then run again"
+    )
+
+
+def _no_webhdfs(root: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"sink `direct` writes to {root} through WebHDFS, and cannot ({reason}): use --sink spark"
     )

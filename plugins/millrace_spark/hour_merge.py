@@ -8,9 +8,9 @@ Knows Parquet and files. Does not know which loads make an hour, nor how it is p
 from __future__ import annotations
 
 import hashlib
-import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import MillraceError
 from millrace.manifest import DataFile
-from millrace_spark.filesystem import Filesystem, LocalFilesystem
+from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import ROW_GROUP_BYTES, ROW_GROUP_ROWS, data_file, hour_folder
 from millrace_spark.hour_sources import HourSource, OffsetRange
 from millrace_spark.sinks import tasks_folder
+from millrace_spark.task_storage import TaskStorage
 
 MERGE_BYTES = 256 << 20
 """Parquet bytes of sources that go into one file of an hour."""
@@ -46,6 +47,7 @@ class MergeTask:
 
     sources: Sequence[MergeInput]
     schema_file: str
+    storage: TaskStorage
     folder: str
     path: str
 
@@ -63,44 +65,55 @@ class Merge(Protocol):
 
 def merge_files(task: MergeTask) -> DataFile:
     """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
-    schema = pq.read_schema(task.schema_file).remove_metadata()
-    target = Path(task.folder, task.path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    rows = held_rows = held_bytes = 0
-    with pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        held: list[pa.RecordBatch] = []
-        for batch in _batches(task.sources, schema):
-            held.append(batch)
-            held_rows, held_bytes = held_rows + batch.num_rows, held_bytes + batch.nbytes
-            if held_rows >= ROW_GROUP_ROWS or held_bytes >= ROW_GROUP_BYTES:
-                writer.write_table(pa.Table.from_batches(held, schema))
-                held.clear()
-                held_rows = held_bytes = 0
-            rows += batch.num_rows
-        writer.write_table(pa.Table.from_batches(held, schema))
-    return data_file(Path(task.folder), task.path, rows)
+    with _found(task.storage, task.schema_file) as newest, task.storage.writing(task.folder) as folder:
+        schema = pq.read_schema(newest).remove_metadata()
+        target = folder / task.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        rows = held_rows = held_bytes = 0
+        with pq.ParquetWriter(target, schema, compression="zstd") as writer:
+            held: list[pa.RecordBatch] = []
+            for batch in _batches(task, newest, schema):
+                held.append(batch)
+                held_rows, held_bytes = held_rows + batch.num_rows, held_bytes + batch.nbytes
+                if held_rows >= ROW_GROUP_ROWS or held_bytes >= ROW_GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held, schema))
+                    held.clear()
+                    held_rows = held_bytes = 0
+                rows += batch.num_rows
+            writer.write_table(pa.Table.from_batches(held, schema))
+        return data_file(folder, task.path, rows)
 
 
-def _batches(sources: Sequence[MergeInput], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for left_out, group in itertools.groupby(sources, key=lambda source: source.left_out):
-        paths = [source.path for source in group if _checked(source)]
-        for file in ds.dataset(paths, schema=schema, format="parquet").get_fragments():
-            # One row group after the other: read as a whole, a dataset decodes files full of rows ahead.
-            for row_group in file.split_by_row_group():
-                yield from row_group.to_batches(schema=schema, filter=_rest(left_out))
+def _batches(task: MergeTask, newest: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    for source in task.sources:
+        # What is here already is not fetched again: mostly one of the sources has the newest columns.
+        here = nullcontext(newest) if source.path == task.schema_file else _found(task.storage, source.path)
+        with here as file:
+            _check(source, file)
+            for fragment in ds.dataset(str(file), schema=schema, format="parquet").get_fragments():
+                # One row group after the other: read as a whole, a file full of rows is decoded ahead.
+                for row_group in fragment.split_by_row_group():
+                    yield from row_group.to_batches(schema=schema, filter=_rest(source.left_out))
 
 
-def _checked(source: MergeInput) -> bool:
-    try:
-        with open(source.path, "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
-                return True
-    except FileNotFoundError:
-        raise MillraceError(
-            f"{source.path} is gone: publish again, another run may have been first and the load has expired;"
-            " otherwise restore it from a copy"
-        ) from None
-    raise not_published(source.path)
+@contextmanager
+def _found(storage: TaskStorage, path: str) -> Iterator[Path]:
+    """A local file with the bytes of a source; MillraceError when it is not there."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(storage.local_copy(path))
+        except FileNotFoundError:
+            raise MillraceError(
+                f"{path} is gone: publish again, another run may have been first and the load has expired;"
+                " otherwise restore it from a copy"
+            ) from None
+        yield file
+
+
+def _check(source: MergeInput, file: Path) -> None:
+    with open(file, "rb") as content:
+        if hashlib.file_digest(content, "sha256").hexdigest() != source.sha256:
+            raise not_published(source.path)
 
 
 def not_published(path: str) -> MillraceError:
@@ -125,9 +138,8 @@ class DirectMerge:
     """Tasks that copy Parquet files with pyarrow."""
 
     def __init__(self, fs: Filesystem, run: Run) -> None:
-        if not isinstance(fs, LocalFilesystem):
-            raise ConfigError(f"sink `direct` cannot write to {fs.root}: use --sink spark")
         self._fs = fs
+        self._storage = fs.for_tasks()
         self._run = run
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
@@ -141,6 +153,7 @@ class DirectMerge:
                     for of, file in group
                 ],
                 self._fs.uri(source.schema_file),
+                self._storage,
                 folder,
                 f"{hour_folder(source.hour)}/part-{index:05d}-{uuid.uuid4().hex[:12]}.parquet",
             )

@@ -1,8 +1,8 @@
 """Two ways to write a load's Parquet files into its staging folder; either accounts for every record.
 
 `direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. 2.5 to
-3 times cheaper, for storage that every task sees as a folder. `spark`: the data source and Spark's own
-writer, for every Hadoop file system. Tasks write into a folder beside the one that is published, and the
+3 times cheaper; tasks see the storage as a folder, or reach it through WebHDFS. `spark`: the data source and
+Spark's own writer, where that is not so. Tasks write into a folder beside the one that is published, and the
 driver moves over the files that count: an attempt that was given up, or stopped and woke up later, cannot put
 anything into a published folder, because it never knew that one. Nothing here is visible to readers:
 `warehouse.publish` does that.
@@ -16,18 +16,18 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from millrace.audit.counts import SequenceCounts
-from millrace.errors import ConfigError, MillraceError
+from millrace.errors import MillraceError
 from millrace.manifest import DataFile
 from millrace_spark.decode import Decoder
-from millrace_spark.filesystem import Filesystem, LocalFilesystem
+from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import HourFiles, count_rows
 from millrace_spark.ranges import Cut, RangeStats
 from millrace_spark.reading import Client, read_cut
 from millrace_spark.rejections import Reasons, RejectedFile
+from millrace_spark.task_storage import TaskStorage
 
 HASHED_AT_ONCE = 8
 """Files a driver reads at a time to hash them: neither hashing nor the JVM's reading holds Python's lock."""
@@ -56,6 +56,7 @@ class CutTask:
     source: Source
     cut: Cut
     index: int
+    storage: TaskStorage
     folder: str
 
 
@@ -103,17 +104,17 @@ class DirectSink:
     name = "direct"
 
     def __init__(self, fs: Filesystem, run: Run) -> None:
-        if not isinstance(fs, LocalFilesystem):
-            raise ConfigError(f"sink `direct` cannot write to {fs.root}: use --sink spark")
         self._fs = fs
+        self._storage = fs.for_tasks()
         self._run = run
 
     def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
         """Every cut's result; only the files of the attempts that count come into the staging folder."""
         work = tasks_folder(staging)
         folder = self._fs.uri(work)
+        tasks = [CutTask(source, cut, index, self._storage, folder) for index, cut in enumerate(cuts)]
         try:
-            results = self._run([CutTask(source, cut, index, folder) for index, cut in enumerate(cuts)])
+            results = self._run(tasks)
             self._fs.gather(work, staging, [file.path for result in results for file in result.files])
         finally:
             self._fs.delete(work)
@@ -151,22 +152,20 @@ def sha256_of(fs: Filesystem, paths: Sequence[str]) -> list[str]:
 
 def write_cut(task: CutTask) -> CutResult:
     """Read, decode and write one cut. May run twice for one cut: every attempt has file names of its own."""
-    folder, stats, counts = Path(task.folder), RangeStats.of(task.cut), SequenceCounts()
+    stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), Reasons()
     decoder = Decoder(task.source.table_schema, task.source.lookup)
     # In the order of the cuts, so that a table reads in the order of the log; unique by the attempt.
     name = f"part-{task.index:05d}-{uuid.uuid4().hex[:12]}"
-    files, rejected, reasons = (
-        HourFiles(folder, name, decoder.arrow_schema),
-        RejectedFile(folder, name),
-        Reasons(),
-    )
-    client = task.source.connect()
-    try:
-        for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
-            files.add(batch.rows)
-            count_rows(batch.rows, counts)
-            rejected.add(batch.rejected)
-            reasons.add(batch.rejected)
-    finally:
-        client.close()
-    return CutResult.of(stats, files.close() + rejected.close(), counts, reasons)
+    with task.storage.writing(task.folder) as folder:
+        files, rejected = HourFiles(folder, name, decoder.arrow_schema), RejectedFile(folder, name)
+        client = task.source.connect()
+        try:
+            for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
+                files.add(batch.rows)
+                count_rows(batch.rows, counts)
+                rejected.add(batch.rejected)
+                reasons.add(batch.rejected)
+        finally:
+            client.close()
+        written = files.close() + rejected.close()
+    return CutResult.of(stats, written, counts, reasons)

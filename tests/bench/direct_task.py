@@ -29,6 +29,7 @@ from millrace_spark.hour_files import HourFiles, count_rows
 from millrace_spark.ranges import Range, RangeStats, cut_ranges
 from millrace_spark.reading import FetchedBatches, read_cut
 from millrace_spark.sinks import CutTask, Source, write_cut
+from millrace_spark.task_storage import SharedFolder
 from tests.bench.bench_hot_path import broker
 from tests.bench.page_views import PAGE_VIEW, SCHEMA_ID, batches_of, page_views
 from tests.bench.replay import produce_request
@@ -153,7 +154,7 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
         target = Path(folder) / "staging"
         target.mkdir()
-        yield CutTask(source, cut, 0, str(target))
+        yield CutTask(source, cut, 0, SharedFolder(), str(target))
 
 
 def _produce(address: str, batches: Sequence[bytes]) -> int:

@@ -55,7 +55,7 @@ def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hdfs]:
 
 def client_settings(hdfs: Hdfs) -> dict[str, str]:
     """What a client of this HDFS is told: replicas, and a nameservice whose other NameNode does not run."""
-    prefix = f"dfs.namenode.rpc-address.{NAMESERVICE}"
+    prefix, web = (f"dfs.namenode.{kind}-address.{NAMESERVICE}" for kind in ("rpc", "http"))
     return {
         "dfs.replication": str(REPLICATION),
         # As ours, in smaller steps: what a configuration says comes first.
@@ -64,6 +64,8 @@ def client_settings(hdfs: Hdfs) -> dict[str, str]:
         f"dfs.ha.namenodes.{NAMESERVICE}": "gone,running",
         f"{prefix}.gone": "127.0.0.1:9",
         f"{prefix}.running": hdfs.address,
+        f"{web}.gone": "127.0.0.1:9",
+        f"{web}.running": hdfs.namenode.web,
         f"dfs.client.failover.proxy.provider.{NAMESERVICE}": (
             "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
         ),

@@ -71,13 +71,9 @@ def test_a_mount_table_leads_to_the_namenode_behind_it(warehouse: HdfsWarehouse)
         warehouse.load(topic, warehouse="viewfs://all/")
 
 
-def test_the_direct_sink_and_readers_without_spark_are_refused_in_one_sentence(
-    warehouse: HdfsWarehouse,
-) -> None:
-    topic = warehouse.site.topic("Direct", 1)
+def test_readers_without_spark_are_refused_in_one_sentence(warehouse: HdfsWarehouse) -> None:
+    topic = warehouse.site.topic("WithoutSpark", 1)
     warehouse.publish(topic, 5)
-    with pytest.raises(MillraceError, match="--sink spark"):
-        warehouse.load(topic, sink="direct")
     assert warehouse.load(topic).rows == 5
     hour = next(iter(warehouse.hours(topic)))
     assert warehouse.hourly(topic, [hour]) == {hour: (1, 5)}

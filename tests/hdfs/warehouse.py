@@ -72,11 +72,11 @@ class HdfsWarehouse:
         (result,) = load_topics(self.spark, self.settings(topic, **changes))
         return result
 
-    def hourly(self, topic: str, hours: list[str]) -> dict[str, tuple[int | None, int]]:
+    def hourly(
+        self, topic: str, hours: list[str], *, sink: str = "spark"
+    ) -> dict[str, tuple[int | None, int]]:
         """Publish hours, in this process: revision and rows of each."""
-        settings = HourlySettings(
-            topic=topic, hours=hours, warehouse=self.uri, run_id=uuid4().hex, sink="spark"
-        )
+        settings = HourlySettings(topic=topic, hours=hours, warehouse=self.uri, run_id=uuid4().hex, sink=sink)
         return {each.hour: (each.revision, each.rows) for each in publish(self.spark, settings)}
 
     def command(self, name: str, topic: str, *options: str) -> list[str]:

@@ -87,12 +87,6 @@ def check_warehouse(warehouse: str) -> None:
         raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
 
 
-def check_sink(warehouse: str, sink: str) -> None:
-    """ConfigError when that sink cannot write to the warehouse, as `absolute_warehouse` gives it."""
-    if sink == "direct" and not warehouse.startswith("/"):
-        raise ConfigError(f"sink `direct` cannot write to {warehouse}: use --sink spark")
-
-
 def check_table(warehouse: str, topic: str) -> None:
     """MillraceError when a local warehouse, as `absolute_warehouse` gives it, has nothing of the topic."""
     if warehouse.startswith("/") and not Path(warehouse, topic).is_dir():

@@ -59,7 +59,6 @@ def hourly(
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
     root = absolute_warehouse(warehouse)
-    early.check_sink(root, sink)
     settings = {
         "topic": topic,
         "hours": parse_hours(hours, start, end) if hours or start or end or not late else [],

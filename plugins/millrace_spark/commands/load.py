@@ -103,7 +103,6 @@ def load(
         "accept_new_topic": accept_new_topic,
         "accept_gaps": accept_gaps,
     }
-    early.check_sink(root, sink)
     early.check_warehouse(root)
     found = early.topics_to_load(bootstrap, registry, topics, topics_matching)
     settings["topics"] = list(found.topics)

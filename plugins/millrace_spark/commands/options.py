@@ -30,7 +30,7 @@ SINK = click.option(
     type=click.Choice(["direct", "spark"]),
     default="direct",
     show_default=True,
-    help="Who writes Parquet: the tasks themselves (a folder they all see), or Spark (any Hadoop storage).",
+    help="Who writes Parquet: the tasks themselves (a folder they all see, or WebHDFS), or Spark.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 

@@ -72,7 +72,6 @@ def reload(
     if loads and (hours or start or end):
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     root = absolute_warehouse(warehouse)
-    early.check_sink(root, sink)
     settings = {
         "topic": topic,
         "bootstrap": bootstrap,

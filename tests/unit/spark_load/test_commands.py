@@ -165,15 +165,6 @@ def test_a_table_that_is_not_there_is_one_clear_line_before_anything_starts(
     assert str(shown.exception).startswith(f"no load of Typo in {tmp_path}: check both names")
 
 
-@pytest.mark.parametrize("command", [load, hourly, reload])
-def test_a_sink_that_cannot_write_there_is_one_clear_line_before_anything_starts(command: Any) -> None:
-    options = LOAD[2:] if command is not hourly else []
-    options += ["--reason", "x"] if command is reload else []
-    options += ["--hour", "2015-05-17T10"] if command is not load else []
-    shown = CliRunner().invoke(command, ["A", "--warehouse", "hdfs://h:1/w", *options])
-    assert str(shown.exception) == "sink `direct` cannot write to hdfs://h:1/w: use --sink spark"
-
-
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
     begun = time.monotonic()
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", str(tmp_path)])

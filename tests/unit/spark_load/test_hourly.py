@@ -21,6 +21,7 @@ from millrace_spark.load import load_topic
 from millrace_spark.load_writing import Pinned
 from millrace_spark.sinks import Source
 from millrace_spark.tables import dataset, newest_revisions, read_revision, revision_numbers
+from millrace_spark.task_storage import SharedFolder
 from millrace_spark.verify import verify
 from millrace_spark.warehouse import no_progress
 from tests.unit.spark_load.memory_log import (
@@ -142,7 +143,7 @@ def test_large_rows_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pyt
         real(writer, table)
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
-    file = merge_files(MergeTask(sources, sources[0].path, str(tmp_path), "out.parquet"))
+    file = merge_files(MergeTask(sources, sources[0].path, SharedFolder(), str(tmp_path), "out.parquet"))
     assert file.rows == 96
     assert max(peaks) < 32 << 20
 
