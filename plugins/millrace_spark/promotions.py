@@ -130,6 +130,8 @@ def promote(
     with it, or when another promotion was recorded at the same moment.
     """
     newest = newest_load(fs, topic)
+    # Before anything is compared: a promotion that comes in between then takes this number.
+    number = max([each.number for each in promotions(fs, topic)] + [(newest and newest.promotion) or 0]) + 1
     pinned = pinned_id(fs, topic, newest)
     if newest is None or pinned is None:
         raise MillraceError(
@@ -139,7 +141,6 @@ def promote(
         return None, []
     old, new = _schema(lookup, pinned.schema_id), _schema(lookup, schema_id)
     check_promotion(topic, (pinned.schema_id, old), (schema_id, new))
-    number = max([each.number for each in promotions(fs, topic)] + [newest.promotion or 0]) + 1
     promotion = Promotion(
         topic=topic, number=number, schema_id=schema_id, previous_schema_id=pinned.schema_id,
         created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
