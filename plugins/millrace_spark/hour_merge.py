@@ -43,13 +43,15 @@ class MergeInput:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Some files of one hour that become one file; every path absolute but the last, inside the folder."""
+    """Some files of one hour that become one file in `folder`; every path is absolute."""
 
     sources: Sequence[MergeInput]
     schema_file: str
     storage: TaskStorage
     folder: str
-    path: str
+    hour: str
+    index: int
+    """Which of the hour's files it becomes."""
 
 
 Run = Callable[[Sequence[MergeTask]], list[DataFile]]
@@ -64,10 +66,15 @@ class Merge(Protocol):
 
 
 def merge_files(task: MergeTask) -> DataFile:
-    """Copy the rows of some Parquet files into one, with the columns of `schema_file`."""
+    """Copy the rows of some Parquet files into one, with the columns of `schema_file`.
+
+    May run twice for one task: each attempt has a file name of its own, because one that was given up may
+    still write when the other's file is published.
+    """
+    path = f"{hour_folder(task.hour)}/part-{task.index:05d}-{uuid.uuid4().hex[:12]}.parquet"
     with _found(task.storage, task.schema_file) as newest, task.storage.writing(task.folder) as folder:
         schema = pq.read_schema(newest).remove_metadata()
-        target = folder / task.path
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         rows = held_rows = held_bytes = 0
         with pq.ParquetWriter(target, schema, compression="zstd") as writer:
@@ -81,7 +88,7 @@ def merge_files(task: MergeTask) -> DataFile:
                     held_rows = held_bytes = 0
                 rows += batch.num_rows
             writer.write_table(pa.Table.from_batches(held, schema))
-        return data_file(folder, task.path, rows)
+        return data_file(folder, path, rows)
 
 
 def _batches(task: MergeTask, newest: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -155,7 +162,8 @@ class DirectMerge:
                 self._fs.uri(source.schema_file),
                 self._storage,
                 folder,
-                f"{hour_folder(source.hour)}/part-{index:05d}-{uuid.uuid4().hex[:12]}.parquet",
+                source.hour,
+                index,
             )
             for source in sources
             for index, group in enumerate(_groups(source.files))

@@ -143,9 +143,22 @@ def test_large_rows_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pyt
         real(writer, table)
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", write_table)
-    file = merge_files(MergeTask(sources, sources[0].path, SharedFolder(), str(tmp_path), "out.parquet"))
+    file = merge_files(MergeTask(sources, sources[0].path, SharedFolder(), str(tmp_path), TEN, 0))
     assert file.rows == 96
     assert max(peaks) < 32 << 20
+
+
+def test_two_attempts_at_one_file_of_an_hour_write_into_files_of_their_own(tmp_path: Path) -> None:
+    source = tmp_path / "source.parquet"
+    pq.write_table(pa.table({"n": [1, 2, 3]}), source)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    inputs = [MergeInput(str(source), digest, ())]
+    task = MergeTask(inputs, str(source), SharedFolder(), str(tmp_path / "work"), TEN, 0)
+    first = merge_files(task)
+    written = (tmp_path / "work" / first.path).stat().st_mtime_ns
+    second = merge_files(task)  # speculation: the first may be published while this one writes
+    assert first.path != second.path
+    assert (tmp_path / "work" / first.path).stat().st_mtime_ns == written
 
 
 def test_the_verdict_of_the_moment_is_written_in(warehouse: Path) -> None:
