@@ -170,18 +170,12 @@ def with_mirrors(
             f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
         )
     known = topic.targets()
-    names = {(origin.topic_id, origin.partition): origin.cluster for origin in known}
     here, everywhere = _leaders([topic]), _leaders(topics.values())
     partitions = dict(topic.partitions)
     for origin in origins:
         if origin in known:
             continue
-        name = names.get((origin.topic_id, origin.partition), origin.cluster)
-        if name != origin.cluster:
-            raise PolicyViolation(
-                f"{origin.topic}-{origin.partition} of {origin.cluster!r} is mirrored already, as one of"
-                f" {name!r}: a cluster is mirrored under one name only"
-            )
+        _check_only_name(origin, known)
         if not recreated and topic.former_origin(origin) is not None:
             raise OriginRecreated(
                 f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "
@@ -194,6 +188,15 @@ def with_mirrors(
         here[leader] += 1
         everywhere[leader] += 1
     return dataclasses.replace(topic, partitions=partitions)
+
+
+def _check_only_name(origin: Origin, known: Iterable[Origin]) -> None:
+    for other in known:
+        if (other.topic_id, other.partition) == (origin.topic_id, origin.partition):
+            raise PolicyViolation(
+                f"{origin.topic}-{origin.partition} of {origin.cluster!r} is mirrored already, as one of"
+                f" {other.cluster!r}: a cluster is mirrored under one name only"
+            )
 
 
 def with_partitions(
