@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 # Airflow reads these once, at its first import, wherever in the run that is.
@@ -25,6 +26,11 @@ from tests.support import Process  # noqa: E402  # the environment must be set f
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# One answer for one commit, on every machine; `make soak` draws other examples each time.
+hypothesis.settings.register_profile("same-examples", derandomize=True, database=None)
+if "MILLRACE_ROUNDS" not in os.environ:
+    hypothesis.settings.load_profile("same-examples")
 
 Start = Callable[..., Process]
 _started: list[Process] = []

@@ -228,7 +228,7 @@ def test_malformed_requests_of_every_api_change_nothing_and_hold_up_nobody(
 
     @settings(
         max_examples=FRAMES // FRAMES_PER_EXAMPLE, deadline=None, database=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck), derandomize=not SOAK,
+        suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(
         st.lists(

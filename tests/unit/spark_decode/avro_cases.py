@@ -204,6 +204,10 @@ def shown(node: Node, value: Any) -> Any:
     if isinstance(value, time):  # stays the number it is
         micros = ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
         return micros // 1000 if isinstance(node, Leaf) and node.kind == "int" else micros
+    if isinstance(node, Leaf) and node.kind == "float":  # fastavro leaves a promoted integer as it is
+        return float(np.array(value).astype(np.float32))
+    if isinstance(node, Leaf) and node.kind == "double":
+        return float(value)
     return value
 
 
@@ -223,6 +227,8 @@ def _is_of(node: Node, value: Any) -> bool:
     if isinstance(node, Record):
         return isinstance(value, Mapping)
     assert isinstance(node, Leaf)
+    if node.kind in ("float", "double"):
+        return type(value) in (int, float)
     wanted = {"long": int, "string": str, "bytes": bytes, "boolean": bool}[node.kind]
     return type(value) is wanted
 

@@ -321,7 +321,6 @@ TestLog.settings = settings(
     max_examples=60,
     stateful_step_count=25,
     deadline=None,
-    derandomize=True,
     phases=[Phase.explicit, Phase.generate],
     report_multiple_bugs=False,
     suppress_health_check=[HealthCheck.too_slow],
