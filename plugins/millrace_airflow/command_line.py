@@ -74,9 +74,10 @@ def expire_command(settings: MillraceSettings, topic: str, older_than: str) -> l
     return _millrace(settings, "expire", topic, *options)
 
 
-def mirror_command(settings: MillraceSettings, topic: str, origin: str) -> list[str]:
+def mirror_command(settings: MillraceSettings, topic: str, origin: str, *, max_bytes: str = "") -> list[str]:
     """`millrace mirror-batch`: the origin's new batches of a topic into the aggregate cluster."""
     options = ["--origin", origin, "--origin-bootstrap", settings.origin(origin)]
+    options += ["--max-bytes", max_bytes] if max_bytes else []
     return _millrace(settings, "mirror-batch", topic, *options, "--bootstrap", settings.bootstrap)
 
 

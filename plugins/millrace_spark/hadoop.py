@@ -44,7 +44,8 @@ THREADS = 16
 _BUFFER = 1 << 20
 _AUTHORITY = re.compile(r"^\w+:(?://[^/]*)?")
 # "sleep, times, sleep, times": about 48 s of safe mode, and seven minutes (Hadoop repeats the repeats) of a
-# NameNode that does not answer at all. Without it a task fails at the first refused connection.
+# NameNode that does not answer at all. Without it a task fails at the first refused connection. Not where a
+# nameservice fails over: each new connection would wait for its dead NameNode first.
 _RETRY = {"dfs.client.retry.policy.enabled": "true", "dfs.client.retry.policy.spec": "2000,4,10000,4"}
 _STATUS = re.compile(
     r"\w+\{path=(?P<path>.*?); isDirectory=(?:true|false; length=(?P<bytes>\d+); replication=\d+;"
@@ -67,8 +68,10 @@ def open_hadoop(spark: SparkSession, warehouse: str) -> HadoopFilesystem:
     """The warehouse at an `hdfs://` or `viewfs://` URI, once its NameNode is ready; MillraceError if not."""
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
-    for key, value in _RETRY.items():
-        conf.setIfUnset(key, value)  # before the first connection, which is kept: also for Spark's own
+    jvm.org.apache.hadoop.hdfs.HdfsConfiguration.init()  # reads hdfs-site.xml, which nobody may have needed yet
+    if not _fails_over(jvm, conf, warehouse):
+        for key, value in _RETRY.items():
+            conf.setIfUnset(key, value)  # before the first connection, which is kept: also for Spark's own
     with explaining(warehouse):
         root = _qualified(jvm, conf, warehouse)
     _wait_until_ready(jvm, conf, root)
@@ -314,6 +317,15 @@ class HadoopFilesystem:
 def _draft(name: str) -> str:
     """The name of a file on its way to its own; nobody looks at names that begin with a dot."""
     return f".{name[:100]}.{uuid.uuid4().hex}"
+
+
+def _fails_over(jvm: Any, conf: Any, warehouse: str) -> bool:
+    """True if the URI names a nameservice with several NameNodes; of a mount table, if any service does."""
+    uri, default = jvm.java.net.URI.create(warehouse), jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf)
+    services = [uri.getAuthority() or default.getAuthority()]
+    if "viewfs" in (uri.getScheme(), default.getScheme()):
+        services += conf.getTrimmedStrings("dfs.nameservices")
+    return any(conf.get(f"dfs.client.failover.proxy.provider.{service}") for service in services)
 
 
 def _qualified(jvm: Any, conf: Any, warehouse: str) -> str:

@@ -53,6 +53,16 @@ def test_a_nameservice_and_the_default_file_system_come_from_the_configuration(
     assert tables_missing(warehouse, topic).startswith(f"no hour of {topic}")
 
 
+def test_a_command_does_not_wait_for_the_dead_namenode_of_a_nameservice(warehouse: HdfsWarehouse) -> None:
+    topic = warehouse.site.topic("FailedOver", 1)
+    warehouse.publish(topic, 50)
+    path = warehouse.uri.removeprefix(warehouse.hdfs.uri)
+    command = warehouse.command("load", topic, "--warehouse", f"hdfs://{NAMESERVICE}{path}")
+    ended = run_millrace(*command, timeout_s=300)  # with retries each connection would wait for minutes
+    assert ended.returncode == 0, ended.stderr
+    warehouse.check_loads(topic)
+
+
 def tables_missing(warehouse: HdfsWarehouse, topic: str) -> str:
     with pytest.raises(MillraceError) as error:
         tables.read(warehouse.spark, warehouse.uri, topic)

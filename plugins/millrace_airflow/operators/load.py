@@ -28,18 +28,22 @@ def hourly_asset(topic: str) -> Asset:
 
 
 class MirrorTopicOperator(MillraceJobOperator):
-    """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once."""
+    """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once.
 
-    template_fields = ("topic", "origin", "conn_id")
+    With `max_bytes` (`2GiB`) about so much in one run; the next one goes on there.
+    """
 
-    def __init__(self, *, topic: str, origin: str, **kwargs: Any) -> None:
+    template_fields = ("topic", "origin", "max_bytes", "conn_id")
+
+    def __init__(self, *, topic: str, origin: str, max_bytes: str = "", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.topic = topic
         self.origin = origin
+        self.max_bytes = max_bytes
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """`millrace mirror-batch`; the position it has reached is kept by the brokers."""
-        return mirror_command(settings, self.topic, self.origin)
+        return mirror_command(settings, self.topic, self.origin, max_bytes=self.max_bytes)
 
 
 class LoadTopicOperator(MillraceJobOperator):

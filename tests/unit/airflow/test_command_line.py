@@ -73,7 +73,10 @@ def test_the_hours_to_publish_are_given_in_utc() -> None:
 def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None:
     command = mirror_command(SETTINGS, "SearchQuery", "dc1")
     assert command[3:5] == ["mirror-batch", "SearchQuery"]
-    assert options(command, 1) == {"--origin": "dc1", "--origin-bootstrap": "o:1", "--bootstrap": "b:1"}
+    wanted = {"--origin": "dc1", "--origin-bootstrap": "o:1", "--bootstrap": "b:1"}
+    assert options(command, 1) == wanted
+    bounded = mirror_command(SETTINGS, "SearchQuery", "dc1", max_bytes="2GiB")
+    assert options(bounded, 1) == {**wanted, "--max-bytes": "2GiB"}
 
 
 def test_a_spark_master_and_a_sink_are_passed_on_where_the_connection_names_them() -> None:
@@ -124,7 +127,7 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
         "hourly": hourly_command(settings, "T", *hours, "r", late=True),
         "reload": reload_command(settings, "T", *hours, "why", "r"),
         "expire": expire_command(settings, "T", "30d"),
-        "mirror-batch": mirror_command(settings, "T", "dc1"),
+        "mirror-batch": mirror_command(settings, "T", "dc1", max_bytes="1GB"),
     }
     module = name.replace("-", "_")
     command = vars(import_module(f"millrace_spark.commands.{module}"))[module]

@@ -43,6 +43,7 @@ from millrace_airflow.triggers.job import JobTrigger
 from tests.support import wait_until
 
 BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
+MIRROR = ("topic", "origin", "max_bytes")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
 HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
@@ -175,12 +176,12 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
     wait_until("the job has ended", Job(directory).ended)
 
 
-@pytest.mark.parametrize("fields", [("topics",), BOUNDS, ("topic", "origin"), ("start", "end"), REASON, AGE])
+@pytest.mark.parametrize("fields", [("topics",), BOUNDS, MIRROR, ("start", "end"), REASON, AGE])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
         BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
-        ("topic", "origin"): MirrorTopicOperator(task_id="b", topic="{{ x }}", origin="{{ x }}"),
+        MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
         ("start", "end"): PublishHourOperator(task_id="c", topic="T", start="{{ x }}", end="{{ x }}"),
         REASON: ReloadHoursOperator(
             task_id="d", topic="{{ x }}", start="{{ x }}", end="{{ x }}", reason="{{ x }}"
