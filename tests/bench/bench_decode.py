@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import io
+import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,13 +27,14 @@ from millrace_spark.avro_rows import RowDecoder
 from millrace_spark.avro_schema import Record, parse
 from millrace_spark.decode import SLICE_ROWS, Decoder
 from millrace_spark.framing import Frames, frame_batches
+from millrace_spark.hour_files import HourFiles
 from millrace_spark.ranges import Range, RangeStats, cut_ranges
 from millrace_spark.reading import FetchedBatches
 from millrace_spark.sequences import count_sequences
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
 from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes
-from tests.bench.page_views import PAGE_VIEW, PREFIX, START_MS, batches_of, page_views
+from tests.bench.page_views import PAGE_VIEW, PREFIX, START_MS, Visitors, batches_of, page_views
 
 FLAT = {
     "type": "record",
@@ -41,18 +44,14 @@ FLAT = {
 BATCH_RECORDS = 500
 
 
-def flat(number: int) -> dict[str, Any]:
-    """A number and 190 characters."""
-    return {"a": number, "b": "x" * 190}
-
-
 def flat_messages(records: int) -> list[Message]:
-    """Messages of the flat schema."""
-    schema, messages = fastavro.parse_schema(FLAT), []
+    """Messages of the flat schema: a number, and a line of a web server's log, of which no two are alike."""
+    schema, messages, dice = fastavro.parse_schema(FLAT), [], random.Random(1)
+    visitors = Visitors(dice)
     for number in range(records):
         out = io.BytesIO()
         out.write(PREFIX)
-        fastavro.schemaless_writer(out, schema, flat(number))
+        fastavro.schemaless_writer(out, schema, {"a": number, "b": visitors.line(dice)})
         messages.append(Message(START_MS + number, None, out.getvalue()))
     return messages
 
@@ -87,12 +86,21 @@ def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
         decoder = Decoder(schema, {1: schema}.get)
         return list(decoder.decode(cut, [FetchedBatches(batches)], RangeStats.of(cut)))
 
+    def parquet() -> None:
+        """As a task of the direct sink, from batches in memory."""
+        with tempfile.TemporaryDirectory() as folder:
+            files = HourFiles(Path(folder), "part", Decoder(schema, {}.get).arrow_schema)
+            for decoded in whole():
+                files.add(decoded.rows)
+            files.close()
+
     print(f"{name}: {sum(map(len, bodies)) / records:.0f} bytes a message, million records per CPU-second")
     print(f"  fastavro, to dicts          {best_rate(records, lambda: _fastavro(bodies, parsed), 2):8.2f}")
     print(f"  by rows, to Arrow           {best_rate(records, lambda: decode_bodies(rows), 2):8.2f}")
     print(f"  by columns, to Arrow        {best_rate(records, lambda: decode_bodies(columns)):8.2f}")
     print(f"  unzip and frame             {best_rate(records, lambda: list(frame_batches(batches))):8.2f}")
     print(f"  unzip, frame and decode     {best_rate(records, whole):8.2f}")
+    print(f"  the same, to Parquet        {best_rate(records, parquet):8.2f}")
     if name == "PageView":
         done = whole()
         counted = best_rate(records, lambda: [count_sequences(batch.rows) for batch in done])

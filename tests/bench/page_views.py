@@ -58,6 +58,12 @@ class Visitors:
         chrome = f"Chrome/{dice.randrange(20, 34)}.0.{dice.randrange(2000)}"
         return f"Mozilla/5.0 ({system}) {engine} {chrome} Safari/537.36"
 
+    def line(self, dice: random.Random) -> str:
+        """A request as a web server writes it down."""
+        address, url = _popular(dice, self.addresses), _popular(dice, self.urls)
+        size, browser = dice.randrange(10**5), _popular(dice, self.browsers)
+        return f'{address} - - "GET {url} HTTP/1.1" 200 {size} "{browser}"'
+
     def event(self, number: int, dice: random.Random) -> dict[str, Any]:
         """The number-th request of all, a millisecond after the one before."""
         host = number % _HOSTS

@@ -111,6 +111,10 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
         measured = rates.get(schema, {}).get("by columns, to Arrow")
         what = f"decoder alone, {schema}, records per CPU-second"
         yield Level(key=key, what=what, unit="M", wanted=5.0, measured=measured)
+    for key, schema in (("parquet-flat", "long and string"), ("parquet", "PageView")):
+        measured = rates.get(schema, {}).get("the same, to Parquet")
+        what = f"unzip, frame, decode and write Parquet as sink `direct` does, {schema}, records per CPU-second"
+        yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
 
 
 def _load_levels(result: Result) -> Iterator[Level]:
