@@ -68,7 +68,7 @@ def open_hadoop(spark: SparkSession, warehouse: str) -> HadoopFilesystem:
     """The warehouse at an `hdfs://` or `viewfs://` URI, once its NameNode is ready; MillraceError if not."""
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
-    jvm.org.apache.hadoop.hdfs.HdfsConfiguration.init()  # reads hdfs-site.xml, which nobody may have needed yet
+    jvm.org.apache.hadoop.hdfs.HdfsConfiguration.init()  # hdfs-site.xml: nobody may have needed it yet
     if not _fails_over(jvm, conf, warehouse):
         for key, value in _RETRY.items():
             conf.setIfUnset(key, value)  # before the first connection, which is kept: also for Spark's own

@@ -90,9 +90,7 @@ def publish_hours(
         raise MillraceError(f"no load of {topic} in {run.fs.root}: run `millrace load {topic}` first")
     table = f"{topic}{HOURLY}"
     sweep_staging(run.fs, table)
-    recorded: dict[str, set[str]] = {}
-    for folder in recorded_folders(run.fs, table):
-        recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
+    recorded = _recorded_by_hour(run, table)
     results: dict[str, HourResult] = {}
     pending = list(dict.fromkeys(hours))
     for _ in range(ATTEMPTS):
@@ -118,6 +116,14 @@ def publish_hours(
         if not pending:
             return [results[hour] for hour in dict.fromkeys(hours)]
     raise MillraceError(f"{topic}: other runs published {pending[0]} {ATTEMPTS} times; run one at a time")
+
+
+def _recorded_by_hour(run: HourlyRun, table: str) -> Mapping[str, set[str]]:
+    """The folders of revisions that the ledger knows, by the folder of their hour."""
+    recorded: dict[str, set[str]] = {}
+    for folder in recorded_folders(run.fs, table):
+        recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
+    return recorded
 
 
 def publish_late_hours(run: HourlyRun, topic: str) -> list[HourResult]:

@@ -14,7 +14,7 @@ before it is read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
@@ -169,17 +169,7 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
         covered = part.last
         _add(joined, part)
         if part.first_base is not None and part.cursor is not None:
-            if not _reaches(cursor, part.first_base):
-                expired = part.gaps and part.gaps[0] == Gap(part.first_base, part.gaps[0].end, "expired")
-                joined.gaps.append(
-                    Gap(cursor.next_offset, part.first_base, "expired" if expired else "absent")
-                )
-            # A log start that moved while the tasks ran: what one still read, the next may have found gone.
-            joined.gaps += [
-                Gap(max(gap.start, cursor.next_offset), gap.end, gap.reason)
-                for gap in part.gaps
-                if gap.end > cursor.next_offset
-            ]
+            joined.gaps += _gaps_up_to(cursor, part, part.first_base)
             cursor = part.cursor
     if covered != range_.end:
         raise MillraceError(
@@ -204,6 +194,17 @@ def _add(joined: RangeStats, part: RangeStats) -> None:
         joined.saw_times(part.min_time, part.max_time)
     for schema_id, rows in part.schema_ids.items():
         joined.schema_ids[schema_id] = joined.schema_ids.get(schema_id, 0) + rows
+
+
+def _gaps_up_to(cursor: Cursor, part: RangeStats, first_base: int) -> Iterator[Gap]:
+    """The gap between where the tasks before came to and a part's first batch, then the part's own gaps."""
+    if not _reaches(cursor, first_base):
+        expired = part.gaps and part.gaps[0] == Gap(first_base, part.gaps[0].end, "expired")
+        yield Gap(cursor.next_offset, first_base, "expired" if expired else "absent")
+    # A log start that moved while the tasks ran: what one still read, the next may have found gone.
+    for gap in part.gaps:
+        if gap.end > cursor.next_offset:
+            yield Gap(max(gap.start, cursor.next_offset), gap.end, gap.reason)
 
 
 def _reaches(cursor: Cursor, base: int) -> bool:

@@ -113,7 +113,7 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
         yield Level(key=key, what=what, unit="M", wanted=5.0, measured=measured)
     for key, schema in (("parquet-flat", "long and string"), ("parquet", "PageView")):
         measured = rates.get(schema, {}).get("the same, to Parquet")
-        what = f"unzip, frame, decode and write Parquet as sink `direct` does, {schema}, records per CPU-second"
+        what = f"unzip, frame, decode, Parquet as sink `direct` does, {schema}, records per CPU-second"
         yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
 
 
