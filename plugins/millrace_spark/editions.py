@@ -4,6 +4,7 @@
     <topic>/_reloads/load=<10 digits>/edition=<4 digits>/         a later one; `_ledger/`, `_staging/` beside
     <topic>/_expired/load=<10 digits>[,edition=<4 digits>].json   written before its data files were deleted
     <topic>.hourly/_expired/date=…,hour=…,rev=<n>.json            the same for a revision that was superseded
+    …/_expired/.deleting,load=<10 digits>                         from before that until a day afterwards
 
 The newest edition of a load is the one that counts. Knows folders and manifests; no Parquet, log or Spark.
 """
@@ -21,6 +22,7 @@ from millrace_spark.warehouse import load_folder, read_load, read_manifest, reco
 
 RELOADS = "_reloads"
 EXPIRED = "_expired"
+_DELETION = ".deleting,"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,3 +112,15 @@ def expired_folders(fs: Filesystem, table: str) -> set[str]:
 def expired_name(folder: str) -> str:
     """How `expired_folders` names a folder of the table."""
     return folder.removeprefix(f"{RELOADS}/").replace("/", ",")
+
+
+def deletion_path(table: str, name: str) -> str:
+    """The empty file that says that a run is deleting, or has deleted, what `expired_name` names."""
+    return f"{table}/{EXPIRED}/{_DELETION}{name}"
+
+
+def deletions(fs: Filesystem, table: str) -> list[str]:
+    """The names of what is being deleted in a table, or was lately."""
+    return [
+        name.removeprefix(_DELETION) for name in fs.names(f"{table}/{EXPIRED}") if name.startswith(_DELETION)
+    ]

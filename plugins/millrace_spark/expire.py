@@ -20,6 +20,8 @@ from millrace.errors import MillraceError
 from millrace.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
 from millrace_spark.editions import (
     ExpiredEntry,
+    deletion_path,
+    deletions,
     edition_folder,
     expired_folders,
     expired_name,
@@ -116,7 +118,8 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
 def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
     entry = expiring.entry
     if not run.dry_run:
-        # In this order: whoever finds a file missing finds the reason as well.
+        # In this order: whoever finds a file missing finds the reason as well, and the next run what is left.
+        run.fs.create(deletion_path(expiring.table, expired_name(entry.folder)), b"")
         run.fs.create(expired_path(expiring.table, entry.folder), encode(entry))
         run.progress("written down")
         for path in expiring.paths:
@@ -126,21 +129,29 @@ def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
 
 
 def _finish(run: ExpireRun, topic: str) -> None:
-    """Delete what a run that was cut off had only written down."""
-    for table, folders in _written_down(run.fs, topic):
-        for folder in folders:
-            for name in run.fs.names(f"{table}/{folder}"):
-                if not name.startswith("_"):
-                    run.fs.delete(f"{table}/{folder}/{name}")
+    """Delete what earlier runs had only written down, and what a power cut has brought back.
+
+    Looks at the deletions of the last day only; nobody is in the middle of one for longer.
+    """
+    for table in (topic, f"{topic}{HOURLY}"):
+        expired = expired_folders(run.fs, table)
+        for name in deletions(run.fs, table):
+            folder = f"{table}/{_folder(name)}"
+            for inside in run.fs.names(folder) if name in expired else ():
+                if not inside.startswith("_"):
+                    run.fs.delete(f"{folder}/{inside}")
+            if run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
+                run.fs.delete(deletion_path(table, name))
 
 
-def _written_down(fs: Filesystem, topic: str) -> Iterator[tuple[str, list[str]]]:
-    """(table, its folders that have expired)."""
-    for name in expired_folders(fs, topic):
-        load, _, edition = name.partition(",")
-        yield topic, [edition_folder(int(load[5:]), int(edition[8:]) if edition else 1)]
-    table = f"{topic}{HOURLY}"
-    yield table, [name.replace(",", "/") for name in expired_folders(fs, table)]
+def _folder(name: str) -> str:
+    """The folder of what `expired_name` names: an edition of a load, or an hour's revision."""
+    load, _, edition = name.partition(",edition=")
+    return (
+        edition_folder(int(load[5:]), int(edition or 1))
+        if load.startswith("load=")
+        else name.replace(",", "/")
+    )
 
 
 def _old_loads(

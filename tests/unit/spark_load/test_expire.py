@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import shutil
 import time
@@ -209,9 +210,21 @@ def test_what_a_run_that_was_cut_off_wrote_down_is_deleted_by_the_next_one(scene
     assert sum(scene.visible().values()) == 4
 
 
-def test_old_plans_go_and_the_newest_one_stays(scene: Scenario) -> None:
-    import os
+def test_what_a_power_cut_brings_back_is_deleted_again_while_it_may(scene: Scenario) -> None:
+    publish(scene)
+    kept = scene.folder / "kept"
+    shutil.copytree(scene.folder / TOPIC / LOAD, kept)
+    expire(scene)
+    shutil.copytree(kept, scene.folder / TOPIC / LOAD, dirs_exist_ok=True)
+    expire(scene)
+    assert data(scene) == []
+    (marker,) = (scene.folder / TOPIC / "_expired").glob(".*")
+    os.utime(marker, (time.time() - 100_000,) * 2)
+    expire(scene)
+    assert [path.name for path in (scene.folder / TOPIC / "_expired").iterdir()] == [f"{LOAD}.json"]
 
+
+def test_old_plans_go_and_the_newest_one_stays(scene: Scenario) -> None:
     late(scene, START)
     late(scene, START)
     plans = sorted((scene.folder / TOPIC / "_plans").iterdir())

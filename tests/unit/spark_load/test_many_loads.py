@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_spark.expire import ExpireRun, expire_topic
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hourly import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.load import load_topic
@@ -52,6 +54,10 @@ class Minutely:
         load_topic(load_run(self.log, self.folder, f"run {next(self.runs)}", fs=self.fs), TOPIC)
         return self.fs.asked - before
 
+    def expire(self) -> int:
+        run = ExpireRun(fs=self.fs, older_than_s=-1, reader_grace_s=-1, progress=no_progress)
+        return expire_topic(run, TOPIC).loads
+
     def hour(self, *hours: str) -> int:
         before = self.fs.asked
         publish_hours(self.run(), TOPIC, hours)
@@ -78,6 +84,21 @@ def test_a_load_and_an_hour_ask_no_more_of_storage_when_there_are_many_loads(min
         costs.append((load, minutely.hour(ELEVEN)))
     assert costs[1] == costs[2]
     assert rows(minutely, TEN, ELEVEN) == [36, 3]
+
+
+def test_an_expiry_asks_no_more_of_storage_when_many_loads_have_expired(minutely: Minutely) -> None:
+    asked = []
+    for loads in (2, 2, 20, 2):
+        for _ in range(loads):
+            minutely.load(START)
+        minutely.hour(TEN)
+        before = minutely.fs.asked
+        assert minutely.expire() == loads
+        asked.append(minutely.fs.asked - before)
+        for marker in minutely.folder.glob("*/_expired/.*"):
+            os.utime(marker, (0, 0))
+        minutely.expire()
+    assert asked[1] == asked[3]
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", None])
