@@ -7,18 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.compat.last_line import (
-    needs_maven,
-    pytest_runtest_logreport,
-    pytest_sessionfinish,
-    pytest_unconfigure,
-)
+from tests.last_line import LastLine
 from tests.peers import maven
 from tests.peers.kafka import KafkaBroker
 
-__all__ = ["needs_maven", "pytest_runtest_logreport", "pytest_sessionfinish", "pytest_unconfigure"]
-
 SPARK_KAFKA_POM = Path(maven.__file__).with_name("spark-kafka.pom.xml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End with COMPAT OK, or without it."""
+    config.pluginmanager.register(LastLine("COMPAT"))
+
+
+@pytest.fixture(scope="session")
+def needs_maven() -> None:
+    """Skip what needs jars of other projects where Maven is missing; the last line names it."""
+    if not maven.available():
+        pytest.skip("Maven is not installed (Debian: apt-get install maven)")
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ def test_broker(needs_maven): pass
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_console.py").write_text(SUITE)
-    (tmp_path / "conftest.py").write_text("from tests.compat.last_line import *\n")
+    (tmp_path / "conftest.py").write_text("from tests.compat.conftest import needs_maven, pytest_configure\n")
     return tmp_path
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import Start
 from tests.hdfs.warehouse import HdfsWarehouse
+from tests.last_line import LastLine
 from tests.peers import maven
 from tests.peers.hdfs import Hdfs, site_xml
 from tests.support import Process
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
 DATANODES = 3
 REPLICATION = 2
 NAMESERVICE = "events"
-_ran: set[str] = set()
-_skipped: set[str] = set()
-_last_line: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """End with HDFS OK, or without it."""
+    config.pluginmanager.register(LastLine("HDFS"))
 
 
 @pytest.fixture(scope="session")
@@ -114,29 +117,3 @@ def pytest_sessionstart() -> None:
             " maven), then run again",
             returncode=1,
         )
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Remember what ran and what was left out."""
-    if report.skipped:
-        _skipped.add(report.nodeid)
-    elif report.when == "call":
-        _ran.add(report.nodeid)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Decide on the line, and let a run that left something out fail."""
-    if exitstatus != pytest.ExitCode.OK:
-        return
-    if _skipped:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    word = "PARTIAL" if _skipped else "OK"
-    _last_line.append(f"HDFS {word}: ran={len(_ran)} skipped={len(_skipped)}")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    """Print the line below pytest's own summary."""
-    for line in _last_line:
-        print(line, flush=True)
