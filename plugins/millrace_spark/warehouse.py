@@ -236,13 +236,21 @@ def publish(
 ) -> bool:
     """Make a staged folder the published one with one exclusive rename; False when another was first.
 
-    The loser's staging is deleted: its rows were published by the winner, under that number.
+    The loser's staging is deleted: its rows were published by the winner, under that number. MillraceError
+    when the staging was deleted meanwhile.
     """
-    fs.write(f"{staging}/{MANIFEST}", encode(manifest))
-    progress("described")
-    fs.sync(staging)
-    progress("synced")
-    if not fs.move(staging, f"{table}/{folder}"):
+    try:
+        fs.write(f"{staging}/{MANIFEST}", encode(manifest))
+        progress("described")
+        fs.sync(staging)
+        progress("synced")
+        moved = fs.move(staging, f"{table}/{folder}")
+    except FileNotFoundError:
+        raise MillraceError(
+            f"{fs.uri(staging)} is gone: this run stood still for more than a day, or somebody deleted it;"
+            " nothing was published, run it again"
+        ) from None
+    if not moved:
         fs.delete(staging)
         return False
     progress("published")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from millrace.errors import MillraceError
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.load import load_topic
 from millrace_spark.verify import verify
@@ -73,7 +74,7 @@ def test_a_driver_that_wakes_up_while_its_staging_is_swept_publishes_nothing(tmp
         with suppress(FileNotFoundError):
             fs.move(folder, f"{TOPIC}/load=0000000001")
 
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(MillraceError, match="is gone: this run stood still for more than a day"):
         load_topic(load_run(filled_log(), tmp_path, progress=sweep_in_its_sleep), TOPIC)
     assert load_numbers(fs, TOPIC) == []
     assert fs.names(staging) == []
