@@ -59,12 +59,18 @@ def event_times_ms(rows: pa.RecordBatch) -> Times:
     return np.asarray((micros.fill_null(0) if micros.null_count else micros).to_numpy()) // 1000
 
 
-def hours_of(rows: pa.RecordBatch) -> list[str]:
-    """The hour every row belongs to."""
-    hours = np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
-    distinct, which = np.unique(hours, return_inverse=True)
-    names = [hour_of(hour * HOUR_MS) for hour in distinct.tolist()]
-    return [names[index] for index in which.tolist()]
+def _hours(rows: pa.RecordBatch) -> Times:
+    """The hour every row belongs to, counted from 1970."""
+    return np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
+
+
+def dates_and_hours(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """The date and the hour of the day every row belongs to, `2015-05-17` and `10`."""
+    distinct, which = np.unique(_hours(rows), return_inverse=True)
+    names = [hour_of(hour * HOUR_MS).partition("T") for hour in distinct.tolist()]
+    index = pa.array(which)
+    dates, clocks = pa.array([name[0] for name in names]), pa.array([name[2] for name in names])
+    return dates.take(index), clocks.take(index)
 
 
 def has_audit_header(schema: pa.Schema) -> bool:
@@ -110,7 +116,7 @@ class HourFiles:
         """Put every row into the file of its hour."""
         if not rows.num_rows:
             return
-        hours = np.clip(event_times_ms(rows) // HOUR_MS, FIRST_HOUR, LAST_HOUR)
+        hours = _hours(rows)
         if hours.min() == hours.max():  # nearly always: a task reads some seconds or minutes of a log
             self._hold(hour_of(int(hours[0]) * HOUR_MS), rows)
             return

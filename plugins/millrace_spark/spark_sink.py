@@ -1,14 +1,17 @@
 """The `spark` sinks: a load and an hour written by Spark, for every Hadoop file system.
 
-A load reads its ranges twice: once to account for every record, once to write the rows (a third time for
-the rejected records, if there are any). The ranges are frozen and a log does not change, so every pass sees
-the same; the rows written are counted again by reading the files back.
+A load reads its ranges once: behind its rows each task writes one more, its account of every record, into a
+folder that is read and deleted before anything is published. Spark keeps the files of one attempt at a task,
+so rows and account are of the same one. Rejected records, if there are any, are read a second time; ranges
+are frozen and a log does not change. The rows written are counted again by reading the files back.
 """
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +22,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from millrace.audit.counts import SequenceCounts
+from millrace.errors import MillraceError
 from millrace.manifest import REJECTED, DataFile
 from millrace_spark.decode import DecodedBatch, Decoder
 from millrace_spark.filesystem import Filesystem
-from millrace_spark.hour_files import count_rows, hours_of
+from millrace_spark.hour_files import count_rows, dates_and_hours
 from millrace_spark.hour_merge import not_published
 from millrace_spark.hour_sources import HourSource
-from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.ranges import Cut, RangeStats
 from millrace_spark.reading import read_cut
 from millrace_spark.rejections import REJECTED_SCHEMA, Reasons
@@ -34,6 +37,10 @@ from millrace_spark.spark_files import described, write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+ACCOUNT = "account"
+"""The `date` of one row of every task, whose `_key` says what the task has read: in a folder of its own."""
 
 
 class SparkSink:
@@ -47,13 +54,14 @@ class SparkSink:
 
     def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
         """Every cut's account; all files are named by the first one."""
-        results = in_tasks(self._spark, partial(account_for, source), cuts)
-        if not results:
+        if not cuts:
             return []
         work = tasks_folder(staging)
         try:
-            self._write_files(source, cuts, results, work)
-            self._fs.make_folder(work)
+            self._write_rows(source, cuts, work)
+            results = self._accounts(cuts, f"{work}/date={ACCOUNT}")
+            if any(result.stats.rejected for result in results):
+                self._write_rejected(source, cuts, f"{work}/{REJECTED}")
             files = described(self._spark, self._fs, work)
             self._fs.gather(work, staging, [file.path for file in files])
         finally:
@@ -61,20 +69,37 @@ class SparkSink:
         results[0].files.extend(files)
         return results
 
-    def _write_files(
-        self, source: Source, cuts: Sequence[Cut], results: Sequence[CutResult], folder: str
-    ) -> None:
-        if any(result.stats.records > result.stats.rejected for result in results):
-            # Of its own name: several topics are loaded in one session at the same time.
-            name = f"millrace_load_{uuid.uuid4().hex}"
-            self._spark.dataSource.register(rows_source(name, source, cuts))
-            write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
-        if any(result.stats.rejected for result in results):
-            rejected = self._spark.sparkContext.parallelize(cuts, len(cuts)).flatMap(
-                partial(rejected_of, source)
+    def _write_rows(self, source: Source, cuts: Sequence[Cut], folder: str) -> None:
+        # Of its own name: several topics are loaded in one session at the same time.
+        name = f"millrace_load_{uuid.uuid4().hex}"
+        self._spark.dataSource.register(rows_source(name, source, cuts))
+        write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
+
+    def _accounts(self, cuts: Sequence[Cut], folder: str) -> list[CutResult]:
+        """What the tasks have said, in the order of the cuts; MillraceError if one could not read its cut."""
+        rows = self._spark.read.parquet(self._fs.uri(folder)).select("_key").collect()
+        self._fs.delete(folder)
+        said = [json.loads(zlib.decompress(row["_key"])) for row in rows]
+        if error := next((each["error"] for each in said if "error" in each), None):
+            raise MillraceError(error)
+        results = [_result(each) for each in said]
+        found = {(each.stats.partition, each.stats.first): each for each in results}
+        if len(found) != len(results) or found.keys() != {(cut.range.partition, cut.first) for cut in cuts}:
+            raise MillraceError(
+                f"{len(results)} tasks gave an account of {len(cuts)} cuts; run the load again"
             )
-            frame = self._spark.createDataFrame(rejected, from_arrow_schema(REJECTED_SCHEMA))
-            write_parquet(frame, self._fs, f"{folder}/{REJECTED}")
+        return [found[cut.range.partition, cut.first] for cut in cuts]
+
+    def _write_rejected(self, source: Source, cuts: Sequence[Cut], folder: str) -> None:
+        """Reads the cuts once more: there are no rejected records in most loads."""
+        rejected = self._spark.sparkContext.parallelize(cuts, len(cuts)).flatMap(partial(rejected_of, source))
+        frame = self._spark.createDataFrame(rejected, from_arrow_schema(REJECTED_SCHEMA))
+        write_parquet(frame, self._fs, folder)
+
+
+def _result(account: Mapping[str, Any]) -> CutResult:
+    counts = SequenceCounts.from_json(account["sequences"])
+    return CutResult.of(RangeStats.from_json(account["stats"]), [], counts, Reasons(account["reasons"]))
 
 
 def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBatch]:
@@ -86,15 +111,6 @@ def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBat
         client.close()
 
 
-def account_for(source: Source, cut: Cut) -> CutResult:
-    """What a cut holds, without writing it."""
-    stats, counts, reasons = RangeStats.of(cut), SequenceCounts(), Reasons()
-    for batch in _decoded(source, cut, stats):
-        count_rows(batch.rows, counts)
-        reasons.add(batch.rejected)
-    return CutResult.of(stats, [], counts, reasons)
-
-
 def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
     """The records of a cut that cannot be decoded, as rows of REJECTED_SCHEMA."""
     for batch in _decoded(source, cut, RangeStats.of(cut)):
@@ -103,7 +119,7 @@ def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
 
 
 def rows_source(name_: str, source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
-    """A data source of exactly these cuts' rows, with `date` and `hour`; it travels by value, with them."""
+    """A data source of exactly these cuts' rows and accounts; it travels by value, with them."""
     arrow_schema = Decoder(source.table_schema, source.lookup).arrow_schema
     arrow_schema = arrow_schema.append(pa.field("date", pa.string())).append(pa.field("hour", pa.string()))
 
@@ -141,14 +157,25 @@ class CutReader(DataSourceReader):
         return [CutPartition(cut) for cut in self._cuts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a cut that could be decoded."""
+        """The rows of a cut that could be decoded, with their `date` and `hour`, and last its account."""
         cut: Cut = partition.value
-        for batch in _decoded(self._source, cut, RangeStats.of(cut)):
-            if batch.rows.num_rows:
-                hours = hours_of(batch.rows)
-                dates = pa.array([hour[:10] for hour in hours], pa.string())
-                clocks = pa.array([hour[11:] for hour in hours], pa.string())
-                yield pa.RecordBatch.from_arrays([*batch.rows.columns, dates, clocks], schema=self._schema)
+        stats, counts, reasons = RangeStats.of(cut), SequenceCounts(), Reasons()
+        try:
+            for batch in _decoded(self._source, cut, stats):
+                count_rows(batch.rows, counts)
+                reasons.add(batch.rejected)
+                if batch.rows.num_rows:
+                    columns = [*batch.rows.columns, *dates_and_hours(batch.rows)]
+                    yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        except MillraceError as error:  # for the driver to raise as it is, not in a stack of Java's
+            yield self._account({"error": str(error)})
+            return
+        said = {"stats": stats.to_json(), "sequences": counts.to_json(), "reasons": reasons.counts}
+        yield self._account(said)
+
+    def _account(self, said: Mapping[str, Any]) -> pa.RecordBatch:
+        row = {"date": ACCOUNT, "hour": ACCOUNT, "_key": zlib.compress(json.dumps(said).encode(), 1)}
+        return pa.RecordBatch.from_pylist([row], schema=self._schema)
 
 
 class SparkMerge:

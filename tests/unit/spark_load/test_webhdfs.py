@@ -97,6 +97,7 @@ def test_a_file_goes_there_and_back_through_the_active_namenode(source: Path, tm
         ("a CREATE", httpx.ReadTimeout("silent")),
         ("a CREATE", refused("java.io.IOException", "All datanodes are bad. Aborting...")),
         ("a CREATE", refused("java.net.ConnectException", "Call From a to nn2 failed")),
+        ("a CREATE", refused("java.net.SocketException", "Call From a to nn2 failed: Connection reset")),
         ("a CREATE", httpx.Response(503)),
         ("nn2 CREATE", httpx.ConnectError("Connection refused")),
         ("nn2 CREATE", refused("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create")),
