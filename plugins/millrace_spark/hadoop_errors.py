@@ -49,7 +49,7 @@ _KNOWN: dict[str, tuple[type[MillraceError], str]] = {
         "{message} is neither a host nor a nameservice that is configured: check the address, or point"
         " HADOOP_CONF_DIR to the cluster's configuration",
     ),
-    r"ConnectException|ConnectTimeoutException|NoRouteToHostException|Socket(?:Timeout)?Exception|EOFException": (
+    r"(?:Connect|Socket)(?:Timeout)?Exception|NoRouteToHostException|EOFException": (
         HdfsNotReady,
         "the NameNode does not answer: check its address and that it runs, then run again",
     ),

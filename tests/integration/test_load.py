@@ -15,11 +15,16 @@ from uuid import uuid4
 import pytest
 
 from millrace.audit.messages import AuditCodec, Count, LoadNumber
+from millrace.errors import MillraceError
 from millrace.registry.client import SchemaRegistryClient
+from millrace.wire.client import ClusterClient
 from millrace_spark import tables
+from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
-from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.jobs.load import LoadSettings, load_topics, sink_named
 from millrace_spark.load import LoadResult
+from millrace_spark.ranges import Range, cut_ranges
+from millrace_spark.sinks import Source
 from tests.brokers import read_topic
 from tests.hadoop_files import HadoopOnLocalFiles
 from tests.jobs import kill_at_a_step
@@ -217,6 +222,24 @@ def test_both_sinks_write_the_same_rows_also_through_hadoop_s_file_system(
         table = tables.read(spark, str(tmp_path / name), topic)
         assert table.count() == 500
         assert tables.dataset(str(tmp_path / name), topic).count_rows() == 500
+
+
+@pytest.mark.parametrize("sink", ["direct", "spark"])
+def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
+    spark: SparkSession, tmp_path: Path, sink: str
+) -> None:
+    def connect() -> ClusterClient:
+        raise MillraceError("no broker of dc1 answers: start one")
+
+    fs = LocalFilesystem(str(tmp_path))
+    fs.make_folder("Unread/_staging/x")
+    source = Source(connect, lambda _: None, {"type": "record", "name": "R", "fields": []})
+    cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
+    with pytest.raises(MillraceError) as error:
+        sink_named(spark, fs, sink).write(source, cuts, "Unread/_staging/x")
+    assert str(error.value) == "no broker of dc1 answers: start one"
+    assert fs.files("Unread") == []
+    assert fs.names("Unread/_staging") == ["x"]
 
 
 def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> HadoopOnLocalFiles:
