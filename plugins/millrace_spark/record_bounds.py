@@ -107,10 +107,9 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     pairs = pairs[(pairs > PADDING) & (pairs < len(buffer.data) - PADDING)]
     words = buffer.words8[pairs - 1]
     wanted = np.uint64(int.from_bytes(tag, "little"))
-    at: Longs = np.concatenate(
-        [pairs[words >> 8 & _TAG_MASK == wanted], pairs[words & _TAG_MASK == wanted] - 1]
-    )
-    at.sort()
+    before = words & _TAG_MASK == wanted  # the tag begins a byte before the pair, or with it
+    found = np.flatnonzero(before | (words >> 8 & _TAG_MASK == wanted))
+    at: Longs = pairs[found] - before[found]
     return at
 
 
