@@ -5,8 +5,9 @@
 
 The files read are those the manifests name, never what a listing finds, and they are named once: a reader
 sees each hour as it was at that moment, whole, whatever is published meanwhile. What it reads is deleted
-no sooner than `expire` allows for. The columns are those of the newest promotion in any of the revisions;
-one that an older revision lacks is null there. `date`, `hour` and `rev` come from the folders.
+no sooner than `expire` allows for. The columns are those of the newest promotion in any hour of the table,
+whichever hours are read; one that an older revision lacks is null there. `date`, `hour` and `rev` come from
+the folders.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import HourManifest
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.hour_files import hour_folder
+from millrace_spark.promotions import promotions
 from millrace_spark.warehouse import HOURLY, read_manifest
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = 
 
     fs = open_filesystem(warehouse, spark)
     revisions = _published(fs, topic, hours)
-    columns = from_arrow_schema(_schema(fs, revisions))
+    columns = from_arrow_schema(_schema(fs, topic, revisions))
     reader = spark.read.schema(columns).option("basePath", fs.uri(f"{topic}{HOURLY}"))
     return reader.parquet(*(fs.uri(path) for path in _paths(revisions)))
 
@@ -109,7 +111,7 @@ def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
     revisions = _published(fs, topic, hours)
     return ds.dataset(
         [fs.uri(path) for path in _paths(revisions)],
-        schema=_schema(fs, revisions),
+        schema=_schema(fs, topic, revisions),
         format="parquet",
         partitioning=ds.partitioning(FOLDER_COLUMNS, flavor="hive"),
         partition_base_dir=fs.uri(f"{topic}{HOURLY}"),
@@ -145,12 +147,25 @@ def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revisi
     return revisions
 
 
-def _schema(fs: Filesystem, revisions: Sequence[Revision]) -> pa.Schema:
-    """The columns of the revision with the newest promotion; among those, of the newest load."""
+def _schema(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Schema:
+    """The columns of the table: of the revision with the newest promotion; among those, of the newest load.
+
+    It is among the revisions that are read, or else it is looked for from the newest hour backwards.
+    """
     newest = max(revisions, key=lambda revision: _age(revision.manifest))
+    last = max((promotion.number for promotion in promotions(fs, topic)), default=0)
+    others = (revision for revision in _backwards(fs, topic) if revision.manifest.files)
+    while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
+        newest = max(newest, other, key=lambda revision: _age(revision.manifest))
     with fs.local_copy(_paths([newest])[0]) as file:
         columns = pq.read_schema(file).remove_metadata()
     return pa.schema([*columns, *FOLDER_COLUMNS])
+
+
+def _backwards(fs: Filesystem, topic: str) -> Iterator[Revision]:
+    """The newest revision of every hour, the newest hour first."""
+    for hour in reversed(hours(fs, topic)):
+        yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
 
 
 def _age(manifest: HourManifest) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from millrace_spark.tables import dataset
 from millrace_spark.warehouse import read_load
 from tests.support import REPOSITORY
 from tests.unit.spark_load.memory_log import (
+    HOUR,
     SCHEMA,
     START,
     TOPIC,
@@ -102,6 +104,24 @@ def test_a_field_the_table_has_not_is_named_with_the_promotion_that_brings_it(
     promote_to(log, tmp_path, COUNTRY)
     log.append_events(0, [START], schema=COUNTRY, country="no")
     assert run(log, tmp_path, "third").notes == []
+
+
+def test_hours_from_before_a_promotion_have_its_columns_once_an_hour_has_them(
+    log: MemoryLog, tmp_path: Path
+) -> None:
+    log.append_events(0, [START], schema=COUNTED, count=5)
+    run(log, tmp_path, "first")
+    ten = (datetime(2015, 5, 17, 10, tzinfo=UTC), datetime(2015, 5, 17, 11, tzinfo=UTC))
+    publish_hours(hourly_run(tmp_path), TOPIC, ["2015-05-17T10"])
+    register(log, WIDE, COUNTRY)
+    assert promote_to(log, tmp_path, COUNTRY) is not None
+    assert "country" not in dataset(str(tmp_path), TOPIC, ten).schema.names  # no hour has it yet
+    log.append_events(0, [START + HOUR], schema=COUNTRY, count=1 << 40, country="is")
+    run(log, tmp_path, "second")
+    publish_hours(hourly_run(tmp_path), TOPIC, ["2015-05-17T11"])
+    table = dataset(str(tmp_path), TOPIC, ten).to_table()
+    assert table.schema.equals(dataset(str(tmp_path), TOPIC).schema)
+    assert (table["count"].to_pylist(), table["country"].to_pylist()) == ([5], [None])
 
 
 def test_after_a_promotion_new_columns_are_null_in_old_rows_and_numbers_are_wider(
