@@ -87,12 +87,18 @@ def check_warehouse(warehouse: str) -> None:
         raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
 
 
-def check_table(warehouse: str, topic: str) -> None:
-    """MillraceError when a local warehouse, as `absolute_warehouse` gives it, has nothing of the topic."""
-    if warehouse.startswith("/") and not Path(warehouse, topic).is_dir():
+def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
+    """MillraceError when a local warehouse, as `absolute_warehouse` gives it, lacks the topic or a load."""
+    if not warehouse.startswith("/"):
+        return
+    folder = Path(warehouse, topic)
+    if not folder.is_dir():
         raise MillraceError(
             f"no load of {topic} in {warehouse}: check both names, or run `millrace load {topic}` first"
         )
+    for load in loads:
+        if not (folder / f"load={load:010d}").is_dir():
+            raise MillraceError(f"{topic} has no load={load:010d} in {warehouse}: check --loads")
 
 
 _UNITS: dict[str, int] = {"": 1, "b": 1} | {

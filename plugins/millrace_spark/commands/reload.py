@@ -83,7 +83,7 @@ def reload(
         "loads": _numbers(loads) if loads else [],
         "sink": sink,
     }
-    early.check_table(root, topic)
+    early.check_table(root, topic, _numbers(loads) if loads else ())
     answer = submit_job("reload", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))

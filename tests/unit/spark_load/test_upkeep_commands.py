@@ -61,6 +61,13 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
     assert (submitted["settings"]["loads"], submitted["settings"]["run_id"]) == ([7, 8, 9], "mine")
 
 
+def test_a_reload_of_a_load_that_is_not_there_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    (tmp_path / "A" / "load=0000000007").mkdir(parents=True)
+    places = [*AGAIN[3:], "--warehouse", str(tmp_path)]
+    refused = CliRunner().invoke(reload, ["A", *places, "--loads", "7-8"])
+    assert str(refused.exception) == f"A has no load=0000000008 in {tmp_path}: check --loads"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
