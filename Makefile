@@ -33,7 +33,7 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 	$(BIN)/python -m pytest tests/hdfs
 
 soak: setup ## The property tests on new examples, then the kill and power-cut tests, ROUNDS rounds each (10)
-	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -n 2 --dist loadfile tests/unit
+	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not long" tests/unit
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"
 
 fault-load: setup ## 100 loads while every part is killed at random, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]

@@ -131,16 +131,16 @@ def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
 def _finish(run: ExpireRun, topic: str) -> None:
     """Delete what earlier runs had only written down, and what a power cut has brought back.
 
-    Looks at the deletions of the last day only; nobody is in the middle of one for longer.
+    A deletion is looked at for a day, as long as somebody may be in the middle of it, and until all is gone.
     """
     for table in (topic, f"{topic}{HOURLY}"):
         expired = expired_folders(run.fs, table)
         for name in deletions(run.fs, table):
             folder = f"{table}/{_folder(name)}"
-            for inside in run.fs.names(folder) if name in expired else ():
-                if not inside.startswith("_"):
-                    run.fs.delete(f"{folder}/{inside}")
-            if run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
+            left = [each for each in run.fs.names(folder) if name in expired and not each.startswith("_")]
+            for inside in left:
+                run.fs.delete(f"{folder}/{inside}")
+            if not left and run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
                 run.fs.delete(deletion_path(table, name))
 
 

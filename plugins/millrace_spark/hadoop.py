@@ -69,10 +69,9 @@ def open_hadoop(spark: SparkSession, warehouse: str) -> HadoopFilesystem:
     jvm: Any = spark._jvm
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     jvm.org.apache.hadoop.hdfs.HdfsConfiguration.init()  # hdfs-site.xml: nobody may have needed it yet
-    if not _fails_over(jvm, conf, warehouse):
-        for key, value in _RETRY.items():
-            conf.setIfUnset(key, value)  # before the first connection, which is kept: also for Spark's own
     with explaining(warehouse):
+        if not _fails_over(jvm, conf, warehouse):
+            _keep_trying(conf)  # before the first connection, which is kept: also for Spark's own
         root = _qualified(jvm, conf, warehouse)
     _wait_until_ready(jvm, conf, root)
     return HadoopFilesystem(spark, root)
@@ -323,9 +322,16 @@ def _fails_over(jvm: Any, conf: Any, warehouse: str) -> bool:
     """True if the URI names a nameservice with several NameNodes; of a mount table, if any service does."""
     uri, default = jvm.java.net.URI.create(warehouse), jvm.org.apache.hadoop.fs.FileSystem.getDefaultUri(conf)
     services = [uri.getAuthority() or default.getAuthority()]
-    if "viewfs" in (uri.getScheme(), default.getScheme()):
+    if uri.getScheme() == "viewfs":
         services += conf.getTrimmedStrings("dfs.nameservices")
     return any(conf.get(f"dfs.client.failover.proxy.provider.{service}") for service in services)
+
+
+def _keep_trying(conf: Any) -> None:
+    """Set what the configuration does not say itself; Hadoop's own defaults do not count."""
+    for key, value in _RETRY.items():
+        if set(conf.getPropertySources(key) or ()) <= {"hdfs-default.xml"}:
+            conf.set(key, value)
 
 
 def _qualified(jvm: Any, conf: Any, warehouse: str) -> str:

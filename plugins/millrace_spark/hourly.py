@@ -160,6 +160,8 @@ def _publish_all(
     try:
         files = run.merge.write([source for source, _ in todo], staging)
         run.progress("written")
+        for source, _ in todo:  # an hour may have no rows; later this could hide that all was swept
+            run.fs.make_folder(f"{staging}/{hour_folder(source.hour)}")
         check_files(run.fs, staging, files)
         run.progress("verified")
         by_hour: dict[str, list[DataFile]] = {}
@@ -206,7 +208,6 @@ def _publish_one(
             previous=None if newest is None else newest.sha256,
         )
     )
-    run.fs.make_folder(f"{staging}/{inside}")
     folder = revision_folder(source.hour, manifest.revision)
     if not publish(run.fs, f"{topic}{HOURLY}", f"{staging}/{inside}", folder, manifest, run.progress):
         return None

@@ -8,9 +8,9 @@ are frozen and a log does not change. The rows written are counted again by read
 
 from __future__ import annotations
 
+import base64
 import json
 import uuid
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,7 @@ class SparkSink:
         """What the tasks have said, in the order of the cuts; MillraceError if one could not read its cut."""
         rows = self._spark.read.parquet(self._fs.uri(folder)).select("_key").collect()
         self._fs.delete(folder)
-        said = [json.loads(zlib.decompress(row["_key"])) for row in rows]
+        said = [json.loads(row["_key"]) for row in rows]
         if error := next((each["error"] for each in said if "error" in each), None):
             raise MillraceError(error)
         results = [_result(each) for each in said]
@@ -97,9 +97,16 @@ class SparkSink:
         write_parquet(frame, self._fs, folder)
 
 
+def _account(result: CutResult) -> Mapping[str, Any]:
+    """A result without files as JSON values; the sequences stay packed."""
+    packed = base64.b64encode(result.packed_sequences).decode()
+    return {"stats": result.stats.to_json(), "sequences": packed, "reasons": dict(result.reasons)}
+
+
 def _result(account: Mapping[str, Any]) -> CutResult:
-    counts = SequenceCounts.from_json(account["sequences"])
-    return CutResult.of(RangeStats.from_json(account["stats"]), [], counts, Reasons(account["reasons"]))
+    """What `_account` was made from."""
+    packed = base64.b64decode(account["sequences"])
+    return CutResult(RangeStats.from_json(account["stats"]), [], packed, account["reasons"])
 
 
 def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBatch]:
@@ -168,13 +175,12 @@ class CutReader(DataSourceReader):
                     columns = [*batch.rows.columns, *dates_and_hours(batch.rows)]
                     yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
         except MillraceError as error:  # for the driver to raise as it is, not in a stack of Java's
-            yield self._account({"error": str(error)})
+            yield self._row({"error": str(error)})
             return
-        said = {"stats": stats.to_json(), "sequences": counts.to_json(), "reasons": reasons.counts}
-        yield self._account(said)
+        yield self._row(_account(CutResult.of(stats, [], counts, reasons)))
 
-    def _account(self, said: Mapping[str, Any]) -> pa.RecordBatch:
-        row = {"date": ACCOUNT, "hour": ACCOUNT, "_key": zlib.compress(json.dumps(said).encode(), 1)}
+    def _row(self, said: Mapping[str, Any]) -> pa.RecordBatch:
+        row = {"date": ACCOUNT, "hour": ACCOUNT, "_key": json.dumps(said).encode()}
         return pa.RecordBatch.from_pylist([row], schema=self._schema)
 
 

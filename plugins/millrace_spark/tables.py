@@ -27,8 +27,8 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.manifest import HourManifest
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.hour_files import hour_folder
-from millrace_spark.promotions import promotions
-from millrace_spark.warehouse import HOURLY, read_manifest
+from millrace_spark.promotions import PROMOTIONS
+from millrace_spark.warehouse import HOURLY, newest_load, read_manifest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -153,8 +153,7 @@ def _schema(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Sch
     It is among the revisions that are read, or else it is looked for from the newest hour backwards.
     """
     newest = max(revisions, key=lambda revision: _age(revision.manifest))
-    last = max((promotion.number for promotion in promotions(fs, topic)), default=0)
-    others = (revision for revision in _backwards(fs, topic) if revision.manifest.files)
+    last, others = _newest_promotion(fs, topic), _backwards(fs, topic)
     while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
         newest = max(newest, other, key=lambda revision: _age(revision.manifest))
     with fs.local_copy(_paths([newest])[0]) as file:
@@ -162,10 +161,26 @@ def _schema(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Sch
     return pa.schema([*columns, *FOLDER_COLUMNS])
 
 
+def _newest_promotion(fs: Filesystem, topic: str) -> int:
+    """The number of the newest promotion that an hour can have; 0 for none."""
+    if not fs.names(f"{topic}/{PROMOTIONS}"):
+        return 0
+    try:
+        newest = newest_load(fs, topic)
+    except MillraceError:  # of a damaged history `verify` speaks; whole hours can be read all the same
+        return 0
+    return 0 if newest is None else newest.promotion or 0
+
+
 def _backwards(fs: Filesystem, topic: str) -> Iterator[Revision]:
-    """The newest revision of every hour, the newest hour first."""
+    """The newest revision of every hour with rows, the newest hour first; damaged ones are left out."""
     for hour in reversed(hours(fs, topic)):
-        yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+        try:
+            revision = read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+        except MillraceError:  # as above
+            continue
+        if revision.manifest.files:
+            yield revision
 
 
 def _age(manifest: HourManifest) -> tuple[int, int]:

@@ -248,7 +248,7 @@ def publish(
     except FileNotFoundError:
         raise MillraceError(
             f"{fs.uri(staging)} is gone: this run stood still for more than a day, or somebody deleted it;"
-            " nothing was published, run it again"
+            f" {table}/{folder} was not published by it, run it again"
         ) from None
     if not moved:
         fs.delete(staging)

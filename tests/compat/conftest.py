@@ -14,9 +14,10 @@ from tests.peers.kafka import KafkaBroker
 SPARK_KAFKA_POM = Path(maven.__file__).with_name("spark-kafka.pom.xml")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """End with COMPAT OK, or without it."""
-    config.pluginmanager.register(LastLine("COMPAT"))
+_last_line = LastLine("COMPAT")
+pytest_runtest_logreport = _last_line.pytest_runtest_logreport
+pytest_sessionfinish = _last_line.pytest_sessionfinish
+pytest_unconfigure = _last_line.pytest_unconfigure
 
 
 @pytest.fixture(scope="session")

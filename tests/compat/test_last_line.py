@@ -20,7 +20,10 @@ def test_broker(needs_maven): pass
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "test_console.py").write_text(SUITE)
-    (tmp_path / "conftest.py").write_text("from tests.compat.conftest import needs_maven, pytest_configure\n")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.compat.conftest import needs_maven, pytest_runtest_logreport\n"
+        "from tests.compat.conftest import pytest_sessionfinish, pytest_unconfigure\n"
+    )
     return tmp_path
 
 

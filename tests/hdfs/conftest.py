@@ -30,9 +30,10 @@ REPLICATION = 2
 NAMESERVICE = "events"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """End with HDFS OK, or without it."""
-    config.pluginmanager.register(LastLine("HDFS"))
+_last_line = LastLine("HDFS")
+pytest_runtest_logreport = _last_line.pytest_runtest_logreport
+pytest_sessionfinish = _last_line.pytest_sessionfinish
+pytest_unconfigure = _last_line.pytest_unconfigure
 
 
 @pytest.fixture(scope="session")

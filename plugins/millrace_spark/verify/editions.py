@@ -10,6 +10,7 @@ from millrace.manifest import MANIFEST, LoadManifest, check_hash, check_law, dec
 from millrace_spark.editions import (
     EXPIRED,
     ExpiredEntry,
+    deletions,
     edition_folder,
     expired_name,
     expired_path,
@@ -79,10 +80,11 @@ def is_expired(fs: Filesystem, table: str, folder: str, sha256: str, report: Tab
     report.expired += 1
     if (entry.folder, entry.sha256) != (folder, sha256):
         report.problems.append(f"{expired_path(table, folder)} is about another folder: it was edited")
-    if any(not name.startswith("_") for name in fs.names(f"{table}/{folder}")):
-        report.notes.append(
-            f"{table}/{folder} has expired and is not deleted yet: run `millrace expire` again"
-        )
+    if left := [name for name in fs.names(f"{table}/{folder}") if not name.startswith("_")]:
+        do = "run `millrace expire` again"
+        if expired_name(folder) not in deletions(fs, table):
+            do = f"it came back later, delete {', '.join(left)} in it"
+        report.notes.append(f"{table}/{folder} has expired and is not deleted: {do}")
     return True
 
 

@@ -202,7 +202,7 @@ def test_what_a_run_that_was_cut_off_wrote_down_is_deleted_by_the_next_one(scene
         expire(scene, progress=killed)
     assert len(data(scene)) == 2
     notes = reports(scene)[TOPIC].notes
-    assert any("is not deleted yet: run `millrace expire` again" in note for note in notes)
+    assert any("is not deleted: run `millrace expire` again" in note for note in notes)
     late(scene, START)
     publish(scene)
     expire(scene, older_than_s=3600.0)
@@ -222,6 +222,9 @@ def test_what_a_power_cut_brings_back_is_deleted_again_while_it_may(scene: Scena
     os.utime(marker, (time.time() - 100_000,) * 2)
     expire(scene)
     assert [path.name for path in (scene.folder / TOPIC / "_expired").iterdir()] == [f"{LOAD}.json"]
+    shutil.copytree(kept, scene.folder / TOPIC / LOAD, dirs_exist_ok=True)
+    (note,) = (note for note in reports(scene)[TOPIC].notes if "has expired" in note)
+    assert note.endswith("is not deleted: it came back later, delete date=2015-05-17 in it")
 
 
 def test_old_plans_go_and_the_newest_one_stays(scene: Scenario) -> None:

@@ -15,11 +15,21 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.hourly import publish_hours
 from millrace_spark.load import load_topic
+from millrace_spark.tables import newest_revisions
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import STAGING, STALE_STAGING_S, load_numbers, no_progress, sweep_staging
+from millrace_spark.warehouse import (
+    HOURLY,
+    STAGING,
+    STALE_STAGING_S,
+    load_numbers,
+    no_progress,
+    read_load,
+    sweep_staging,
+)
 from tests.support import REPOSITORY
-from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run, rows_of
+from tests.unit.spark_load.memory_log import TOPIC, filled_log, hourly_run, load_run, rows_of
 from tests.unit.spark_load.zombie import PAUSES
 
 
@@ -43,6 +53,30 @@ def test_a_task_that_was_stopped_and_wakes_up_later_leaves_no_stray_file(
     assert [row.sequence for row in rows_of(warehouse)] == list(range(180))
     reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
     assert [problem for report in reports for problem in report.problems] == []
+
+
+@pytest.mark.parametrize("step", ["written", "verified", "synced", "recorded"])
+def test_a_driver_whose_staging_was_swept_in_its_sleep_publishes_no_hour_without_its_rows(
+    tmp_path: Path, step: str
+) -> None:
+    fs, staging = LocalFilesystem(str(tmp_path)), f"{TOPIC}{HOURLY}/{STAGING}"
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+
+    def sweep_in_its_sleep(reached: str) -> None:
+        if reached == step:
+            (name,) = fs.names(staging)
+            os.utime(tmp_path / staging / name, (time.time() - STALE_STAGING_S - 60,) * 2)
+            sweep_staging(fs, f"{TOPIC}{HOURLY}")
+
+    hours = sorted(read_load(fs, TOPIC, 1).rows_by_hour())
+    assert len(hours) > 1
+    with pytest.raises(MillraceError):
+        publish_hours(hourly_run(tmp_path, progress=sweep_in_its_sleep), TOPIC, hours)
+    reports = verify(fs, TOPIC, None, no_progress)
+    assert [problem for report in reports for problem in report.problems] == []
+    publish_hours(hourly_run(tmp_path), TOPIC, hours)
+    rows = [each.manifest.rows for each in newest_revisions(fs, TOPIC)]
+    assert rows == list(read_load(fs, TOPIC, 1).rows_by_hour().values())
 
 
 class WakesWhileSwept(LocalFilesystem):
