@@ -39,13 +39,16 @@ def main() -> None:
     wanted = _wanted(options)
     partial = wanted != cells.CELLS
     result: Result = json.loads(kept.read_text()) if partial and kept.exists() else {}
-    result |= {
-        "machine": machine.machine(),
-        "quick": options.quick,
+    run = {
+        "command": _command(options),
         "busy": machine.busy_share(),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "version": f"{__version__} ({_commit()})",
+    }
+    result |= {
+        "machine": machine.machine(),
         "versions": versions.versions(),
+        "runs": [*result.get("runs", []), run],
     }
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="data-", dir=SCRATCH, ignore_cleanup_errors=True) as name:
@@ -60,6 +63,16 @@ def main() -> None:
     print(f"{page.relative_to(REPOSITORY)} written after {(time.monotonic() - started) / 60:.1f} minutes")
     print("\n".join([*bad, "PARTIAL"]) if bad else "COMPLETE")
     sys.exit(1 if bad else 0)
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What was typed: `make bench-load CELLS=mirror`."""
+    words = ["make bench-load", *(["QUICK=1"] if options.quick else [])]
+    if options.cells != list(cells.CELLS):
+        words.append(f"CELLS={','.join(options.cells)}")
+    if options.only != [name for some in cells.CELLS.values() for name in some]:
+        words.append(f"ONLY={','.join(options.only)}")
+    return " ".join(words)
 
 
 def _options() -> argparse.Namespace:

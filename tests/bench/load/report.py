@@ -37,12 +37,9 @@ LATENCIES = {
 def half(result: Result) -> str:
     """The whole half."""
     values = {
-        "command": "make bench-load QUICK=1" if result.get("quick") else "make bench-load",
+        "runs": "\n".join(map(_run, result.get("runs", ()))),
         "machine": in_words(result.get("machine", {})),
-        "date": result.get("date", "?"),
-        "version": result.get("version", "?"),
         "versions": ", ".join(result.get("versions", ())) or "?",
-        "busy": f"{result.get('busy', 0):.0%}",
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "Nothing.",
         "levels": _levels(result),
         "missed": "\n".join(_missed(result)) or "None is missed.",
@@ -62,6 +59,13 @@ def half(result: Result) -> str:
         "loads": _load_times(result),
     }
     return Template(TEMPLATE.read_text()).substitute(values)
+
+
+def _run(run: Mapping[str, Any]) -> str:
+    return (
+        f"- Run: `{run['command']}`, {run['date']}, Millrace {run['version']}; other processes used"
+        f" {run['busy']:.0%} of all cores before it"
+    )
 
 
 def problems(result: Result) -> list[str]:

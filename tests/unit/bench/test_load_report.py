@@ -42,10 +42,10 @@ def mirrored(title: str, seconds: float, cpu_s: float, target_cpu_s: float = 0.0
 
 SECONDS = {"count": 60_000, "p50": 0.12, "p99": 0.3, "max": 0.5}
 RESULT: dict[str, Any] = {
-    "date": "2026-01-02 03:04 UTC",
-    "version": "0.1.0 (abc)",
     "versions": ["pyspark 4.3.0"],
-    "busy": 0.01,
+    "runs": [
+        {"command": "make bench-load", "date": "2026-01-02 03:04 UTC", "version": "0.1.0 (abc)", "busy": 0.01}
+    ],
     "machine": {"cores": "2", "cpu": "some CPU", "memory": "24 GiB", "kernel": "6", "python": "3.11"},
     "load": {
         "data": {"messages": 5_000_000, "batches": 10_000, "bytes": 256 * MB},
@@ -110,6 +110,7 @@ def level(key: str, result: dict[str, Any] = RESULT) -> float | None:
 def test_the_page_says_of_each_level_what_was_measured_and_whether_it_is_reached() -> None:
     page = report.half(RESULT)
 
+    assert lines(page, "- Run: `make bench-load`, 2026-01-02 03:04 UTC, Millrace 0.1.0 (abc);", " 1% of all")
     assert lines(page, "| decoder alone, PageView", "≥ 5 M", "5.5 M", "| yes |")
     assert lines(page, "| decoder alone, long and string", "4 M", "| **no** |")
     assert lines(page, "| sink `direct`, its tasks", "≥ 1 M", "1.25 M", "| yes |")
