@@ -62,8 +62,10 @@ def world(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Temp
     return World(cluster, f"http://{registry.ready()}")
 
 
-def produce(world: World, topic: str, values: list[bytes], codec: str = "none", **more: Any) -> None:
-    """Produce with acks=all: everything can be read afterwards."""
+def produce(
+    world: World, topic: str, values: list[bytes], codec: str = "none", *, first: int = 0, **more: Any
+) -> None:
+    """Produce with acks=all, a millisecond apart from the `first` one on: all can be read afterwards."""
     producer = Producer(
         {
             "bootstrap.servers": world.bootstrap,
@@ -73,7 +75,7 @@ def produce(world: World, topic: str, values: list[bytes], codec: str = "none", 
         }
     )
     failed: list[Any] = []
-    for number, value in enumerate(values):
+    for number, value in enumerate(values, first):
         producer.produce(
             topic, value, timestamp=1431857103000 + number,
             on_delivery=lambda error, _: failed.append(error) if error else None, **more,
@@ -145,7 +147,7 @@ def views(world: World) -> str:
     old = [message(first, PAGE_VIEW, page_view(number)) for number in range(2000)]
     new = [message(second, newer, {**page_view(n), "latencyMs": n}) for n in range(2000, 3000)]
     produce(world, "PageView", old, "zstd")
-    produce(world, "PageView", new, "lz4", key=b"k")
+    produce(world, "PageView", new, "lz4", first=2000, key=b"k")
     return "PageView"
 
 
