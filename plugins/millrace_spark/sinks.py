@@ -1,11 +1,11 @@
 """Two ways to write a load's Parquet files into its staging folder; either accounts for every record.
 
 `direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. A
-quarter of the CPU; tasks see the storage as a folder, or reach it through WebHDFS. `spark`: the data source
-and Spark's own writer, where that is not so. Tasks write into a folder beside the one that is published, and the
-driver moves over the files that count: an attempt that was given up, or stopped and woke up later, cannot put
-anything into a published folder, because it never knew that one. Nothing here is visible to readers:
-`warehouse.publish` does that.
+quarter of the CPU; tasks see the storage as a folder, or reach it through WebHDFS. `spark`: the data
+source and Spark's own writer, where that is not so. Tasks write into a folder beside the one that is
+published, and the driver moves over the files that count: an attempt that was given up, or stopped and
+woke up later, cannot put anything into a published folder, because it never knew that one. Nothing here
+is visible to readers: `warehouse.publish` does that.
 """
 
 from __future__ import annotations
