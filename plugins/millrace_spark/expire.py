@@ -146,12 +146,10 @@ def _finish(run: ExpireRun, topic: str) -> None:
 
 def _folder(name: str) -> str:
     """The folder of what `expired_name` names: an edition of a load, or an hour's revision."""
-    load, _, edition = name.partition(",edition=")
-    return (
-        edition_folder(int(load[5:]), int(edition or 1))
-        if load.startswith("load=")
-        else name.replace(",", "/")
-    )
+    if not name.startswith("load="):
+        return name.replace(",", "/")
+    load, _, edition = name.removeprefix("load=").partition(",edition=")
+    return edition_folder(int(load), int(edition or 1))
 
 
 def _old_loads(

@@ -11,7 +11,6 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_spark.filesystem import open_filesystem
 from millrace_spark.hadoop import HadoopFilesystem
-from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import HdfsWarehouse, at_each_step
 from tests.jobs import kill_at_a_step
@@ -19,13 +18,6 @@ from tests.support import Process, wait_until
 
 ROWS = 600
 PATIENCE_S = 300
-
-
-@pytest.fixture
-def fs(warehouse: HdfsWarehouse) -> HadoopFilesystem:
-    opened = warehouse.fs
-    assert isinstance(opened, HadoopFilesystem)
-    return opened
 
 
 def test_loads_hours_and_late_revisions_are_what_the_log_holds(warehouse: HdfsWarehouse) -> None:
@@ -43,12 +35,7 @@ def test_loads_hours_and_late_revisions_are_what_the_log_holds(warehouse: HdfsWa
     late = min(hours)
     after = warehouse.hourly(topic, sorted(hours), sink="direct")
     assert after[late] == (2, warehouse.hours(topic)[late])
-    again = ReloadSettings(
-        topic=topic, bootstrap=warehouse.site.cluster.bootstrap, registry=warehouse.site.registry,
-        warehouse=warehouse.uri, run_id="again", reason="a test", loads=[2], sink="direct",
-    )  # fmt: skip
-    (edition,) = reload_loads(warehouse.spark, again)
-    assert edition.rows == 40
+    assert warehouse.reload(topic, 2, sink="direct").rows == 40
     assert warehouse.hourly(topic, [late], sink="direct")[late][0] == 3
     warehouse.check_hours(topic)
 

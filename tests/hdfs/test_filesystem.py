@@ -23,13 +23,6 @@ BLOCK = 1 << 20
 MANY = 10_000
 
 
-@pytest.fixture
-def fs(warehouse: HdfsWarehouse) -> HadoopFilesystem:
-    opened = warehouse.fs
-    assert isinstance(opened, HadoopFilesystem)
-    return opened
-
-
 def plainly_written(fs: HadoopFilesystem, path: str, content: bytes) -> None:
     """As Spark does: closed, and on no disk yet."""
     target = fs._path(path)

@@ -9,7 +9,6 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
 from millrace_spark.jobs.expire import ExpireSettings, expire
-from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import START_MS, HdfsWarehouse
 from tests.support import run_millrace
@@ -97,12 +96,7 @@ def test_loads_read_again_and_expired_leave_every_row_in_the_hours(warehouse: Hd
     warehouse.load(topic)
     hours = sorted(warehouse.hours(topic))
     assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {1}
-    again = ReloadSettings(
-        topic=topic, bootstrap=warehouse.site.cluster.bootstrap, registry=warehouse.site.registry,
-        warehouse=warehouse.uri, run_id="again", reason="a test", loads=[1], sink="spark",
-    )  # fmt: skip
-    (edition,) = reload_loads(warehouse.spark, again)
-    assert edition.rows == 400
+    assert warehouse.reload(topic, 1).rows == 400
     warehouse.check_loads(topic)  # what lies in `_reloads` is not seen twice
     assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {2}
     warehouse.check_hours(topic)

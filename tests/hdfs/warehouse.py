@@ -19,8 +19,10 @@ from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.hour_files import hour_of
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from millrace_spark.jobs.verify import VerifySettings, verify_warehouse
 from millrace_spark.load import LoadResult
+from millrace_spark.reload import ReloadResult
 from tests.brokers import read_topic
 from tests.peers.hdfs import Hdfs
 from tests.support import REPOSITORY
@@ -78,6 +80,15 @@ class HdfsWarehouse:
         """Publish hours, in this process: revision and rows of each."""
         settings = HourlySettings(topic=topic, hours=hours, warehouse=self.uri, run_id=uuid4().hex, sink=sink)
         return {each.hour: (each.revision, each.rows) for each in publish(self.spark, settings)}
+
+    def reload(self, topic: str, load: int, *, sink: str = "spark") -> ReloadResult:
+        """Read a load again, in this process."""
+        settings = ReloadSettings(
+            topic=topic, bootstrap=self.site.cluster.bootstrap, registry=self.site.registry,
+            warehouse=self.uri, run_id="again", reason="a test", loads=[load], sink=sink,
+        )  # fmt: skip
+        (edition,) = reload_loads(self.spark, settings)
+        return edition
 
     def command(self, name: str, topic: str, *options: str) -> list[str]:
         """`millrace load` or `hourly` on this warehouse, as a process of its own."""

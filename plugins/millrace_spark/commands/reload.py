@@ -71,7 +71,7 @@ def reload(
         raise ConfigError("--reason is empty: say why these loads are read again")
     if loads and (hours or start or end):
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
-    root = absolute_warehouse(warehouse)
+    root, by_number = absolute_warehouse(warehouse), _numbers(loads) if loads else []
     settings = {
         "topic": topic,
         "bootstrap": bootstrap,
@@ -80,10 +80,10 @@ def reload(
         "run_id": run_id or manual_run_id(),
         "reason": reason.strip(),
         "hours": [] if loads else parse_hours(hours, start, end),
-        "loads": _numbers(loads) if loads else [],
+        "loads": by_number,
         "sink": sink,
     }
-    early.check_table(root, topic, _numbers(loads) if loads else ())
+    early.check_table(root, topic, by_number)
     answer = submit_job("reload", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))
