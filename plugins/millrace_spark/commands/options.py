@@ -135,10 +135,16 @@ def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Cal
     """Shows the newest line beside a spinner on a terminal; elsewhere the lines themselves, for the log."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield quiet or (lambda line: print(line, file=sys.stderr, flush=True))
+        yield quiet or _to_stderr
         return
     with console.status(f"{what} ...") as status:
         yield lambda line: status.update(f"{line[: console.width - 4]}")
+
+
+def _to_stderr(line: str) -> None:
+    # One write: print would write the end of the line by itself, and a job's two streams have a thread each.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def parse_time(text: str, option: str) -> datetime:

@@ -109,9 +109,11 @@ def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
 
 
 def to_stderr(what: str) -> Callable[[str], None]:
-    """A progress callback that writes `step: <what>: <step>` lines."""
+    """A progress callback that writes `step: <what>: <step>` lines, whole ones from whichever thread."""
 
     def progress(step: str) -> None:
-        print(f"step: {what}: {step}", file=sys.stderr, flush=True)
+        # One write: print would write the end of the line by itself, and the threads share the stream.
+        sys.stderr.write(f"step: {what}: {step}\n")
+        sys.stderr.flush()
 
     return progress

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from millrace_spark.commands import options
 from millrace_spark.jobs import entry
 from millrace_spark.jobs.load import LoadSettings
 
@@ -39,3 +43,27 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
         "Spark does not start (java.lang.IllegalStateException: no context):"
         " check that the --master is up, and the --conf settings"
     )
+
+
+@pytest.mark.parametrize("writes", ["a job", "a command"])
+def test_lines_that_threads_write_at_the_same_time_stay_whole(
+    writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(thread: int) -> None:
+        with options.steps("load") as shown:
+            line = shown if writes == "a command" else entry.to_stderr(f"load T{thread}")
+            together.wait()
+            for n in range(3000):
+                line(f"s{n}")
+
+    said = tmp_path / "stderr"
+    together = threading.Barrier(4)
+    with io.TextIOWrapper(said.open("wb", buffering=0), write_through=True) as unbuffered:
+        monkeypatch.setattr(sys, "stderr", unbuffered)  # of the kind that Spark gives its driver
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+    if writes == "a command":
+        expected = [f"s{n}" for n in range(3000)] * 4
+    else:
+        expected = [f"step: load T{thread}: s{n}" for thread in range(4) for n in range(3000)]
+    assert sorted(said.read_text().split("\n")) == sorted([*expected, ""])
