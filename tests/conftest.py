@@ -13,12 +13,12 @@ import hypothesis
 import pytest
 
 # Airflow reads these once, at its first import, wherever in the run that is.
-_AIRFLOW_HOME = tempfile.mkdtemp(prefix="millrace-airflow-")
-os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME
+_AIRFLOW_HOME = tempfile.TemporaryDirectory(prefix="millrace-airflow-")
+os.environ["AIRFLOW_HOME"] = _AIRFLOW_HOME.name
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "False"
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(Path(__file__).resolve().parent.parent / "dags")
-os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_AIRFLOW_HOME}/airflow.db"
+os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_AIRFLOW_HOME.name}/airflow.db"
 # Spark's workers would otherwise take whatever `python3` is first on the path.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
@@ -35,6 +35,11 @@ hypothesis.settings.load_profile("new-examples" if "MILLRACE_ROUNDS" in os.envir
 Start = Callable[..., Process]
 _started: list[Process] = []
 """Every process a fixture has started and not ended yet, for the report of a failure."""
+
+
+def pytest_unconfigure() -> None:
+    """A run leaves no folder of Airflow's behind."""
+    _AIRFLOW_HOME.cleanup()
 
 
 @pytest.hookimpl(wrapper=True)
