@@ -209,7 +209,11 @@ def _publish_one(
         )
     )
     folder = revision_folder(source.hour, manifest.revision)
-    if not publish(run.fs, f"{topic}{HOURLY}", f"{staging}/{inside}", folder, manifest, run.progress):
+
+    def progress(step: str) -> None:
+        run.progress(f"{source.hour} {step}")
+
+    if not publish(run.fs, f"{topic}{HOURLY}", f"{staging}/{inside}", folder, manifest, progress):
         return None
     return HourResult(
         hour=source.hour, revision=manifest.revision, rows=rows, verdict=manifest.verdict.verdict,

@@ -228,6 +228,9 @@ def test_many_hours_are_published_in_one_go(tmp_path: Path) -> None:
     results = publish_hours(run, TOPIC, hours)
     assert sum(result.published for result in results) == 84
     assert written.count("written") == 1
+    assert [step for step in written if step.endswith("published")] == [
+        f"{result.hour} published" for result in results if result.published
+    ]
     assert sequences(tmp_path) == list(range(500))
 
 
