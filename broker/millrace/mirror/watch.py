@@ -201,11 +201,10 @@ class OriginWatch:
         return partition is not None and partition.leader == self._broker_id
 
     def _brokers_have_settled(self) -> bool:
-        now, (brokers, since) = time.monotonic(), self._brokers
-        if self._cluster.brokers != brokers:
+        now = time.monotonic()
+        if self._cluster.brokers != self._brokers[0]:
             self._brokers = (self._cluster.brokers, now)
-            return SETTLE_SECONDS <= 0
-        return now - since >= SETTLE_SECONDS
+        return now - self._brokers[1] >= SETTLE_SECONDS
 
     # What people see of partitions that nobody pulls
 
@@ -224,7 +223,7 @@ class OriginWatch:
 
     def _show_missing(self, found: Mapping[str, TopicMetadata], shown: dict[tuple[str, int], str]) -> None:
         """Say of partitions led here that the origin has no such topic; forget what was said before."""
-        for name, state in self._cluster.topics.items():
+        for name in self._cluster.topics:
             if name in found or choose(self._config, name)[0] is not Choice.PULLED:
                 continue
             for origin, target in self._known_targets(name).items():
@@ -232,7 +231,6 @@ class OriginWatch:
                     detail = f"{self.name} has no topic {name} now"
                     shown[name, target] = detail
                     self._states.put(name, target, MirrorState(origin, State.WAITING, detail))
-            del state
         for place in self._shown.keys() - shown.keys():
             self._states.forget(*place)
         self._shown = shown
