@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -32,11 +33,24 @@ def brokers(
     ]
 
 
+def knows(broker: RunningBroker, topic: str) -> bool:
+    with broker.client() as cluster:
+        return topic in cluster.topics([topic]) and bool(cluster.list_offsets(topic, LATEST))
+
+
+def create_topic(brokers: list[RunningBroker], name: str, partitions: int, **options: int) -> str:
+    """A new topic that every broker knows, its logs open: the others hear of it a moment later."""
+    topic = brokers[0].create_topic(name, partitions, **options)
+    for broker in brokers:
+        wait_until(f"{broker.bootstrap} knows {topic}", partial(knows, broker, topic))
+    return topic
+
+
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 def test_clients_reach_every_partition_through_any_broker(
     brokers: list[RunningBroker], client: KafkaClient
 ) -> None:
-    topic = brokers[0].create_topic(f"spread-{client.name}", 4, flush_ms=5)
+    topic = create_topic(brokers, f"spread-{client.name}", 4, flush_ms=5)
     with brokers[1].client() as cluster:
         leaders = cluster.topic(topic).partitions
         assert sorted(leaders.values()) == [1, 1, 2, 2]
@@ -51,7 +65,7 @@ def test_clients_reach_every_partition_through_any_broker(
 
 
 def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroker]) -> None:
-    topic = brokers[0].create_topic("elsewhere", 2)
+    topic = create_topic(brokers, "elsewhere", 2)
     with brokers[0].client() as cluster:
         wanted = tuple(ListOffsetsPartition(partition_index=p, timestamp=LATEST) for p in (0, 1))
         request = ListOffsetsRequest(topics=(ListOffsetsTopic(name=topic, partitions=wanted),))
@@ -70,7 +84,7 @@ def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroke
 
 
 def test_the_other_partitions_go_on_while_a_broker_is_away(brokers: list[RunningBroker]) -> None:
-    topic = brokers[0].create_topic("away", 2)
+    topic = create_topic(brokers, "away", 2)
     with brokers[0].client() as cluster:
         partition = next(p for p, leader in cluster.topic(topic).partitions.items() if leader == 1)
         orphan = 1 - partition
