@@ -189,8 +189,27 @@ def _publish_one(
         raise MillraceError(
             f"{topic} {source.hour}: {rows} rows written, its loads state {expected}; run `millrace verify`"
         )
+    manifest = _described(run, topic, source, newest, files)
+    folder = revision_folder(source.hour, manifest.revision)
+    staged = f"{staging}/{hour_folder(source.hour)}"
+
+    def progress(step: str) -> None:
+        run.progress(f"{source.hour} {step}")
+
+    if not publish(run.fs, f"{topic}{HOURLY}", staged, folder, manifest, progress):
+        return None
+    return HourResult(
+        hour=source.hour, revision=manifest.revision, rows=rows, verdict=manifest.verdict.verdict,
+        published=True, message=f"published rev={manifest.revision}",
+    )  # fmt: skip
+
+
+def _described(
+    run: HourlyRun, topic: str, source: HourSource, newest: HourManifest | None, files: Sequence[DataFile]
+) -> HourManifest:
+    """The manifest of the hour's next revision, with what the auditor says of the hour now."""
     inside = hour_folder(source.hour)
-    manifest = sealed(
+    return sealed(
         HourManifest(
             topic=topic,
             hour=source.hour,
@@ -198,7 +217,7 @@ def _publish_one(
             created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             run_id=run.run_id,
             loads=source.parts,
-            rows=rows,
+            rows=sum(file.rows for file in files),
             # By path inside the revision's own folder.
             files=[_inside(file, inside) for file in sorted(files, key=lambda file: file.path)],
             table_schema_id=source.table_schema_id,
@@ -208,17 +227,6 @@ def _publish_one(
             previous=None if newest is None else newest.sha256,
         )
     )
-    folder = revision_folder(source.hour, manifest.revision)
-
-    def progress(step: str) -> None:
-        run.progress(f"{source.hour} {step}")
-
-    if not publish(run.fs, f"{topic}{HOURLY}", f"{staging}/{inside}", folder, manifest, progress):
-        return None
-    return HourResult(
-        hour=source.hour, revision=manifest.revision, rows=rows, verdict=manifest.verdict.verdict,
-        published=True, message=f"published rev={manifest.revision}",
-    )  # fmt: skip
 
 
 def _inside(file: DataFile, folder: str) -> DataFile:

@@ -40,20 +40,7 @@ class Acceptance(BaseModel):
 def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | None]) -> FastAPI:
     """The application on a database that something else fills; `trouble` says why that is behind, or None."""
     app = FastAPI(title="Millrace auditor", version=__version__)
-
-    @app.exception_handler(MillraceError)
-    def _refuse(_: Request, error: MillraceError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=400)
-
-    @app.exception_handler(SQLAlchemyError)
-    def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())
-        return JSONResponse({"error": f"the auditor's database failed: {reason}"}, status_code=503)
-
-    @app.exception_handler(RequestValidationError)
-    def _refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
-        lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
-        return JSONResponse({"error": "; ".join(lines)}, status_code=400)
+    _say_errors_in_one_line(app)
 
     @app.get("/v1/topics/{topic}/completeness")
     def completeness(
@@ -93,6 +80,22 @@ def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | 
         return {"instance": instance, "accepted": acceptance.reason.strip()}
 
     return app
+
+
+def _say_errors_in_one_line(app: FastAPI) -> None:
+    @app.exception_handler(MillraceError)
+    def _refuse(_: Request, error: MillraceError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code=400)
+
+    @app.exception_handler(SQLAlchemyError)
+    def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        return JSONResponse({"error": f"the auditor's database failed: {reason}"}, status_code=503)
+
+    @app.exception_handler(RequestValidationError)
+    def _refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
+        lines = [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in error.errors()]
+        return JSONResponse({"error": "; ".join(lines)}, status_code=400)
 
 
 def _time(text: str, name: str) -> int:

@@ -226,21 +226,10 @@ def _run_dag(
     console: Console,
 ) -> str | None:
     """Run the DAG once through Airflow; None, or why it failed."""
-    connection = {
-        "conn_type": "millrace",
-        "host": endpoints.bootstraps[endpoints.aggregate],
-        "extra": {
-            "registry": endpoints.registry_url,
-            "auditor": endpoints.auditor_url,
-            "warehouse": str(options.scratch / "warehouse"),
-            "origins": dict(endpoints.origins),
-            "spark_master": "local[2]",
-        },
-    }
     log = options.scratch / "logs" / "airflow.log"
     environment = {
         **os.environ,
-        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection),
+        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
         "MILLRACE_TOPICS": ",".join(topics),
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
@@ -266,6 +255,21 @@ def _run_dag(
     if airflow.returncode == 0:
         return None
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
+
+
+def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:
+    """The connection that the DAG's operators use."""
+    return {
+        "conn_type": "millrace",
+        "host": endpoints.bootstraps[endpoints.aggregate],
+        "extra": {
+            "registry": endpoints.registry_url,
+            "auditor": endpoints.auditor_url,
+            "warehouse": str(options.scratch / "warehouse"),
+            "origins": dict(endpoints.origins),
+            "spark_master": "local[2]",
+        },
+    }
 
 
 def _count_records(bootstrap: str, topic: str) -> int:
