@@ -40,6 +40,7 @@ from millrace.cluster_state import (
 )
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.liveness import is_dead, listens
+from millrace.presence import Presence
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace.zookeeper_session import OPERATION_SECONDS, Session
@@ -61,6 +62,7 @@ class Cluster:
         self._registration: tuple[int, bytes] | None = None
         self._stored = stored_partitions(())
         self._records: Mapping[int, Mapping[str, Any]] = {}
+        self._presence = Presence(session.timeout_ms / 1000)
         self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
         self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
@@ -306,8 +308,11 @@ class Cluster:
     def _watch(self) -> None:
         told = (self.brokers, self.topics)
         while not self._closed.is_set():
-            self._wake.wait(None if self._dirty.empty() else 1.0)
+            awaited_s = self._presence.wait_s()
+            self._wake.wait(awaited_s if self._dirty.empty() else 1.0)
             self._wake.clear()
+            if awaited_s is not None:
+                self._dirty.put(self._ids)
             try:
                 self._refresh()
                 self._stay_registered()
@@ -354,10 +359,11 @@ class Cluster:
                 self._dirty.put(None)
                 raise
             self._records, self.topics = records, topics
-            self.brokers = {
+            registered = {
                 broker_id: BrokerAddress(record["host"], record["port"])
-                for broker_id, record in sorted(records.items())
+                for broker_id, record in records.items()
             }
+            self.brokers = self._presence.alive(self.session.id, registered)
 
     def _check_identity(self) -> None:
         """MillraceError when ZooKeeper does not hold this cluster any more."""

@@ -102,6 +102,7 @@ def test_a_topic_needs_a_live_broker(zookeeper: str) -> None:
 
 
 def test_racing_members_allocate_each_origin_partition_once(members: list[Member]) -> None:
+    wait_until("both see both", lambda: all(len(each.cluster.brokers) == 2 for each in members))
     origins = [Origin("dc1", "clicks", TOPIC_ID, number) for number in range(12)]
     found: dict[tuple[int, Origin], int] = {}
 
@@ -220,6 +221,25 @@ def test_a_broker_says_what_it_stores_also_after_a_lost_session(
         "it is listed anew", lambda: operator.exists(path) and operator.exists(path).czxid != stat.czxid
     )
     assert recorded() == {"clicks": "0-1"}
+
+
+def test_members_that_lose_their_sessions_together_go_on_listing_each_other(members: list[Member]) -> None:
+    second = members[1].cluster
+    seen: list[list[int]] = []
+    second.on_change(lambda: seen.append(sorted(second.brokers)))
+    before = [member.cluster.session.id for member in members]
+    for member in members:
+        session = member.cluster.session
+        thief = KazooClient(hosts=session.zookeeper, client_id=session.client.client_id)
+        thief.start()
+        thief.stop()
+        thief.close()
+    wait_until("both have new ones", lambda: all(m.cluster.session.id not in before for m in members))
+    wait_until("both are registered", lambda: len(second._records) == 2)
+    assert sorted(second.brokers) == [1, 2]
+    members[0].close()
+    wait_until("who leaves then is gone", lambda: sorted(second.brokers) == [2])
+    assert all(brokers == [1, 2] for brokers in seen[:-1]), seen
 
 
 def test_a_topic_is_changed_by_compare_and_set(members: list[Member]) -> None:
