@@ -178,8 +178,9 @@ def with_mirrors(
         _check_only_name(origin, known)
         if not recreated and topic.former_origin(origin) is not None:
             raise OriginRecreated(
-                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew: "
-                "to go on with the new one: millrace mirror reset"
+                f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew, or its"
+                " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
+                " reset"
             )
         if not brokers:
             raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")

@@ -33,6 +33,7 @@ from millrace_spark.load_writing import (
 from millrace_spark.plan import Plan, PlannedEnd, check_topic_id, freeze
 from millrace_spark.promotions import PinnedId, dropped_fields, pinned_id
 from millrace_spark.ranges import KAFKA_RECORD_BYTES
+from millrace_spark.same_log import check_same_log
 from millrace_spark.warehouse import (
     STAGING,
     check_topic_name,
@@ -59,7 +60,7 @@ class LoadRun(WritingRun):
     bounds: Bounds = NO_BOUNDS
     """How much to take; a run that has its plan keeps to what that says."""
     accept_new_topic: bool = False
-    """Go on with a topic that was deleted and created anew, from its beginning."""
+    """Go on with a topic that was deleted and created anew, or is of a new cluster, from its beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,8 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
     check_topic_name(topic)
     metadata = _metadata(run.client, topic)
+    topic_id = metadata.topic_id.hex
+    _check_same_log(run, topic_id, newest_load(run.fs, topic))  # before anything is written or counted
     newest = _healed(run, topic, None)
     sweep_staging(run.fs, topic)
     plan, fresh = freeze(run.fs, topic, run.run_id, lambda: _propose(run, metadata, newest))
@@ -96,7 +99,7 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     for _ in range(ATTEMPTS):
         newest = _healed(run, topic, newest)
         check_topic_id(plan, _metadata(run.client, topic).topic_id.hex)
-        _check_same_topic(run, plan, newest)
+        _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             return _with_lag(run, plan, newest, _nothing_to_do(run.fs, plan, newest, fresh))
         done = _attempt(run, plan, newest)
@@ -175,13 +178,9 @@ def _waiting(
     return {partition: (start, end) for partition, (start, end) in spans.items() if end > start}
 
 
-def _check_same_topic(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> None:
-    if newest is None or newest.topic_id == plan.topic_id or run.accept_new_topic:
-        return
-    raise MillraceError(
-        f"topic {plan.topic} was deleted and created anew (id {plan.topic_id}, the loads are of"
-        f" {newest.topic_id}): load with --accept-new-topic to go on with it from its beginning"
-    )
+def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
+    if newest is not None and not run.accept_new_topic:
+        check_same_log(run.client, topic_id, newest)
 
 
 def _covered(plan: Plan, newest: LoadManifest | None) -> bool:

@@ -132,7 +132,8 @@ class _Copy:
     def _check_topic(self) -> None:
         if not self._origin.has_id(self._task.origin.topic_id):
             raise MillraceError(
-                f"{self._where}: the topic was deleted and created anew; to go on: millrace mirror reset"
+                f"{self._where}: the topic was deleted and created anew, or its addresses lead to another"
+                " cluster: check them; to go on with the new topic: millrace mirror reset"
             )
 
     def _enough(self) -> bool:

@@ -38,6 +38,7 @@ from millrace_spark.load_writing import (
 from millrace_spark.promotions import PinnedId, pinned_id
 from millrace_spark.ranges import Range
 from millrace_spark.rejections import RejectedLimit
+from millrace_spark.same_log import another_log
 from millrace_spark.tables import read_revision, revision_numbers
 from millrace_spark.warehouse import (
     STAGING,
@@ -172,8 +173,8 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     problems = []
     for manifest in manifests:
         folder = edition_folder(manifest.load, manifest.edition)
-        if manifest.topic_id != topic_id:
-            problems.append(f"{folder} was read from an earlier topic of that name, whose log is gone")
+        if different := another_log(run.client, topic_id, manifest):
+            problems.append(f"{folder}: {different}")
             continue
         for part in manifest.partitions:
             first = earliest.get(part.partition, part.end)

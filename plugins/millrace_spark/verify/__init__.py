@@ -8,14 +8,17 @@ something that the next run puts right by itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import PartitionRange
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace_spark.filesystem import Filesystem
+from millrace_spark.same_log import another_log
 from millrace_spark.verify.hours import verify_hours
 from millrace_spark.verify.loads import verify_loads
 from millrace_spark.verify.report import OnFolder, TableReport
-from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, load_numbers, read_load
+from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, STAGING, load_numbers, read_load
 
 __all__ = ["TableReport", "verify"]
 
@@ -24,8 +27,8 @@ def verify(
     fs: Filesystem, topic: str | None, client: ClusterClient | None, on_folder: OnFolder
 ) -> list[TableReport]:
     """Check every table of a warehouse, or those of one topic; MillraceError when there is none."""
-    _refuse_logs(fs)
-    names = [name for name in fs.names("") if not name.startswith((".", "_")) or _is_ours(fs, name)]
+    _refuse_others(fs)
+    names = [name for name in fs.names("") if _is_table(fs, name)]
     topics = sorted({name.removesuffix(HOURLY) for name in names})
     if topic is not None:
         topics = [name for name in topics if name == topic]
@@ -39,21 +42,35 @@ def verify(
         reports.append(loads)
         if f"{each}{HOURLY}" in names:
             reports.append(verify_hours(fs, each, loads.damaged, on_folder))
-    return reports
+    return reports if topic is not None else [*reports, *_strays(fs, names)]
 
 
-def _refuse_logs(fs: Filesystem) -> None:
-    """MillraceError for a broker's folder, or one log in it: nothing in there is to be moved away."""
+def _strays(fs: Filesystem, tables: Collection[str]) -> list[TableReport]:
+    """A report of everything in the warehouse that is no table; what is hidden is nobody's business."""
+    return [
+        TableReport(name, notes=[f"{name} is no table: nothing that Millrace writes is in it"])
+        for name in fs.names("")
+        if name not in tables and not name.startswith((".", "_"))
+    ]
+
+
+def _refuse_others(fs: Filesystem) -> None:
+    """MillraceError for a broker's folder, a log in it, or one table: all that is there belongs there."""
     names = fs.names("")
+    if LEDGER in names or PLANS in names:
+        raise MillraceError(
+            f"{fs.root} is one table of a warehouse: name the folder above it, and the table with --topic"
+        )
     if "owner.json" in names or any(name.endswith(".log") for name in names):
         raise MillraceError(
             f"{fs.root} is a broker's log directory, not a warehouse: check it with `millrace log verify`"
         )
 
 
-def _is_ours(fs: Filesystem, name: str) -> bool:
-    """True for the folder of a topic whose name begins like a hidden file's."""
-    return any(fs.names(f"{name}/{folder}") for folder in (LEDGER, PLANS))
+def _is_table(fs: Filesystem, name: str) -> bool:
+    """True for a folder with anything that a load or a publication begins with."""
+    inside = fs.names(name)
+    return any(each in (LEDGER, PLANS, STAGING) or each.startswith(("load=", "date=")) for each in inside)
 
 
 def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableReport) -> None:
@@ -70,8 +87,8 @@ def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableR
     except UnknownTopicOrPartition:
         report.problems.append(f"{topic} does not exist on {client.bootstrap}: its log is gone")
         return
-    if topic_id != newest.topic_id:
-        report.problems.append(f"{topic} on {client.bootstrap} is another topic: it was created anew")
+    if different := another_log(client, topic_id, newest):
+        report.problems.append(different)
         return
     first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
     for part in newest.partitions:

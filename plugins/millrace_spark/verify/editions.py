@@ -139,6 +139,8 @@ def _check_edition(
             found.append(f"it does not hold the offsets of the edition before: {error}")
     report.problems += [f"{where}: {problem}" for problem in found if problem]
     check_content(fs, topic, edition_folder(load, number), manifest, report)
+    if before is not None:
+        report.rows -= before.rows  # readers see those of the newest edition alone
     return manifest
 
 

@@ -24,6 +24,7 @@ class TableReport:
     folders: int = 0
     files: int = 0
     rows: int = 0
+    """Those that readers see: of the newest edition of each load, of the newest revision of each hour."""
     expired: int = 0
     """Folders whose data files `millrace expire` deleted: their manifests are checked, not their rows."""
     problems: list[str] = field(default_factory=list)

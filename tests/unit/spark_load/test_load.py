@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import uuid
 from collections.abc import Sequence
 from functools import partial
@@ -230,6 +231,20 @@ def test_a_topic_created_anew_is_refused_until_it_is_accepted(tmp_path: Path) ->
     assert (result.load, result.rows) == (2, 1)
     with pytest.raises(MillraceError, match="use a new run id"):
         load_topic(load_run(anew, tmp_path), TOPIC)
+
+
+def test_another_cluster_is_refused_by_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.bootstrap, log.cluster_id = "dc1:9092", "millrace-another"
+    told: list[object] = []
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MillraceError, match=re.escape("dc1:9092 is another cluster (millrace-another) than")):
+        load_topic(load_run(log, tmp_path, "run-2", publish_counts=told.append), TOPIC)
+    assert (sorted(tmp_path.rglob("*")), told) == (before, [])
+    log.append_events(0, [START])
+    result = load_topic(load_run(log, tmp_path, "run-2", accept_new_topic=True), TOPIC)
+    assert (result.load, result.rows) == (2, 1), "the topic has its own id there: only what is new"
 
 
 def test_a_log_shorter_than_what_was_loaded_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_an_edition_reads_the_same_offsets_and_names_what_it_replaces_and_why(sc
         (p.start, p.end, p.read) for p in first.partitions
     ]
     assert problems(scene) == []
+    loads, _ = verify(fs_of(scene), TOPIC, None, no_progress)
+    assert loads.rows == one.rows + two.rows, "what an edition replaces does not count"
 
 
 def test_rows_move_to_the_hours_they_belong_to_and_new_ones_come(scene: Scenario) -> None:

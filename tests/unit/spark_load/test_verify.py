@@ -302,7 +302,9 @@ def test_a_log_that_no_longer_holds_what_was_loaded_is_named(warehouse: Path, lo
     other = MemoryLog()
     other.topic_id = log.topic_id
     assert any("messages are lost" in each for each in problems(warehouse, other))
-    assert any("another topic" in each for each in problems(warehouse, MemoryLog()))
+    assert any("created anew on memory:9092" in each for each in problems(warehouse, MemoryLog()))
+    other.cluster_id = "millrace-another"
+    assert any("is another cluster (millrace-another)" in each for each in problems(warehouse, other))
     assert any("its log is gone" in each for each in problems(warehouse, MemoryLog(topic="Other")))
 
 
@@ -314,6 +316,23 @@ def test_what_is_not_loaded_yet_is_a_note(warehouse: Path, log: MemoryLog) -> No
     loads, _ = verify(LocalFilesystem(str(warehouse)), None, longer, no_progress)  # type: ignore[arg-type]
     assert loads.problems == []
     assert "not loaded yet" in loads.notes[0]
+
+
+def test_what_is_no_table_is_named_unless_it_is_hidden(warehouse: Path) -> None:
+    for name in ("stray.txt", ".DS_Store", "_temporary"):
+        (warehouse / name).write_text("x")
+    (warehouse / "foo").mkdir()
+    reports = verify(LocalFilesystem(str(warehouse)), None, None, no_progress)
+    strays = {report.table: report for report in reports if not report.table.startswith(TOPIC)}
+    assert list(strays) == ["foo", "stray.txt"]
+    assert [len(report.notes) for report in strays.values()] == [1, 1]
+    assert [problem for report in reports for problem in report.problems] == []
+
+
+@pytest.mark.parametrize("table", [TOPIC, f"{TOPIC}.hourly"])
+def test_a_table_in_the_place_of_its_warehouse_is_one_clear_line(warehouse: Path, table: str) -> None:
+    with pytest.raises(MillraceError, match="is one table of a warehouse: name the folder above it"):
+        problems(warehouse / table)
 
 
 def test_a_warehouse_without_the_topic_is_one_clear_line(warehouse: Path) -> None:
