@@ -21,7 +21,7 @@ from millrace.audit.messages import (
     Count,
     LoadNumber,
 )
-from millrace.errors import MillraceError
+from millrace.errors import ErrorCode, MillraceError
 from millrace.registry.client import SchemaRegistryClient
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -70,7 +70,7 @@ class AuditPublisher:
             if found.error is not None:
                 raise MillraceError(
                     f"{self.bootstrap} has no topic {name} ({found.error.name()}):"
-                    f" create it with `millrace topics create {name}`"
+                    f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
 
     def publish(self, messages: Sequence[bytes]) -> None:
@@ -94,7 +94,7 @@ class AuditPublisher:
             ) from error
         failed = next((error for error in outcomes if error is not None), None)
         if failed is not None:
-            raise MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {failed.str()}")
+            raise MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(failed)}")
         if len(outcomes) < len(messages):
             raise MillraceError(f"{self.bootstrap} acknowledges nothing on {self.topic}")
 
@@ -112,10 +112,14 @@ class AuditPublisher:
         self.close()
 
 
-def text_of(error: BaseException) -> str:
+def text_of(error: BaseException | KafkaError) -> str:
     """What librdkafka says of an error, in one line."""
-    cause = error.args[0] if error.args else error
-    return str(cause.str()) if isinstance(cause, KafkaError) else str(cause)
+    cause = error.args[0] if isinstance(error, BaseException) and error.args else error
+    if not isinstance(cause, KafkaError):
+        return str(cause)
+    if cause.code() == ErrorCode.POLICY_VIOLATION:
+        return "it is a copy, made by the mirror: publish to the cluster that it is copied from"
+    return str(cause.str())
 
 
 def publish_load_counts(

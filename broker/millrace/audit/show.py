@@ -33,9 +33,9 @@ def print_completeness(found: Completeness, *, by_window: bool) -> None:
     console.print(table)
     for line in [*_findings(found.windows), *_reasons(found.windows)]:
         console.print(line, markup=False)
-    watermark = "none yet" if found.watermark is None else _minute(found.watermark)
     verdict = f"[{_STYLES.get(found.verdict, '')}]{found.verdict}[/]"
-    console.print(f"{found.topic}: {verdict}; complete without a hole before: {watermark}")
+    before = "not even the first window yet" if found.watermark is None else _minute(found.watermark)
+    console.print(f"{found.topic}: {verdict}; from its beginning it is complete up to: {before}")
 
 
 def _hours(windows: Sequence[Window]) -> Iterable[list[Window]]:
@@ -59,7 +59,7 @@ def _line(group: Sequence[Window], tiers: Sequence[str], by_window: bool) -> lis
         f"{sum(window.acknowledged for window in group)}",
         f"{sum(window.failed for window in group)}",
         *(f"{sum(window.tiers.get(tier, 0) for window in group)}" for tier in tiers),
-        f"{sum(window.revision for window in group)}",
+        f"{max(window.revision for window in group)}",
         f"[{_STYLES[verdict]}]{verdict}[/]",
     ]
 

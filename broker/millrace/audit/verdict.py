@@ -163,10 +163,13 @@ def judge(
     in_doubt = {gap.tier for gap in gaps}
     behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
     for entry in evidence:
-        for tier in (entry.instance.cluster, OFFLINE):
+        home = _home(entry.instance, around)
+        if home is None and entry.instance.cluster is not None:
+            visible.append(_misnamed(entry.instance, around))
+        for tier in (home, OFFLINE):
             if tier is not None and not _is_read(tier, entry, around):
                 behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
-        for finding in _findings(entry, end):
+        for finding in _findings(entry, home, end):
             read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)
             if finding.kind != "missing" or read:
                 findings.append(finding)
@@ -182,7 +185,7 @@ def judge(
         final=not waiting,
         acknowledged=sum(len(entry.acknowledged - entry.failed) for entry in evidence),
         failed=sum(len(entry.failed) for entry in evidence),
-        tiers=_totals(evidence),
+        tiers=_totals(evidence, around),
         findings=findings,
         reasons=[*waiting, *behind, *visible],
     )
@@ -200,7 +203,8 @@ def _silence(
             waiting.append(f"{origin} has sent no heartbeat")
         elif heartbeat < end + around.grace_ms:
             waiting.append(
-                f"{origin} is counted through {iso(heartbeat)}, needed is {iso(end + around.grace_ms)}"
+                f"{origin} is counted through {iso(heartbeat)}, not yet {around.grace_ms // 1000} s past the"
+                " window's end"
             )
     everyone = {entry.instance.instance: entry.instance for entry in evidence}
     everyone |= {instance.instance: instance for instance in instances}
@@ -215,14 +219,26 @@ def _silence(
     return waiting, visible
 
 
-def _findings(entry: Evidence, end: int) -> list[WindowFinding]:
+def _home(instance: Instance, around: Surroundings) -> str | None:
+    """The cluster it produces to; None when it has not said so, or names one that there is not."""
+    return instance.cluster if instance.cluster in (*around.origins, OFFLINE) else None
+
+
+def _misnamed(instance: Instance, around: Surroundings) -> str:
+    return (
+        f"{instance.name} names a cluster that is none of {', '.join(around.origins)}: mend the name it is"
+        " given, or the auditor's --origins"
+    )
+
+
+def _findings(entry: Evidence, home: str | None, end: int) -> list[WindowFinding]:
     """What is wrong with one instance at each tier."""
     instance = entry.instance
     silent = instance.silent_about(end) is not None
-    required = {**({instance.cluster: None} if instance.cluster else {}), **dict.fromkeys(DOWNSTREAM)}
+    required = {**({home: None} if home else {}), **dict.fromkeys(DOWNSTREAM)}
     # The usual case, decided without set operations: every tier holds just what was acknowledged.
     if (
-        instance.cluster
+        home
         and not entry.failed
         and entry.tiers.keys() == required.keys()
         and all(tally.layers == [entry.acknowledged] for tally in entry.tiers.values())
@@ -243,7 +259,7 @@ def _findings(entry: Evidence, end: int) -> list[WindowFinding]:
     for tier in {**required, **dict.fromkeys(entry.tiers)}:
         tally = entry.tiers.get(tier, SequenceTally())
         # With nobody to say where it was produced, any cluster's own tier may be its origin.
-        foreign_tier = instance.cluster is not None and tier not in required
+        foreign_tier = home is not None and tier not in required
         problems = {
             "missing": SequenceRanges() if foreign_tier else expected - tally.present,
             "duplicate": tally.repeated,
@@ -269,11 +285,11 @@ def _behind(tier: str, around: Surroundings) -> str:
     return f"tier {tier} is counted through {iso(heartbeat)}, before the producers' last report"
 
 
-def _totals(evidence: Sequence[Evidence]) -> dict[str, int]:
+def _totals(evidence: Sequence[Evidence], around: Surroundings) -> dict[str, int]:
     totals: dict[str, int] = {}
     for entry in evidence:
-        tiers = [entry.instance.cluster] if entry.instance.cluster else []
-        for tier in (*tiers, *entry.tiers):
+        home = _home(entry.instance, around)
+        for tier in (*([home] if home else []), *entry.tiers):
             totals.setdefault(tier, 0)
         for tier, tally in entry.tiers.items():
             totals[tier] += tally.total

@@ -31,6 +31,7 @@ from millrace.audit.publish import edition_records
 from millrace.audit.ranges import SequenceRanges
 from millrace.audit.store import AuditStore, CountedRow, Row
 from millrace.audit.verdict import iso
+from millrace.errors import MillraceError
 from tests.unit.audit.test_messages import Ids
 
 W = 1_431_856_800_000
@@ -225,6 +226,15 @@ def test_an_accepted_instance_goes_on_with_its_reason_in_sight(audit: Audit) -> 
     window = audit.window()
     assert window["verdict"] == "complete"
     assert window["reasons"][0].endswith("accepted: host burnt down")
+
+
+def test_an_instance_that_nobody_has_heard_of_is_not_accepted(audit: Audit) -> None:
+    audit.apply(*WHOLE)
+    with (
+        pytest.raises(MillraceError, match="nobody has heard of instance 7"),
+        audit.store.writing() as session,
+    ):
+        ledger.accept(session, 7, "mistyped", NOW)
 
 
 def test_a_stranger_can_be_accepted_before_anything_is_known_of_it(audit: Audit) -> None:

@@ -252,3 +252,20 @@ def test_a_tier_that_was_not_read_since_the_last_report_may_hold_a_duplicate_yet
         assert judged(entry, around=around).verdict == Verdict.UNKNOWN
     around = replace(AROUND, heartbeats=dict.fromkeys(AROUND.heartbeats, LATER + 1))
     assert judged(evidence(reported_at=LATER + 1), around=around).verdict == Verdict.COMPLETE
+
+
+def test_a_name_that_no_cluster_has_is_said_and_hides_neither_what_arrived_nor_what_did_not() -> None:
+    stray = replace(SHOP, cluster="dcX")
+    judgement = judged(evidence(instance=stray))
+    assert (judgement.verdict, told(judgement)) == (Verdict.COMPLETE, [])
+    assert judgement.reasons == [
+        "instance 11 (shop on web-1 in dcX) names a cluster that is none of dc1, dc2: mend the name it is"
+        " given, or the auditor's --origins"
+    ]
+    assert judgement.tiers == {"dc1": 10, "offline": 10, "warehouse": 10}
+    lost = judged(evidence({**FULL, "warehouse": [(0, 8)]}, instance=stray))
+    assert (lost.verdict, told(lost)) == (Verdict.INCOMPLETE, [("missing", "warehouse", [(9, 9)])])
+    nowhere = judged(evidence({}, instance=stray))
+    assert told(nowhere) == [("missing", "offline", [(0, 9)]), ("missing", "warehouse", [(0, 9)])]
+    open_still = judged(evidence(instance=replace(stray, closed_through=NOTHING), acknowledged=(0, 4)))
+    assert (open_still.verdict, told(open_still)) == (Verdict.UNKNOWN, [])
