@@ -2,20 +2,30 @@
 
 For demonstrations and tests. Airflow keeps its state in a database of its own under --airflow-home. One
 line per task goes to standard output, Airflow's logs to standard error; the exit code is 1 and the last
-line says which task failed and why when the run does not succeed.
+line says which task failed and why when the run does not succeed. Ctrl-C and SIGTERM end the run together
+with the jobs it started.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 from pluggy import HookimplMarker
+
+from millrace_airflow.job import Job, JobFailed
+from millrace_airflow.settings import JOBS_FOLDER
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -39,16 +49,44 @@ def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | N
     folder = Path(dags_folder).resolve()
     run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
     with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
-        _configure(folder, Path(airflow_home or temporary).resolve())
-        failures = run_dag(dag_id, folder, run_conf, report)
+        home = Path(airflow_home or temporary).resolve()
+        _configure(folder, home)
+        end_on_signals = partial(_on_signals, partial(_end, home / JOBS_FOLDER, Path(temporary)))
+        end_on_signals()
+        failures = run_dag(dag_id, folder, run_conf, report, end_on_signals)
     if failures:
         report.write(f"millrace: DAG {dag_id} failed: {'; '.join(failures)}\n")
         report.flush()
         sys.exit(1)
 
 
-def run_dag(dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str]) -> list[str]:
-    """Run the DAG in a migrated database; `task: reason` of each task that failed, [] on success."""
+def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+
+
+def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
+    """End at once: raised from here, Airflow would take an exception for a task's failure and go on."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    for directory in jobs.iterdir() if jobs.is_dir() else ():
+        with suppress(OSError, JobFailed):  # one that is just beginning or ending
+            Job(directory).kill()
+    shutil.rmtree(temporary, ignore_errors=True)
+    os._exit(128 + number)
+
+
+def run_dag(
+    dag_id: str,
+    dags_folder: Path,
+    run_conf: dict[str, str],
+    report: IO[str],
+    on_task: Callable[[], None],
+) -> list[str]:
+    """Run the DAG in a migrated database; `task: reason` of each task that failed, [] on success.
+
+    `on_task` is called as each task begins: the signals that a task takes for itself can be taken back.
+    """
     from airflow.sdk.listener import get_listener_manager
     from airflow.utils.db import initdb
     from airflow.utils.state import DagRunState
@@ -57,7 +95,7 @@ def run_dag(dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO
     if isinstance(dag, str):
         return [dag]
     initdb()
-    listener = _Reporter(report)
+    listener = _Reporter(report, on_task)
     get_listener_manager().add_listener(listener)  # type: ignore[no-untyped-call]
     run = dag.test(run_conf=run_conf)
     if run.state == DagRunState.SUCCESS:
@@ -99,13 +137,14 @@ def _configure(dags_folder: Path, home: Path) -> None:
 class _Reporter:
     """Prints one line for each task that ends; keeps the reasons of those that failed for good."""
 
-    def __init__(self, report: IO[str]) -> None:
+    def __init__(self, report: IO[str], on_task: Callable[[], None]) -> None:
         self.failures: list[str] = []
-        self._report = report
+        self._report, self._on_task = report, on_task
         self._began: dict[str, float] = {}
 
     @hookimpl
     def on_task_instance_running(self, task_instance: Any) -> None:
+        self._on_task()
         # A deferred task runs twice; its time counts from the first.
         self._began.setdefault(_name(task_instance), time.monotonic())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from millrace.registry.client import SchemaRegistryClient
 from tests.conftest import Start
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, die_with_the_test_run, wait_until
 
 HOURS = ("--start", "2015-05-17T10:00:00Z", "--end", "2015-05-17T12:00:00Z")
 
@@ -56,6 +57,29 @@ with DAG("journey", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC),
     publish = Publish(task_id="publish", topic="PageView", start="{{ params.start }}", end="{{ params.end }}")
     schemas >> load >> publish
     RegisterSchemasOperator(task_id="broken", schemas_dir="/no/such/folder", retries=0)
+"""
+
+
+ENDLESS = """
+import sys
+from datetime import UTC, datetime, timedelta
+from airflow.sdk import DAG
+from millrace_airflow.operators.load import LoadTopicOperator
+
+TELL_AND_SLEEP = '''
+import os, pathlib, sys, time
+part = pathlib.Path(sys.argv[1] + ".part")
+part.write_text(str(os.getpid()))
+part.rename(sys.argv[1])
+time.sleep(1000)
+'''
+
+class Load(LoadTopicOperator):
+    def command(self, settings, run_id):
+        return [sys.executable, "-c", TELL_AND_SLEEP, settings.warehouse]
+
+with DAG("endless", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC), default_args={"retries": 3}):
+    Load(task_id="load", topics=["PageView"])
 """
 
 
@@ -112,6 +136,27 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     hours = [{"hour": "2015-05-17T10:00:00Z", "revision": 1, "rows": 7}]
     assert json.loads(extra) == {"topic": "PageView", "hours": hours}
     assert list((home / "millrace-jobs").iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags" / "endless.py").write_text(ENDLESS)
+    told = tmp_path / "job"
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told)),
+    }
+    command = [sys.executable, "-m", "millrace_airflow.run_once", "endless", "--dags-folder"]
+    with subprocess.Popen(
+        [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        preexec_fn=die_with_the_test_run,
+    ) as run:  # fmt: skip
+        pid = int(wait_until("the job has begun", lambda: told.exists() and told.read_text(), timeout_s=100))
+        run.send_signal(number)
+        assert run.wait(timeout=30) == 128 + number
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_dag_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

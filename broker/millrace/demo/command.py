@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from millrace.commands.up import stop_on_signals
 from millrace.demo.run import DemoOptions, run_demo
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -25,8 +26,10 @@ def _cluster(option: str) -> tuple[str, str]:
 
 
 @click.command()
-@click.option("--events", default=200_000, show_default=True, help="How many events to make up.")
-@click.option("--hours", default=4, show_default=True, help="Over how many past hours they spread.")
+@click.option("--events", type=click.IntRange(min=1), default=200_000, show_default=True,
+              help="How many events to make up.")  # fmt: skip
+@click.option("--hours", type=click.IntRange(min=1), default=4, show_default=True,
+              help="Over how many past hours they spread.")  # fmt: skip
 @click.option("--access-log", type=EXISTING_FILE, help="Publish a web server's log instead of made events.")
 @click.option(
     "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
@@ -39,7 +42,7 @@ def _cluster(option: str) -> tuple[str, str]:
               help="Where the DAG is.")  # fmt: skip
 @click.option("--schemas", type=EXISTING_FOLDER, default="schemas", show_default=True,
               help="The schemas to register.")  # fmt: skip
-@click.option("--keep", type=click.Path(path_type=Path), help="Work in this folder and leave it there.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
 def demo(
     events: int,
     hours: int,
@@ -60,13 +63,14 @@ def demo(
     Example: millrace demo --events 20000 --hours 2
     """
     stop_on_signals()
-    scratch = keep or Path(tempfile.mkdtemp(prefix="millrace-demo-"))
+    clusters = dict(map(_cluster, kafka))
+    scratch = _new_folder(keep)
     options = DemoOptions(
         events=events,
         hours=hours,
         access_log=access_log,
         fault=fault,
-        kafka=dict(map(_cluster, kafka)),
+        kafka=clusters,
         deployment=deployment,
         dags=dags,
         schemas=schemas,
@@ -75,7 +79,7 @@ def demo(
     try:
         outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
     except (MillraceError, KeyboardInterrupt) as error:
-        click.echo(f"DEMO FAILED: {error or 'interrupted'}; logs are in {scratch / 'logs'}")
+        click.echo(f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}")
         raise SystemExit(1) from error
     if keep is None and not outcome.failures:
         shutil.rmtree(scratch)
@@ -84,3 +88,25 @@ def demo(
     click.echo(str(outcome))
     if outcome.failures:
         raise SystemExit(1)
+
+
+def _new_folder(keep: Path | None) -> Path:
+    """An empty folder to work in; ConfigError when `keep` holds something that would be taken for our own."""
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="millrace-demo-"))
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        used = any(keep.iterdir())
+    except OSError as error:
+        raise ConfigError(f"--keep {keep} cannot be used: {error.strerror}") from None
+    if used:
+        raise ConfigError(f"--keep {keep} is not empty: name a new folder, each demo begins with nothing")
+    return keep
+
+
+def _where_logs_are(scratch: Path) -> str:
+    if (scratch / "logs").is_dir():
+        return f"; logs are in {scratch / 'logs'}"
+    with suppress(OSError):
+        scratch.rmdir()  # nothing was started, nothing is in it
+    return ""

@@ -25,6 +25,7 @@ from millrace.demo.proof import Finding, Proof, compare, merged
 from millrace.demo.publish import publish_access_log, publish_made_events, register_schemas, span_of_log
 from millrace.demo.report import Hour, hours_of, print_hours
 from millrace.errors import ConfigError, MillraceError
+from millrace.process import die_with_parent
 from millrace.records import split_batches
 from millrace.up import ClusterConfig, Endpoints, Supervisor, UpConfig, start
 from millrace.wire.client import EARLIEST, LATEST, ClusterClient
@@ -245,13 +246,22 @@ def _run_dag(
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=die_with_parent,
         ) as airflow,
     ):
         assert airflow.stdout is not None
-        for line in airflow.stdout:
-            last = line.rstrip()
-            console.print(f"          {last}", style="dim", highlight=False, markup=False)
+        try:
+            for line in airflow.stdout:
+                last = line.rstrip()
+                console.print(f"          {last}", style="dim", highlight=False, markup=False)
+        except BaseException:
+            airflow.terminate()  # it ends its jobs, then itself
+            raise
     if airflow.returncode == 0:
         return None
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"

@@ -1,0 +1,52 @@
+"""What `millrace demo` refuses before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from millrace.demo import command
+from millrace.demo.command import demo
+from millrace.demo.run import DemoOptions
+from millrace.errors import MillraceError
+from tests.support import REPOSITORY
+
+PLACES = [
+    "--deployment", str(REPOSITORY / "deploy" / "local.toml"), "--dags", str(REPOSITORY / "dags"),
+    "--schemas", str(REPOSITORY / "schemas"),
+]  # fmt: skip
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "warehouse").mkdir()
+    done = CliRunner().invoke(demo, [*PLACES, "--keep", str(tmp_path)])
+    assert isinstance(done.exception, MillraceError)
+    assert str(done.exception).startswith(f"--keep {tmp_path} is not empty: name a new folder")
+
+
+@pytest.mark.parametrize("option", ["--events", "--hours"])
+def test_a_demo_of_nothing_is_refused(option: str) -> None:
+    assert CliRunner().invoke(demo, [*PLACES, option, "0"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "said"), [(KeyboardInterrupt(), "interrupted"), (MillraceError("no Java"), "no Java")]
+)
+@pytest.mark.parametrize("started", [True, False])
+def test_a_demo_that_ends_early_says_why_and_names_logs_only_where_there_are_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str, started: bool
+) -> None:
+    def fail(options: DemoOptions, console: object) -> None:
+        if started:
+            (options.scratch / "logs").mkdir()
+        raise error
+
+    monkeypatch.setattr(command, "run_demo", fail)
+    monkeypatch.setattr(command, "stop_on_signals", lambda: None)
+    folder = tmp_path / "new"
+    done = CliRunner().invoke(demo, [*PLACES, "--keep", str(folder)])
+    logs = f"; logs are in {folder / 'logs'}" if started else ""
+    assert (done.exit_code, done.stdout) == (1, f"DEMO FAILED: {said}{logs}\n")
+    assert folder.exists() == started
