@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 
+import fastavro
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Producer
 
 from millrace.cli import cli
 from millrace.errors import MillraceError
+from millrace.registry.client import SchemaRegistryClient
 from millrace.wire.client import ClusterClient
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, run_millrace
@@ -45,17 +52,16 @@ def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
     read = ("consume", "lines", "--from-beginning", "--until-end")
     assert run(broker, *read) == "wörld\nno key\n\n"
     records = [json.loads(line) for line in run(broker, *read, "--json").splitlines()]
-    assert [(r["offset"], r["key"], r["value"]) for r in records] == [
-        (0, "k", "wörld"), (1, None, "no key"), (2, None, ""),
-    ]  # fmt: skip
-    late = run(broker, "consume", "lines", "--partition", "0", "--offset", "2", "--until-end", "--json")
-    assert json.loads(late)["offset"] == 2
+    assert [(r["key"], r["value"]) for r in records] == [("k", "wörld"), (None, "no key"), (None, "")]
+    first, _, last = (r["offset"] for r in records)  # 0 and 2 when they came in one batch
+    late = run(broker, "consume", "lines", "--partition", "0", "--offset", f"{last}", "--until-end", "--json")
+    assert (first, json.loads(late)["offset"]) == (0, last)
     listed = json.loads(run(broker, "topics", "list", "--json"))
     assert listed == [{"topic": "lines", "partitions": 1}]
     described = json.loads(run(broker, "topics", "describe", "lines", "--json"))
     (partition,) = described["partitions"]
     assert partition.pop("bytes") > 60
-    assert partition == {"partition": 0, "leader": 1, "start": 0, "high_watermark": 3}
+    assert partition == {"partition": 0, "leader": 1, "start": 0, "high_watermark": last + 1}
     assert {"name": "flush.ms", "value": "100", "source": "default"} in described["settings"]
     table = run(broker, "topics", "describe", "lines")
     assert "high watermark" in table
@@ -63,6 +69,39 @@ def test_lines_go_in_and_come_out(broker: RunningBroker) -> None:
     assert "lines" in run(broker, "topics", "list")
     assert run(broker, "topics", "delete", "lines") == "deleted lines\n"
     assert run(broker, "topics", "list") == "no topics\n"
+
+
+def test_avro_values_are_decoded_with_the_registry_they_are_of(
+    broker: RunningBroker, start: Callable[..., Process], tmp_path: Path
+) -> None:
+    database = f"sqlite:///{tmp_path}/registry.db"
+    registry = f"http://{start('registry', '--listen', '127.0.0.1:0', '--database-url', database).ready()}"
+    fields = [
+        {"name": "url", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "raw", "type": ["null", "bytes"]},
+    ]
+    schema = {"type": "record", "name": "Visit", "fields": fields}
+    with SchemaRegistryClient(registry) as client:
+        schema_id = client.register("visits", schema)
+    out = io.BytesIO()
+    event = {"url": "/ö", "at": datetime(2015, 5, 17, 10, tzinfo=UTC), "raw": b"\xff"}
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), event)
+    avro = b"\0" + schema_id.to_bytes(4, "big") + out.getvalue()
+    unknown, cut, long = b"\0\0\0\0\x63" + out.getvalue(), avro[:-1], avro + b"x"
+    broker.create_topic("visits")
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for value in (avro, b"text", unknown, cut, long, None):
+        producer.produce("visits", value)
+    assert producer.flush(30) == 0
+    read = ("consume", "visits", "--from-beginning", "--until-end", "--registry", registry)
+    first, text, *others = map(json.loads, run(broker, *read).splitlines())
+    assert first == {"url": "/ö", "at": "2015-05-17 10:00:00+00:00", "raw": {"base64": "/w=="}}
+    assert text == "text"
+    assert [base64.b64decode(each["base64"]) for each in others[:3]] == [unknown, cut, long]
+    assert others[3] is None
+    (line, *_) = run(broker, *read, "--json").splitlines()
+    assert json.loads(line)["value"] == first
 
 
 def test_a_topic_is_changed_while_it_is_in_use(broker: RunningBroker) -> None:

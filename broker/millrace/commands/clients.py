@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,8 +12,11 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from millrace.audit.publish import text_of
+from millrace.commands.avro_values import AvroValues, printable
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
 from millrace.errors import MillraceError
+from millrace.registry.client import SchemaRegistryClient
 from millrace.wire.client import ClusterClient
 
 FLUSH_TIMEOUT_S = 60.0
@@ -45,7 +47,7 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
 
     def delivered(error: Any, message: Any) -> None:
         if error is not None:
-            failures.append(error.str())
+            failures.append(f"{topic}: {text_of(error)}")
 
     producer = Producer(
         {
@@ -119,6 +121,7 @@ def _with_progress(lines: TextIO) -> Iterator[str]:
 @click.option("--partition", type=click.IntRange(0), help="Read only this partition.")
 @click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
 @click.option("--group", help="Share the partitions with the group's other members, and commit.")
+@click.option("--registry", metavar="URL", help="Decode Avro values with this registry's schemas.")
 @json_option
 @bootstrap_option
 def consume(
@@ -128,12 +131,15 @@ def consume(
     partition: int | None,
     until_end: bool,
     group: str | None,
+    registry: str | None,
     as_json: bool,
     bootstrap: str,
 ) -> None:
     """Print the messages of TOPIC, one line each: the value as text, or everything with --json.
 
-    Example: millrace consume PageView --from-beginning --until-end --json
+    With --registry an Avro value is a line of JSON. What is no Avro message is shown as it is.
+
+    Example: millrace consume PageView --from-beginning --until-end --registry http://127.0.0.1:8081
     """
     if offset is not None and (partition is None or from_beginning):
         raise click.UsageError("--offset needs --partition, and goes without --from-beginning")
@@ -147,13 +153,17 @@ def consume(
     else:
         start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
         consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
+    client = SchemaRegistryClient(registry) if registry else None
+    decoded = None if client is None else AvroValues(client)
     try:
         for message in _received(consumer, len(partitions) if until_end else None):
-            click.echo(_as_json(message) if as_json else (message.value() or b"").decode(errors="replace"))
+            click.echo(_line(message, decoded, as_json))
     except KeyboardInterrupt:
         pass
     finally:
         consumer.close()
+        if client is not None:
+            client.close()
 
 
 def _reader(bootstrap: str, places: list[Any]) -> Any:
@@ -203,17 +213,15 @@ def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:
             raise MillraceError(f"cannot read {message.topic() or 'the topic'}: {error.str()}")
 
 
-def _as_json(message: Any) -> str:
+def _line(message: Any, decoded: AvroValues | None, as_json: bool) -> str:
+    if decoded is None and not as_json:
+        return (message.value() or b"").decode(errors="replace")
+    value = message.value() if decoded is None else decoded(message.value())
+    if not as_json:
+        return json.dumps(value, default=printable)
     fields = {
         "topic": message.topic(), "partition": message.partition(), "offset": message.offset(),
-        "timestamp": message.timestamp()[1], "key": message.key(), "value": message.value(),
+        "timestamp": message.timestamp()[1], "key": message.key(), "value": value,
         "headers": message.headers() or [],
     }  # fmt: skip
-    return json.dumps(fields, default=_printable)
-
-
-def _printable(value: bytes) -> object:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return {"base64": base64.b64encode(value).decode()}
+    return json.dumps(fields, default=printable)
