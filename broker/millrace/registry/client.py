@@ -18,8 +18,8 @@ import httpx
 
 from millrace.errors import ConfigError, MillraceError
 
-_WAITS_S = (0.1, 0.3, 1.0, 2.0)
-"""Before each further try: a registry that restarts is back within these."""
+_WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
+"""Before each further try: a registry that restarts is back within these, on a busy machine, too."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 

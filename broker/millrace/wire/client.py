@@ -357,7 +357,11 @@ class ClusterClient:
             raw = self._ask(leader, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, body, deadline)
             response = decode(ListOffsetsResponse, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, raw)
             for answer in response.topics[0].partitions:
-                raise_error(answer.error_code, f"offsets of {topic}-{answer.partition_index}")
+                what = f"offsets of {topic}-{answer.partition_index}"
+                if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    # Another broker knows it already: its leader hears of it a moment later, or it is gone.
+                    raise TryAgain(f"{what}: broker {leader} knows no such partition")
+                raise_error(answer.error_code, what)
                 found[answer.partition_index] = answer.offset
 
     def _fetch(
