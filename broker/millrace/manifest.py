@@ -203,12 +203,15 @@ class LoadPart:
     """0 when a later edition of the load has lost the rows it had of this hour."""
 
 
+UNASKED = "unasked"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What the auditor said of the hour at the moment of publishing."""
 
     verdict: str
-    """complete, incomplete or unknown; `unasked` when no auditor was named."""
+    """complete, incomplete or unknown; UNASKED when no auditor was named."""
     watermark: str | None = None
     checked: str | None = None
     reasons: Sequence[str] = ()

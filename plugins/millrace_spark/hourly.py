@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import DataFile, HourManifest, Verdict, check_hash, sealed
+from millrace.manifest import UNASKED, DataFile, HourManifest, Verdict, check_hash, sealed
 from millrace_spark.filesystem import Filesystem
 from millrace_spark.hour_files import hour_folder
 from millrace_spark.hour_merge import Merge
@@ -200,8 +200,15 @@ def _publish_one(
         return None
     return HourResult(
         hour=source.hour, revision=manifest.revision, rows=rows, verdict=manifest.verdict.verdict,
-        published=True, message=f"published rev={manifest.revision}",
+        published=True, message=f"published rev={manifest.revision}{_verdict_lost(manifest, newest)}",
     )  # fmt: skip
+
+
+def _verdict_lost(manifest: HourManifest, before: HourManifest | None) -> str:
+    """What somebody should know who published an hour again without asking whether it is complete."""
+    if before is None or manifest.verdict.verdict != UNASKED or before.verdict.verdict == UNASKED:
+        return ""
+    return f"; rev={before.revision} was {before.verdict.verdict}: ask again with --auditor"
 
 
 def _described(

@@ -299,7 +299,8 @@ def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturb
 
 
 def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> None:
-    done = run_millrace("load", "audit", *site.load_options(tmp_path), env={"JAVA_HOME": str(tmp_path)})
+    topic = site.topic("Javaless", 1)
+    done = run_millrace("load", topic, *site.load_options(tmp_path), env={"JAVA_HOME": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.strip().startswith("millrace: no Java")
     assert len(done.stderr.strip().splitlines()) == 1

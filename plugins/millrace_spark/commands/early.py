@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
 
 TIMEOUT_S = 10.0
+MASTER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,9 @@ class TopicsToLoad:
     """Topics that match the pattern and cannot be loaded, because no schema is registered for them."""
 
 
-def topics_to_load(bootstrap: str, registry: str, named: Sequence[str], matching: str) -> TopicsToLoad:
+def topics_to_load(
+    warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
+) -> TopicsToLoad:
     """The topics named and those a pattern matches; MillraceError when there is nothing to load.
 
     A topic named that does not exist is left to the job, unless it is the only one: others may be loaded.
@@ -44,11 +50,14 @@ def topics_to_load(bootstrap: str, registry: str, named: Sequence[str], matching
             raise MillraceError(
                 f"topic {wanted[0]!r} does not exist on {bootstrap}: check its name, or create it first"
             )
-        raise MillraceError(f"no topic on {bootstrap} matches {matching!r}: see `millrace topics list`")
+        raise MillraceError(
+            f"no topic on {bootstrap} matches {matching!r}:"
+            f" see `millrace topics list --bootstrap {bootstrap}`"
+        )
     with SchemaRegistryClient(registry) as client_of_registry:
         without = [name for name in found if not client_of_registry.versions(name)]
-        if not found:
-            client_of_registry.versions(wanted[0])  # only to hear whether it answers
+        if not found and not any(client_of_registry.versions(name) for name in wanted):
+            _check_tables(warehouse, wanted, registry)
     topics = [*wanted, *(name for name in found if name not in without)]
     if not topics:
         raise MillraceError(
@@ -56,6 +65,15 @@ def topics_to_load(bootstrap: str, registry: str, named: Sequence[str], matching
             " register them with `millrace schemas apply`"
         )
     return TopicsToLoad(topics, without)
+
+
+def _check_tables(warehouse: str, topics: Sequence[str], registry: str) -> None:
+    """MillraceError for topics without a schema, unless one of them may have a table with a pinned one."""
+    if warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics):
+        raise MillraceError(
+            f"no schema is registered for {topics[0]!r} at {registry}: register it with"
+            " `millrace schemas apply`, then load again"
+        )
 
 
 def _pattern(matching: str) -> re.Pattern[str] | None:
@@ -85,6 +103,38 @@ def check_warehouse(warehouse: str) -> None:
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
+
+
+def check_master(master: str) -> None:
+    """ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] takes a connection."""
+    if not master.startswith("spark://"):
+        return
+    for address in parse_addresses(master.removeprefix("spark://"), "--master"):
+        with suppress(OSError), socket.create_connection(address, MASTER_TIMEOUT_S):
+            return
+    raise ConfigError(f"no Spark master answers at {master}: start it, or give the right --master")
+
+
+def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> None:
+    """MillraceError when every topic's loads in a local warehouse are of another log than the one there."""
+    if not warehouse.startswith("/"):
+        return
+    from millrace.wire.client import ClusterClient
+    from millrace_spark.filesystem import LocalFilesystem
+    from millrace_spark.same_log import another_log, check_same_log
+    from millrace_spark.warehouse import newest_load
+
+    fs = LocalFilesystem(warehouse)
+    try:
+        loads = [load for load in (newest_load(fs, topic) for topic in topics) if load is not None]
+    except MillraceError:
+        return  # a table that is damaged stops no other one
+    if not loads or len(loads) < len(topics):
+        return
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        ids = {name: found.topic_id.hex for name, found in client.topics(topics).items()}
+        if all(load.topic in ids and another_log(client, ids[load.topic], load) for load in loads):
+            check_same_log(client, ids[loads[0].topic], loads[0])
 
 
 def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from millrace.errors import ConfigError
 from millrace_spark.commands import early
 from millrace_spark.commands.options import (
     JSON,
@@ -58,10 +59,12 @@ def hourly(
 
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
+    if not (hours or start or end or late):
+        raise ConfigError("which hours? give --hour, as often as needed, or --from and --to, or --late")
     root = absolute_warehouse(warehouse)
     settings = {
         "topic": topic,
-        "hours": parse_hours(hours, start, end) if hours or start or end or not late else [],
+        "hours": parse_hours(hours, start, end) if hours or start or end else [],
         "late": late,
         "warehouse": root,
         "run_id": run_id or manual_run_id(),
@@ -72,6 +75,9 @@ def hourly(
     answer = submit_job("hourly", settings, spark, fast_start=sink == "direct")
     if as_json:
         click.echo(json.dumps(answer))
+        return
+    if not answer["hours"]:
+        click.echo(f"{topic}: every published hour has all rows that its loads have of it")
         return
     table = table_of("hour", "rev", "rows", "verdict", "")
     for each in answer["hours"]:

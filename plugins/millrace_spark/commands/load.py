@@ -56,7 +56,9 @@ from millrace_spark.commands.options import (
 )
 @click.option("--accept-rejected", is_flag=True, help="Succeed although records could not be decoded.")
 @click.option(
-    "--accept-new-topic", is_flag=True, help="Go on with a topic that was deleted and created anew."
+    "--accept-new-topic",
+    is_flag=True,
+    help="Go on with a topic that was deleted and created anew, or whose cluster was.",
 )
 @click.option("--accept-gaps", is_flag=True, help="Go on over offsets that are missing in the log.")
 @spark_options
@@ -84,7 +86,7 @@ def load(
     decoded are set aside in the load, with reason and raw bytes; exit code 1 says so. A run that is repeated
     under its --run-id keeps to the end it first planned.
 
-    Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9092
+    Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
     --registry http://127.0.0.1:8081
     """
     if not topics and not topics_matching:
@@ -104,7 +106,9 @@ def load(
         "accept_gaps": accept_gaps,
     }
     early.check_warehouse(root)
-    found = early.topics_to_load(bootstrap, registry, topics, topics_matching)
+    found = early.topics_to_load(root, bootstrap, registry, topics, topics_matching)
+    if not accept_new_topic:
+        early.check_same_logs(root, bootstrap, found.topics)
     settings["topics"] = list(found.topics)
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = dataclasses.replace(spark, conf={"spark.scheduler.mode": "FAIR", **spark.conf})

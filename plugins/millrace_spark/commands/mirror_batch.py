@@ -34,8 +34,8 @@ def mirror_batch(
 ) -> None:  # fmt: skip
     """Copy what is new in TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
 
-    Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9092
-    --bootstrap 127.0.0.1:9094
+    Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
+    --bootstrap 127.0.0.1:9392
     """
     parse_addresses(origin_bootstrap, "--origin-bootstrap")
     parse_addresses(bootstrap, "--bootstrap")

@@ -93,8 +93,10 @@ def _key_and_value(text: str) -> tuple[str, str]:
 
 def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fast_start: bool) -> Any:
     """The result of `jobs/<job>.py` under spark-submit, its steps shown; MillraceError with its own line."""
+    from millrace_spark.commands.early import check_master
     from millrace_spark.submit import submit
 
+    check_master(spark.master)
     with steps(job) as on_line, _from_the_first_step(on_line) as on_line:
         return submit(
             job,
@@ -122,7 +124,7 @@ def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[s
 
     try:
         yield pass_on
-    except JobRefused:
+    except (JobRefused, KeyboardInterrupt):
         raise
     except BaseException:
         for line in () if begun else held:

@@ -64,7 +64,7 @@ def reload(
     publishes the hours.
 
     Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
-    --warehouse /data/warehouse --bootstrap 127.0.0.1:9092 --registry http://127.0.0.1:8081
+    --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
     """
     parse_addresses(bootstrap, "--bootstrap")
     if not reason.strip():
@@ -94,7 +94,8 @@ def reload(
         message = "read again" if each["published"] else "this run had read it again already"
         table.add_row(f"{each['load']:010d}", str(each["edition"]), *(f"{n:,}" for n in numbers), message)
     show(table)
-    click.echo(f"publish the hours with `millrace hourly {topic} --late`")
+    command = f"millrace hourly {topic} --late --warehouse {warehouse} --auditor URL"
+    click.echo(f"publish the hours with `{command}`")
 
 
 def _numbers(text: str) -> list[int]:

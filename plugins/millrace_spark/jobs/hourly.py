@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.audit.client import completeness
-from millrace.manifest import Verdict
+from millrace.manifest import UNASKED, Verdict
 from millrace_spark.filesystem import Filesystem, open_filesystem
 from millrace_spark.hour_merge import DirectMerge, Merge, merge_files
 from millrace_spark.hourly import HourlyRun, HourResult, as_json, publish_hours, publish_late_hours
@@ -65,7 +65,7 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
 
     def verdict_of(topic: str, hour: str) -> Verdict:
         if not auditor:
-            return Verdict(verdict="unasked")
+            return Verdict(verdict=UNASKED)
         start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
         answer = completeness(auditor, topic, start, start + timedelta(hours=1))
         reasons = [reason for window in answer.windows for reason in window.reasons]

@@ -18,7 +18,7 @@ import millrace.registry.client
 import millrace.wire.client
 import millrace_spark.submit
 from millrace.config import from_mapping
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
 from millrace_spark.commands.early import TopicsToLoad, parse_bytes
 from millrace_spark.commands.hourly import hourly
@@ -44,12 +44,15 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(job=job, settings=settings, **options)
         return seen["answer"]
 
-    def all_of(bootstrap: str, registry: str, named: Sequence[str], matching: str) -> TopicsToLoad:
+    def all_of(
+        warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
+    ) -> TopicsToLoad:
         return TopicsToLoad(list(dict.fromkeys(named)), ["Bare"] if matching else [])
 
     monkeypatch.setattr(millrace_spark.submit, "submit", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
     monkeypatch.setattr(early, "check_warehouse", lambda _: None)
+    monkeypatch.setattr(early, "check_same_logs", lambda *_: None)
     monkeypatch.setattr(early, "check_table", lambda *_: None)
     return seen
 
@@ -182,6 +185,7 @@ def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp
         (["Search"], "PageVie.", (["Search", "PageView"], [])),
         ([], ".*", (["PageClick", "PageView", "Search"], ["PageRaw"])),
         (["Gone"], "", "topic 'Gone' does not exist on b:1"),
+        (["PageRaw"], "", "no schema is registered for 'PageRaw' at http://r"),
         ([], "Nothing", "no topic on b:1 matches 'Nothing'"),
         ([], "Pag", "no topic on b:1 matches 'Pag'"),
         ([], "PageRaw", "has a schema at http://r (PageRaw)"),
@@ -209,10 +213,17 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     monkeypatch.setattr(millrace.registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
-            early.topics_to_load("b:1", "http://r", named, matching)
+            early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
     else:
-        found = early.topics_to_load("b:1", "http://r", named, matching)
+        found = early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
         assert (found.topics, found.without_schema) == expected
+
+
+def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:
+    done = CliRunner().invoke(hourly, ["A", "--late", "--warehouse", "w", "--master", "spark://127.0.0.1:1"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith("no Spark master answers at spark://127.0.0.1:1: ")
+    assert "job" not in submitted
 
 
 def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
@@ -240,7 +251,7 @@ def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any])
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([], "give either --hour"),
+        ([], "which hours? give --hour"),
         (["--hour", "2015-05-17"], "names a day: write an hour like 2015-05-17T10"),
         (["--hour", "2015-05-17T10", "--from", "2015-05-17T10"], "give either --hour"),
         (["--from", "2015-05-17T10"], "give either --hour"),
@@ -304,7 +315,7 @@ def test_every_command_s_help_has_an_example(command: Any) -> None:
 
 def test_settings_and_environments_of_spark_reach_the_submission(submitted: dict[str, Any]) -> None:
     submitted["answer"] = []
-    spark = ["--master", "spark://far:7077", "--conf", "spark.a=b=c", "--archives", "e.tar.gz#e"]
+    spark = ["--master", "k8s://https://far:6443", "--conf", "spark.a=b=c", "--archives", "e.tar.gz#e"]
     shown = CliRunner().invoke(load, ["A", *LOAD, *spark])
     assert shown.exit_code == 0, shown.output
     assert submitted["conf"] == {"spark.scheduler.mode": "FAIR", "spark.a": "b=c"}

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import Verdict
+from millrace.manifest import UNASKED, Verdict
 from millrace_spark.filesystem import LocalFilesystem
 from millrace_spark.hour_merge import MergeInput, MergeTask, merge_files
 from millrace_spark.hourly import HourResult, hours_between, publish_hours, publish_late_hours
@@ -167,6 +167,18 @@ def test_the_verdict_of_the_moment_is_written_in(warehouse: Path) -> None:
     (result,) = publish_hours(run, TOPIC, [TEN])
     assert result.verdict == "incomplete"
     assert read_revision(LocalFilesystem(str(warehouse)), TOPIC, TEN, 1).manifest.verdict == verdict
+
+
+def test_an_hour_published_again_without_asking_says_which_verdict_it_had(
+    warehouse: Path, log: MemoryLog
+) -> None:
+    complete = dataclasses.replace(hourly_run(warehouse), verdict_of=lambda *_: Verdict(verdict="complete"))
+    publish_hours(complete, TOPIC, [TEN])
+    log.append_events(0, [START])
+    load_topic(load_run(log, warehouse, "late"), TOPIC)
+    unasked = dataclasses.replace(hourly_run(warehouse), verdict_of=lambda *_: Verdict(verdict=UNASKED))
+    (result,) = publish_hours(unasked, TOPIC, [TEN])
+    assert result.message == "published rev=2; rev=1 was complete: ask again with --auditor"
 
 
 def test_the_loser_of_a_race_for_an_hour_finds_nothing_left_to_do(warehouse: Path) -> None:
