@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from millrace.records import BatchHeader, Record, iter_records, split_batches
@@ -29,6 +30,11 @@ def free_port() -> int:
             with suppress(OSError), socket.create_server(("127.0.0.1", port)):
                 _given_out.add(port)
                 return port
+
+
+def _knows(client: ClusterClient, broker_ids: Iterable[int]) -> bool:
+    """A broker hears of the others a moment after they are there."""
+    return set(broker_ids) <= set(client.broker_ids())
 
 
 @dataclass(slots=True)
@@ -78,6 +84,11 @@ class TestCluster:
             self.brokers[broker_id] = TestBroker(config, address, self.start("broker", str(config)))
         for broker_id in broker_ids:
             self.brokers[broker_id].process.ready()
+        for broker in self.brokers.values():
+            if broker.process.running:
+                with ClusterClient(broker.address, timeout_s=20) as client:
+                    known = partial(_knows, client, broker_ids)
+                    wait_until(f"{broker.address} knows brokers {broker_ids}", known)
         return self
 
     def restart(self, broker_id: int) -> None:

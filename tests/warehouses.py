@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pyarrow.parquet as pq
 
 from millrace.producer import AuditedProducer
 from millrace.registry.client import SchemaRegistryClient
+from millrace.wire.client import ClusterClient
 from tests.brokers import TestCluster
-from tests.support import REPOSITORY, Process, access_log
+from tests.support import REPOSITORY, Process, access_log, wait_until
 
 Start = Callable[..., Process]
 AUDIT_TOPICS = ("audit", "audit-offline")
@@ -25,6 +27,11 @@ EMPTY_EVENT: dict[str, Any] = {
     "memberId": None, "clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1",
     "referrer": None, "userAgent": None, "status": 200, "bytes": None,
 }  # fmt: skip
+
+
+def _knows(address: str, topic: str) -> bool:
+    with ClusterClient(address) as client:
+        return topic in client.topics([topic])
 
 
 @dataclass(slots=True)
@@ -58,6 +65,8 @@ class TestSite:
         """Create a topic of events shaped like PageView, its schema registered under its own name."""
         with self.cluster.client() as client:
             client.create_topic(name, partitions)
+        for broker in self.cluster.brokers.values():  # those that did not create it hear of it a moment later
+            wait_until(f"{broker.address} knows {name}", partial(_knows, broker.address, name))
         if name != "PageView":
             schema = json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text())
             with SchemaRegistryClient(self.registry) as registry:

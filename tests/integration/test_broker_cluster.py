@@ -27,10 +27,13 @@ def brokers(
     start_for_module: Callable[..., Process], zookeeper: str, tmp_path_factory: pytest.TempPathFactory
 ) -> list[RunningBroker]:
     folder = tmp_path_factory.mktemp("brokers")
-    return [
+    found = [
         start_broker(start_for_module, zookeeper, folder, "pair", broker_id=number, session_timeout_ms=2000)
         for number in (1, 2)
     ]
+    with found[0].client() as first:
+        wait_until("the first knows the second", lambda: first.broker_ids() == [1, 2])
+    return found
 
 
 def knows(broker: RunningBroker, topic: str) -> bool:

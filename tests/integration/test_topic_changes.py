@@ -40,7 +40,8 @@ def test_partitions_settings_and_deletion_reach_every_broker(
             cluster.start_brokers(2)
             with ClusterClient(cluster.brokers[2].address) as other:
                 add_partitions(other, "changing", 4)
-            assert client.topic("changing").partitions == {0: 1, 1: 1, 2: 2, 3: 2}
+            leaders = {0: 1, 1: 1, 2: 2, 3: 2}
+            wait_until("the first one knows them", lambda: client.topic("changing").partitions == leaders)
             for partition in range(1, 4):
                 produce(cluster.bootstrap, "changing", partition, b"%d" % partition)
             found = {number: each.values for number, each in read_topic(client, "changing").items()}
