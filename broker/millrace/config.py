@@ -138,7 +138,7 @@ class BrokerConfig(ClientLimits):
 def parse_address(text: str, what: str = "address") -> tuple[str, int]:
     """(host, port) of `HOST:PORT`; ConfigError when it is not one."""
     match = re.fullmatch(r"\[?([^\[\]]+?)\]?:(\d{1,5})", text.strip())
-    if match is None or int(match[2]) > 65535:
+    if match is None or "/" in match[1] or int(match[2]) > 65535:
         raise ConfigError(f"{what} {text!r} is not HOST:PORT")
     return match[1], int(match[2])
 

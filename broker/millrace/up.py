@@ -94,7 +94,12 @@ class Supervisor:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[Child] = []
-        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
+            ) from None
 
     def start(self, name: str, *command: str) -> Child:
         """Start `millrace COMMAND...` under a name, its output in <logs>/<name>.log."""

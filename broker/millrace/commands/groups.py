@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 import click
 from rich.table import Table
@@ -119,16 +119,16 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
 @click.argument("topic")
 @click.option(
     "--to", "target", required=True, metavar="WHERE",
-    help="earliest, latest, an offset, or a time like 2026-03-01T12:00:00+00:00.",
+    help="earliest, latest, an offset, or a time like 2026-03-01T12:00:00Z.",
 )  # fmt: skip
 @click.option("--partition", type=click.IntRange(0), help="Move only in this partition; default: in all.")
 @bootstrap_option
 def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: str) -> None:
     """Move GROUP to another place in TOPIC; its consumers must be stopped.
 
-    A time means the first message of that time or later; one without an offset from UTC is local time.
+    A time means the first message of that time or later; without an offset from UTC it is in UTC.
 
-    Example: millrace groups seek warehouse PageView --to 2026-03-01T00:00:00+00:00
+    Example: millrace groups seek warehouse PageView --to 2026-03-01T00:00:00Z
     """
     timestamp, offset = _target(target)
     if offset is not None and partition is None:
@@ -197,11 +197,12 @@ def _target(text: str) -> tuple[int, int | None]:
     if text.isdecimal():
         return LATEST, int(text)
     try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000), None
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise ConfigError(
-            f"--to {text!r} is neither earliest, latest, an offset nor a time like 2026-03-01T12:00:00+00:00"
+            f"--to {text!r} is neither earliest, latest, an offset nor a time like 2026-03-01T12:00:00Z"
         ) from None
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000), None
 
 
 def _offsets(

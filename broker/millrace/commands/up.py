@@ -11,6 +11,7 @@ from types import FrameType
 import click
 
 from millrace import config as settings
+from millrace.errors import MillraceError
 from millrace.up import Supervisor, UpConfig, start
 
 
@@ -27,6 +28,7 @@ def up(file: Path, overrides: tuple[str, ...]) -> None:
     config = settings.load(UpConfig, file, overrides)
     stop_on_signals()
     supervisor = Supervisor(Path(config.data_dir) / "logs")
+    ready = False
     try:
         endpoints = start(config, supervisor)
         click.echo(f"zookeeper  {endpoints.zookeeper}")
@@ -39,8 +41,11 @@ def up(file: Path, overrides: tuple[str, ...]) -> None:
         click.echo(f"auditor    {endpoints.auditor_url}")
         click.echo(f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}")
         sys.stdout.flush()
+        ready = True
         supervisor.watch()
     except KeyboardInterrupt:
+        if not ready:
+            raise MillraceError("interrupted before everything was up") from None
         click.echo("stopping")
     finally:
         supervisor.stop()

@@ -108,6 +108,8 @@ class Consumer:
             ]
             for topic, number in topics.items()
         }
+        for topic in sorted(topics.keys() - self._cluster.topics.keys()):
+            log.warning("no topic %s in cluster %s yet: its streams wait for it", topic, self._cluster.name)
         rebalancer = Rebalancer(
             self.group, self._cluster, self._registry, streams, self._pullers,
             commit_every=self._commit_every,

@@ -17,7 +17,10 @@ class TryAgain(Exception):
 
 
 def raise_error(code: int, what: str, message: str | None = None) -> None:
-    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved."""
+    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved.
+
+    The broker's own message, which names what it is about, goes before `what` was asked.
+    """
     if not code:
         return
     if code in _NOT_YET:
@@ -26,4 +29,4 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
     classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
     known = next((cls for number, cls in classes.items() if number == code), BrokerError)
-    raise known(f"{what}: {message or error_name(code)}")
+    raise known(message or f"{what}: {error_name(code)}")
