@@ -21,10 +21,11 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.audit.event import EventSchema, NotAudited, read_header
-from millrace.audit.messages import AUDIT_TOPIC, FOR_EVER, NOTHING, AuditCodec, Hello, Report
+from millrace.audit.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report
 from millrace.audit.outcomes import Outcomes, TopicOutcomes
 from millrace.audit.publish import EXPIRY_MARGIN_S, AuditPublisher, text_of
 from millrace.audit.ranges import Range, in_words
+from millrace.audit.topics import AUDIT_TOPIC
 from millrace.errors import ConfigError, MillraceError
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 

@@ -16,8 +16,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from millrace.audit import answers, ledger
 from millrace.audit.answers import AuditRules
-from millrace.audit.messages import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC, AuditCodec, AuditRecord
+from millrace.audit.messages import AuditCodec, AuditRecord
 from millrace.audit.store import AuditPosition, AuditStore
+from millrace.audit.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
 from millrace.errors import BrokerError, ErrorCode, MillraceError
 from millrace.records import iter_records, split_batches
 from millrace.registry.client import SchemaRegistryClient

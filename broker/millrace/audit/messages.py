@@ -21,10 +21,6 @@ from millrace.audit.ranges import SequenceRanges, from_deltas, merged, to_deltas
 from millrace.errors import MillraceError
 from millrace.registry.client import UnknownSchema
 
-AUDIT_TOPIC = "audit"
-"""In every cluster that is produced to; in the aggregate cluster a mirror of it, a partition for each."""
-OFFLINE_AUDIT_TOPIC = "audit-offline"
-"""In the aggregate cluster: what is counted there and in the warehouse."""
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
 

@@ -13,14 +13,8 @@ from types import TracebackType
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from millrace.audit.counts import SequenceCounts
-from millrace.audit.messages import (
-    OFFLINE_AUDIT_TOPIC,
-    WAREHOUSE,
-    AuditCodec,
-    AuditRecord,
-    Count,
-    LoadNumber,
-)
+from millrace.audit.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber
+from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
 from millrace.errors import ErrorCode, MillraceError
 from millrace.registry.client import SchemaRegistryClient
 

@@ -19,17 +19,9 @@ from dataclasses import dataclass, field
 from millrace.audit.counting import BatchCounter
 from millrace.audit.counts import SequenceCounts
 from millrace.audit.event import has_header
-from millrace.audit.messages import (
-    AUDIT_TOPIC,
-    NOTHING,
-    OFFLINE_AUDIT_TOPIC,
-    AuditCodec,
-    Count,
-    Heartbeat,
-    OffsetRange,
-    ReaderPosition,
-)
+from millrace.audit.messages import NOTHING, AuditCodec, Count, Heartbeat, OffsetRange, ReaderPosition
 from millrace.audit.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
+from millrace.audit.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
 from millrace.audit.turns import PartitionKey, Turns
 from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
 from millrace.records import Cursor, iter_records, split_batches

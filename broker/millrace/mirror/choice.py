@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
+from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
 from millrace.config import OriginConfig
 
 INTERNAL_PREFIX = "__"

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
 from millrace.audit.publish import publish_load_counts
+from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.manifest import LoadManifest
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.audit.counts import SequenceCounts
-from millrace.audit.messages import OFFLINE_AUDIT_TOPIC
 from millrace.audit.publish import publish_edition_counts
+from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.registry.client import SchemaRegistryClient
 from millrace.wire.client import ClusterClient
