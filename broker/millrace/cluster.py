@@ -40,7 +40,7 @@ from millrace.cluster_state import (
 )
 from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.liveness import is_dead, listens
-from millrace.presence import Presence
+from millrace.presence import Presence, Registration
 from millrace.storage.position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace.zookeeper_session import OPERATION_SECONDS, Session
@@ -61,7 +61,7 @@ class Cluster:
         self._id, self._ids, self._topics = (f"/{cluster}/{name}" for name in ("id", "brokers/ids", "topics"))
         self._registration: tuple[int, bytes] | None = None
         self._stored = stored_partitions(())
-        self._records: Mapping[int, Mapping[str, Any]] = {}
+        self._registered: Mapping[int, Registration] = {}
         self._presence = Presence(session.timeout_ms / 1000)
         self._dirty: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # None: everything
         self._wake, self._closed, self._refreshing = threading.Event(), threading.Event(), threading.RLock()
@@ -334,7 +334,8 @@ class Cluster:
         if self._registration is None:
             return
         broker_id, data = self._registration
-        if self._records.get(broker_id) == json.loads(data):
+        registered = self._registered.get(broker_id)
+        if registered is not None and registered.record == json.loads(data):
             return
         holder = self._register(self._registration)
         self._dirty.put(self._ids)
@@ -352,18 +353,24 @@ class Cluster:
             if not dirty:
                 return
             try:
-                records = self._read_brokers() if dirty & {None, self._ids} else self._records
-                topics = self._read_topics(dirty)
-                self._check_identity()  # last: what was read before it is of this cluster, then
+                session, registered, topics = self._read(dirty)
             except BaseException:
                 self._dirty.put(None)
                 raise
-            self._records, self.topics = records, topics
-            registered = {
-                broker_id: BrokerAddress(record["host"], record["port"])
-                for broker_id, record in records.items()
-            }
-            self.brokers = self._presence.alive(self.session.id, registered)
+            self._registered, self.topics = registered, topics
+            self.brokers = self._presence.alive(session, registered)
+
+    def _read(
+        self, dirty: set[str | None]
+    ) -> tuple[int, Mapping[int, Registration], Mapping[str, TopicState]]:
+        """Our session, the brokers and the topics; what was read over the end of a session is read again."""
+        while True:
+            session = self.session.id
+            registered = self._read_brokers() if dirty & {None, self._ids} else self._registered
+            topics = self._read_topics(dirty)
+            self._check_identity()  # last: what was read before it is of this cluster, then
+            if session and session == self.session.id:
+                return session, registered, topics
 
     def _check_identity(self) -> None:
         """MillraceError when ZooKeeper does not hold this cluster any more."""
@@ -384,9 +391,12 @@ class Cluster:
                 f"ZooKeeper at {self.session.zookeeper} has lost {path}: restore it"
             ) from None
 
-    def _read_brokers(self) -> Mapping[int, Mapping[str, Any]]:
+    def _read_brokers(self) -> Mapping[int, Registration]:
         found = self.session.read_all(f"{self._ids}/{name}" for name in self._children(self._ids))
-        return {int(path.rsplit("/", 1)[1]): json.loads(data) for path, (data, _) in found.items()}
+        return {
+            int(path.rsplit("/", 1)[1]): Registration(json.loads(data), stat.ephemeralOwner)
+            for path, (data, stat) in found.items()
+        }
 
     def _read_topics(self, dirty: set[str | None]) -> Mapping[str, TopicState]:
         names = set(self._children(self._topics) if dirty & {None, self._topics} else self.topics)

@@ -235,7 +235,7 @@ def test_members_that_lose_their_sessions_together_go_on_listing_each_other(memb
         thief.stop()
         thief.close()
     wait_until("both have new ones", lambda: all(m.cluster.session.id not in before for m in members))
-    wait_until("both are registered", lambda: len(second._records) == 2)
+    wait_until("both are registered", lambda: len(second._registered) == 2)
     assert sorted(second.brokers) == [1, 2]
     members[0].close()
     wait_until("who leaves then is gone", lambda: sorted(second.brokers) == [2])

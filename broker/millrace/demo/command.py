@@ -105,8 +105,8 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _where_logs_are(scratch: Path) -> str:
-    if (scratch / "logs").is_dir():
-        return f"; logs are in {scratch / 'logs'}"
-    with suppress(OSError):
-        scratch.rmdir()  # nothing was started, nothing is in it
-    return ""
+    logs = scratch / "logs"
+    for folder in (logs, scratch):
+        with suppress(OSError):
+            folder.rmdir()  # only an empty one: nothing was started
+    return f"; logs are in {logs}" if logs.is_dir() else ""

@@ -2,50 +2,74 @@
 
 from __future__ import annotations
 
-from millrace.cluster_state import BrokerAddress
-from millrace.presence import Presence
+from millrace.presence import Presence, Registration
 
-ONE, TWO, MOVED = (BrokerAddress("127.0.0.1", port) for port in (1, 2, 3))
+
+def registered(port: int, session: int) -> Registration:
+    return Registration({"host": "127.0.0.1", "port": port}, session)
+
+
+def ports(presence: Presence, session: int, brokers: dict[int, Registration]) -> dict[int, int]:
+    return {broker: address.port for broker, address in presence.alive(session, brokers).items()}
+
+
+ONE, TWO, THREE = (registered(number, 100 + number) for number in (1, 2, 3))
+ONE_ANEW, TWO_ANEW = registered(11, 201), registered(2, 202)
 
 
 def test_a_broker_that_goes_while_our_session_lasts_is_gone_at_once() -> None:
     presence = Presence(6, lambda: 0.0)
-    assert presence.alive(7, {2: TWO, 1: ONE}) == {1: ONE, 2: TWO}
-    assert presence.alive(7, {1: ONE}) == {1: ONE}
+    assert ports(presence, 7, {2: TWO, 1: ONE}) == {1: 1, 2: 2}
+    assert ports(presence, 7, {1: ONE}) == {1: 1}
     assert presence.wait_s() is None
 
 
 def test_after_a_session_of_our_own_was_lost_the_others_are_awaited_until_they_are_back() -> None:
     now = [0.0]
     presence = Presence(6, lambda: now[0])
-    presence.alive(7, {1: ONE, 2: TWO})
-    assert presence.alive(8, {}) == {1: ONE, 2: TWO}
+    ports(presence, 7, {1: ONE, 2: TWO})
+    assert ports(presence, 8, {}) == {1: 1, 2: 2}
     now[0] = 2.0
     assert presence.wait_s() == 4.0
-    assert presence.alive(8, {1: MOVED}) == {1: MOVED, 2: TWO}
-    assert presence.alive(8, {1: MOVED, 2: TWO}) == {1: MOVED, 2: TWO}
+    assert ports(presence, 8, {1: ONE_ANEW}) == {1: 11, 2: 2}
+    assert ports(presence, 8, {1: ONE_ANEW, 2: TWO_ANEW}) == {1: 11, 2: 2}
     assert presence.wait_s() is None
-    assert presence.alive(8, {1: MOVED}) == {1: MOVED}, "that session lasts"
+    assert ports(presence, 8, {1: ONE_ANEW}) == {1: 11}, "that session lasts"
+
+
+def test_a_registration_that_was_there_before_is_no_sign_that_its_broker_is_back() -> None:
+    presence = Presence(6, lambda: 0.0)
+    ports(presence, 7, {1: ONE, 2: TWO})
+    assert ports(presence, 8, {1: ONE, 2: TWO}) == {1: 1, 2: 2}
+    assert ports(presence, 8, {}) == {1: 1, 2: 2}, "their sessions end a moment after ours"
+
+
+def test_who_is_back_and_leaves_is_gone_while_another_one_is_awaited() -> None:
+    presence = Presence(6, lambda: 0.0)
+    ports(presence, 7, {1: ONE, 2: TWO, 3: THREE})
+    ports(presence, 8, {})
+    ports(presence, 8, {1: ONE_ANEW, 2: TWO_ANEW})
+    assert ports(presence, 8, {2: TWO_ANEW}) == {2: 2, 3: 3}
 
 
 def test_nobody_is_awaited_for_longer_than_a_session() -> None:
     now = [0.0]
     presence = Presence(6, lambda: now[0])
-    presence.alive(7, {1: ONE, 2: TWO})
-    presence.alive(8, {1: ONE})
+    ports(presence, 7, {1: ONE, 2: TWO})
+    ports(presence, 8, {1: ONE_ANEW})
     now[0] = 5.9
-    assert presence.alive(8, {1: ONE}) == {1: ONE, 2: TWO}
+    assert ports(presence, 8, {1: ONE_ANEW}) == {1: 11, 2: 2}
     now[0] = 6.0
     assert presence.wait_s() == 0.0
-    assert presence.alive(8, {1: ONE}) == {1: ONE}
+    assert ports(presence, 8, {1: ONE_ANEW}) == {1: 11}
     assert presence.wait_s() is None
 
 
 def test_a_second_loss_begins_the_wait_anew_with_those_still_listed() -> None:
     now = [0.0]
     presence = Presence(6, lambda: now[0])
-    presence.alive(7, {1: ONE, 2: TWO})
-    presence.alive(8, {})
+    ports(presence, 7, {1: ONE, 2: TWO})
+    ports(presence, 8, {})
     now[0] = 5.0
-    assert presence.alive(9, {}) == {1: ONE, 2: TWO}
+    assert ports(presence, 9, {}) == {1: 1, 2: 2}
     assert presence.wait_s() == 6.0

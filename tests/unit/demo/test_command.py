@@ -39,8 +39,9 @@ def test_a_demo_that_ends_early_says_why_and_names_logs_only_where_there_are_som
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, said: str, started: bool
 ) -> None:
     def fail(options: DemoOptions, console: object) -> None:
+        (options.scratch / "logs").mkdir()
         if started:
-            (options.scratch / "logs").mkdir()
+            (options.scratch / "logs" / "registry.log").touch()
         raise error
 
     monkeypatch.setattr(command, "run_demo", fail)
