@@ -36,6 +36,10 @@ KEEP_S = 7 * 24 * 3600.0
 """How long the folder of a job stays that nobody came back for: its task was killed or its worker died."""
 
 
+started_here: list[Job] = []
+"""Those of this process, whether they have ended or not: a run that is interrupted takes them with it."""
+
+
 class JobFailed(MillraceError):
     """The command ended with an error or disappeared; the text repeats its own last line."""
 
@@ -51,6 +55,7 @@ class Job:
         """Start `command` detached from this process, its folder a new one under `parent`."""
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
+        started_here.append(job)
         _sweep(parent)
         job._path("command.json").write_text(json.dumps(list(command)))
         with job._path("lock").open("wb") as lock:

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -24,8 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 import click
 from pluggy import HookimplMarker
 
-from millrace_airflow.job import Job, JobFailed
-from millrace_airflow.settings import JOBS_FOLDER
+from millrace_airflow.job import Job, JobFailed, started_here
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -49,9 +47,8 @@ def main(dag_id: str, dags_folder: str, airflow_home: str | None, start: str | N
     folder = Path(dags_folder).resolve()
     run_conf = {name: value for name, value in (("start", start), ("end", end)) if value}
     with tempfile.TemporaryDirectory(prefix="millrace-airflow-") as temporary:
-        home = Path(airflow_home or temporary).resolve()
-        _configure(folder, home)
-        end_on_signals = partial(_on_signals, partial(_end, home / JOBS_FOLDER, Path(temporary)))
+        _configure(folder, Path(airflow_home or temporary).resolve())
+        end_on_signals = partial(_on_signals, partial(_end, Path(temporary)))
         end_on_signals()
         failures = run_dag(dag_id, folder, run_conf, report, end_on_signals)
     if failures:
@@ -65,15 +62,27 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-def _end(jobs: Path, temporary: Path, number: int, _: FrameType | None) -> NoReturn:
-    """End at once: raised from here, Airflow would take an exception for a task's failure and go on."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    for directory in jobs.iterdir() if jobs.is_dir() else ():
-        with suppress(OSError, JobFailed):  # one that is just beginning or ending
-            Job(directory).kill()
-    shutil.rmtree(temporary, ignore_errors=True)
-    os._exit(128 + number)
+def _end(temporary: Path, number: int, _: FrameType | None) -> NoReturn:
+    """End here: an exception raised in a handler Airflow would take for a task's failure, and go on."""
+    try:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        for job in started_here:
+            _kill(job)
+        shutil.rmtree(temporary, ignore_errors=True)
+    finally:
+        os._exit(128 + number)
+
+
+def _kill(job: Job) -> None:
+    """End a job; one that is just beginning has two seconds to say which processes it is."""
+    deadline = time.monotonic() + 2.0
+    while job.directory.is_dir() and time.monotonic() < deadline:
+        try:
+            job.kill()
+            return
+        except (OSError, ValueError, JobFailed):
+            time.sleep(0.05)
 
 
 def run_dag(

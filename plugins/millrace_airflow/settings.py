@@ -15,9 +15,6 @@ from typing import Any
 from millrace.config import from_mapping, parse_addresses
 from millrace.errors import ConfigError
 
-JOBS_FOLDER = "millrace-jobs"
-"""In Airflow's home, unless the connection names another folder."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MillraceSettings:
@@ -49,9 +46,9 @@ class MillraceSettings:
 
     @property
     def job_directory(self) -> Path:
-        """`job_dir`, or JOBS_FOLDER in Airflow's home."""
+        """`job_dir`, or the folder millrace-jobs in Airflow's home."""
         home = os.environ.get("AIRFLOW_HOME", "~/airflow")
-        return Path(self.job_dir or Path(home, JOBS_FOLDER)).expanduser()
+        return Path(self.job_dir or Path(home, "millrace-jobs")).expanduser()
 
 
 def settings_from_connection(

@@ -31,5 +31,5 @@ def check_same_log(client: ClusterClient, topic_id: str, load: LoadManifest) -> 
     if different := another_log(client, topic_id, load):
         raise MillraceError(
             f"{different}: check --bootstrap; if that was done on purpose, --accept-new-topic goes on with"
-            f" {load.topic} from its beginning"
+            " the topic that is there"
         )

@@ -153,9 +153,14 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         preexec_fn=die_with_the_test_run,
     ) as run:  # fmt: skip
-        pid = int(wait_until("the job has begun", lambda: told.exists() and told.read_text(), timeout_s=100))
-        run.send_signal(number)
-        assert run.wait(timeout=30) == 128 + number
+        try:
+            pid = int(
+                wait_until("the job has begun", lambda: told.exists() and told.read_text(), timeout_s=100)
+            )
+            run.send_signal(number)
+            assert run.wait(timeout=30) == 128 + number
+        finally:
+            run.kill()
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -158,5 +158,7 @@ class Auditor:
 
 def accept(store: AuditStore, instance: int, reason: str) -> None:
     """Note that an operator goes on without the word of an instance."""
+    with store.reading() as session:
+        ledger.check_known(session, instance)  # here, because it may read every count
     with store.writing() as session:
         ledger.accept(session, instance, reason, time.time_ns() // 1_000_000)

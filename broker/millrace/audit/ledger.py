@@ -78,16 +78,17 @@ def heard_again(session: Session, topic_id: str, partition: int, records: Iterab
         row.until = next(times, FOR_EVER)
 
 
-def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
-    """Go on without an instance's word from now on; the reason is kept, a later one replaces it.
-
-    MillraceError when neither a word nor an event of the instance was ever heard of.
-    """
+def check_known(session: Session, instance: int) -> None:
+    """MillraceError when neither a word nor an event of the instance was ever heard of."""
     of_it = select(CountedRow.instance).where(CountedRow.instance == instance).limit(1)
     if session.get(InstanceRow, instance) is None and session.scalar(of_it) is None:
         raise MillraceError(
             f"nobody has heard of instance {instance}: the reasons beside a window name those that are silent"
         )
+
+
+def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
+    """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
     row = _instance_row(session, instance)
     row.accepted, row.accepted_at = _storable(reason), now_ms
     return row

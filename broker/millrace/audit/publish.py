@@ -112,7 +112,7 @@ def text_of(error: BaseException | KafkaError) -> str:
     if not isinstance(cause, KafkaError):
         return str(cause)
     if cause.code() == ErrorCode.POLICY_VIOLATION:
-        return "it is a copy, made by the mirror: publish to the cluster that it is copied from"
+        return f"{cause.str()}; a copy that the mirror makes takes messages in the cluster it is copied from"
     return str(cause.str())
 
 

@@ -166,8 +166,8 @@ def judge(
         home = _home(entry.instance, around)
         if home is None and entry.instance.cluster is not None:
             visible.append(_misnamed(entry.instance, around))
-        for tier in (home, OFFLINE):
-            if tier is not None and not _is_read(tier, entry, around):
+        for tier in dict.fromkeys((*([home] if home else around.origins), OFFLINE)):
+            if not _is_read(tier, entry, around):
                 behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
         for finding in _findings(entry, home, end):
             read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)

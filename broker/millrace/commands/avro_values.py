@@ -8,7 +8,6 @@ from typing import Any
 
 import fastavro
 
-from millrace.errors import MillraceError
 from millrace.registry.client import SchemaRegistryClient, UnknownSchema
 
 _ID_BYTES = 5
@@ -36,14 +35,14 @@ class AvroValues:
         return record if not body.read(1) else printable(value)
 
     def _schema(self, schema_id: int) -> Any:
-        """Parsed; None when the registry has none of that id, which may be registered in a moment."""
+        """Parsed; None when the registry has no Avro schema of that id; one may be registered in a moment."""
         if schema_id not in self._schemas:
             try:
                 self._schemas[schema_id] = fastavro.parse_schema(self._registry.schema(schema_id))
             except UnknownSchema:
                 return None
-            except fastavro.schema.SchemaParseException as error:
-                raise MillraceError(f"schema {schema_id} cannot be read: {error}") from None
+            except (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError):
+                self._schemas[schema_id] = None  # of another kind, JSON Schema for one
         return self._schemas[schema_id]
 
 

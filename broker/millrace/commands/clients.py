@@ -147,13 +147,13 @@ def consume(
         raise click.UsageError(
             "--group gives out the partitions: it goes without --partition and --until-end"
         )
+    client = SchemaRegistryClient(registry) if registry else None
     partitions = _partitions(bootstrap, topic, partition)
     if group is not None:
         consumer = _member(bootstrap, topic, group, from_beginning)
     else:
         start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
         consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
-    client = SchemaRegistryClient(registry) if registry else None
     decoded = None if client is None else AvroValues(client)
     try:
         for message in _received(consumer, len(partitions) if until_end else None):

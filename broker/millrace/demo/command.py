@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from contextlib import suppress
@@ -99,6 +100,8 @@ def _new_folder(keep: Path | None) -> Path:
         used = any(keep.iterdir())
     except OSError as error:
         raise ConfigError(f"--keep {keep} cannot be used: {error.strerror}") from None
+    if not os.access(keep, os.W_OK | os.X_OK):
+        raise ConfigError(f"--keep {keep} cannot be written: name another folder, or mend its rights")
     if used:
         raise ConfigError(f"--keep {keep} is not empty: name a new folder, each demo begins with nothing")
     return keep

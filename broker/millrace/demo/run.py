@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,8 @@ from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.fetch import error_name
 
 FETCH_BYTES = 4 << 20
+END_S, END_TRIES = 60.0, 3
+"""What Airflow gets to end its jobs and itself, and how often it is told."""
 WAIT_MINUTES = 3.0
 """How long the DAG waits for the hours to be complete; a minute is plenty on an idle machine."""
 WAIT_MINUTES_WITH_FAULT = 0.5
@@ -260,11 +262,21 @@ def _run_dag(
                 last = line.rstrip()
                 console.print(f"          {last}", style="dim", highlight=False, markup=False)
         except BaseException:
-            airflow.terminate()  # it ends its jobs, then itself
+            _end(airflow)
             raise
     if airflow.returncode == 0:
         return None
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
+
+
+def _end(airflow: subprocess.Popen[str]) -> None:
+    """Let Airflow end its jobs, then itself; told again, because a task that begins may take the signal."""
+    for _ in range(END_TRIES):
+        airflow.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            airflow.wait(END_S / END_TRIES)
+            return
+    airflow.kill()
 
 
 def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:

@@ -110,7 +110,7 @@ def check_master(master: str) -> None:
     if not master.startswith("spark://"):
         return
     for address in parse_addresses(master.removeprefix("spark://"), "--master"):
-        with suppress(OSError), socket.create_connection(address, MASTER_TIMEOUT_S):
+        with suppress(OSError, UnicodeError), socket.create_connection(address, MASTER_TIMEOUT_S):
             return
     raise ConfigError(f"no Spark master answers at {master}: start it, or give the right --master")
 
@@ -124,12 +124,16 @@ def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> No
     from millrace_spark.same_log import another_log, check_same_log
     from millrace_spark.warehouse import newest_load
 
-    fs = LocalFilesystem(warehouse)
-    try:
-        loads = [load for load in (newest_load(fs, topic) for topic in topics) if load is not None]
-    except MillraceError:
-        return  # a table that is damaged stops no other one
-    if not loads or len(loads) < len(topics):
+    fs, loads = LocalFilesystem(warehouse), []
+    for topic in topics:
+        try:
+            newest = newest_load(fs, topic)
+        except MillraceError:
+            continue  # the job says what is damaged there
+        if newest is None:
+            return
+        loads.append(newest)
+    if not loads:
         return
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         ids = {name: found.topic_id.hex for name, found in client.topics(topics).items()}

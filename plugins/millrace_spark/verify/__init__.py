@@ -17,8 +17,8 @@ from millrace_spark.filesystem import Filesystem
 from millrace_spark.same_log import another_log
 from millrace_spark.verify.hours import verify_hours
 from millrace_spark.verify.loads import verify_loads
-from millrace_spark.verify.report import OnFolder, TableReport
-from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, STAGING, load_numbers, read_load
+from millrace_spark.verify.report import OURS, OnFolder, TableReport
+from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, load_numbers, read_load
 
 __all__ = ["TableReport", "verify"]
 
@@ -50,13 +50,13 @@ def _strays(fs: Filesystem, tables: Collection[str]) -> list[TableReport]:
     return [
         TableReport(name, notes=[f"{name} is no table: nothing that Millrace writes is in it"])
         for name in fs.names("")
-        if name not in tables and not name.startswith((".", "_"))
+        if not {name, f"{name}{HOURLY}"} & {*tables} and not name.startswith((".", "_"))
     ]
 
 
 def _refuse_others(fs: Filesystem) -> None:
     """MillraceError for a broker's folder, a log in it, or one table: all that is there belongs there."""
-    names = fs.names("")
+    names = [name for name in fs.names("") if not _is_table(fs, name)]
     if LEDGER in names or PLANS in names:
         raise MillraceError(
             f"{fs.root} is one table of a warehouse: name the folder above it, and the table with --topic"
@@ -68,9 +68,11 @@ def _refuse_others(fs: Filesystem) -> None:
 
 
 def _is_table(fs: Filesystem, name: str) -> bool:
-    """True for a folder with anything that a load or a publication begins with."""
-    inside = fs.names(name)
-    return any(each in (LEDGER, PLANS, STAGING) or each.startswith(("load=", "date=")) for each in inside)
+    """True for a folder with anything in it that lies in a table's; its ledger's files are called alike."""
+    return any(
+        each in OURS or (each.startswith(("load=", "date=")) and not each.endswith(".json"))
+        for each in fs.names(name)
+    )
 
 
 def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableReport) -> None:

@@ -12,6 +12,8 @@ from millrace_spark.filesystem import Filesystem
 from millrace_spark.promotions import PROMOTIONS
 from millrace_spark.warehouse import HOURS, LEDGER, PLANS, STAGING, recorded
 
+OURS = frozenset({PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS})
+"""What lies in a table's folder beside its loads."""
 OnFolder = Callable[[str], None]
 """Called before each folder that is checked: a progress bar."""
 
@@ -58,7 +60,7 @@ def not_recorded(report: TableReport, folder: str, *, newest: bool) -> None:
 
 def check_strays(fs: Filesystem, table: str, present: Iterable[str], report: TableReport) -> None:
     """Report what lies in a table's folder and is none of ours, and what unfinished runs left."""
-    known = {*present, PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS}
+    known = {*present, *OURS}
     for name in fs.names(table):
         if name == STAGING:
             if left := fs.names(f"{table}/{STAGING}"):

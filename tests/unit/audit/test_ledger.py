@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from millrace.audit import answers, ledger
+from millrace.audit import answers, auditor, ledger
 from millrace.audit.answers import AuditRules
 from millrace.audit.counts import WINDOW_MS, SequenceCounts
 from millrace.audit.messages import (
@@ -230,11 +230,9 @@ def test_an_accepted_instance_goes_on_with_its_reason_in_sight(audit: Audit) -> 
 
 def test_an_instance_that_nobody_has_heard_of_is_not_accepted(audit: Audit) -> None:
     audit.apply(*WHOLE)
-    with (
-        pytest.raises(MillraceError, match="nobody has heard of instance 7"),
-        audit.store.writing() as session,
-    ):
-        ledger.accept(session, 7, "mistyped", NOW)
+    auditor.accept(audit.store, 1, "its host is gone")
+    with pytest.raises(MillraceError, match="nobody has heard of instance 7"):
+        auditor.accept(audit.store, 7, "mistyped")
 
 
 def test_a_stranger_can_be_accepted_before_anything_is_known_of_it(audit: Audit) -> None:

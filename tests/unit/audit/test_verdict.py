@@ -265,6 +265,18 @@ def test_a_name_that_no_cluster_has_is_said_and_hides_neither_what_arrived_nor_w
     assert judgement.tiers == {"dc1": 10, "offline": 10, "warehouse": 10}
     lost = judged(evidence({**FULL, "warehouse": [(0, 8)]}, instance=stray))
     assert (lost.verdict, told(lost)) == (Verdict.INCOMPLETE, [("missing", "warehouse", [(9, 9)])])
+    unread = judged(
+        evidence(instance=stray, reported_at=LATER + 1),
+        around=replace(
+            AROUND,
+            heartbeats={
+                **AROUND.heartbeats,
+                "dc1": LATER + 2,
+                "offline": LATER + 2,
+            },
+        ),
+    )
+    assert unread.verdict == Verdict.UNKNOWN, "it may have been any of them"
     nowhere = judged(evidence({}, instance=stray))
     assert told(nowhere) == [("missing", "offline", [(0, 9)]), ("missing", "warehouse", [(0, 9)])]
     open_still = judged(evidence(instance=replace(stray, closed_through=NOTHING), acknowledged=(0, 4)))
