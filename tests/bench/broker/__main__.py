@@ -54,6 +54,7 @@ def main() -> None:
     kept = SCRATCH / ("quick.json" if options.quick else "result.json")
     partial = options.only != list(SYSTEMS) or options.cells != list(cells.CELLS)
     result: Result = json.loads(kept.read_text()) if partial and kept.exists() else {}
+    result["runs"] = [*result.get("runs", []), _this_run(options)]
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="data-", dir=SCRATCH, ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -67,6 +68,17 @@ def main() -> None:
     print(f"{page.relative_to(REPOSITORY)} written after {(time.monotonic() - started) / 60:.1f} minutes")
     print("\n".join(["NOT COMPLETE:", *bad]) if bad else "COMPLETE")
     sys.exit(1 if bad else 0)
+
+
+def _this_run(options: argparse.Namespace) -> Mapping[str, Any]:
+    """What was typed, when, and how quiet the machine was."""
+    words = ["make bench-broker", *(["QUICK=1"] if options.quick else [])]
+    if options.only != list(SYSTEMS):
+        words.append(f"ONLY={','.join(options.only)}")
+    if options.cells != list(cells.CELLS):
+        words.append(f"CELLS={','.join(options.cells)}")
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return {"command": " ".join(words), "busy": machine.busy_share(), "date": date}
 
 
 def _options() -> argparse.Namespace:
@@ -94,8 +106,6 @@ def _measure_machine(result: Result, folder: Path, *, quick: bool) -> None:
         raw.touch_memory(folder)
     result["machine"] = machine.machine()
     result["quick"] = quick
-    result["busy"] = machine.busy_share()
-    result["date"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     result["raw"] = raw.measure(folder, RAW_BYTES // (4 if quick else 1), best_of=1 if quick else 3)
 
 

@@ -7,9 +7,10 @@ and of peers that are ahead, each shown only when the figures say so.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from tests.bench.broker import figures
 from tests.bench.broker.figures import Outcome, Result
@@ -32,13 +33,16 @@ _AHEAD = 1.05
 """A peer counts as ahead when it is faster by more than the noise between two runs."""
 
 
+def _run(run: Mapping[str, Any]) -> str:
+    quiet = f"other processes used {run['busy']:.0%} of all cores before it"
+    return f"- Run: `{run['command']}`, {run['date']}; {quiet}"
+
+
 def page(result: Result) -> str:
     """The whole half."""
     values = {
-        "date": result.get("date", "?"),
-        "command": "make bench-broker QUICK=1" if result.get("quick") else "make bench-broker",
+        "runs": "\n".join(map(_run, result.get("runs", ()))),
         "machine": in_words(result.get("machine", {})),
-        "busy": f"{result.get('busy', 0):.0%}",
         "problems": "\n".join(f"- **{problem}**" for problem in problems(result)) or "None.",
         "levels": _levels(result),
         "missed": "\n".join(_missed(result)) or "None is missed.",

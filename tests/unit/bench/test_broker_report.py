@@ -30,8 +30,7 @@ def outcome(rates: dict[str, float], *, seconds: float = 10, **usage: float) -> 
 
 
 RESULT: dict[str, Any] = {
-    "date": "2026-01-02 03:04 UTC",
-    "busy": 0.01,
+    "runs": [{"command": "make bench-broker ONLY=kafka", "date": "2026-01-02 03:04 UTC", "busy": 0.01}],
     "machine": {"cores": "2", "cpu": "some CPU", "memory": "24 GiB", "kernel": "6", "python": "3.11"},
     "raw": [{"name": SENDFILE, "mb_per_s": 2500.0, "cpu_s_per_gb": 0.3}],
     "systems": {
@@ -84,6 +83,9 @@ def lines(text: str, *words: str) -> list[str]:
 def test_each_level_says_what_was_measured_and_whether_that_is_enough() -> None:
     page = report.page(RESULT)
 
+    assert lines(
+        page, "- Run: `make bench-broker ONLY=kafka`, 2026-01-02 03:04 UTC; ", " used 1% of all cores"
+    )
     assert lines(page, "| replay, 1 per request |", "≥ 300 k", "320 k", "| yes |")
     assert lines(page, "| replay, 50 per request |", "≥ 5 M", "4 M", "| **no** |")
     assert lines(page, "| broker CPU, 50 per request |", "≤ 0.15", "0.2 s/M", "| **no** |")
