@@ -186,8 +186,12 @@ class LoadManifest:
         return rows
 
     def covers(self, topic_id: str, ends: Mapping[int, int]) -> bool:
-        """True if every partition of that topic was read at least to its end in `ends`."""
-        mine = self.ends
+        """True if every partition of that topic was read at least to its end in `ends`.
+
+        Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
+        with two offsets: an end may be either.
+        """
+        mine = {part.partition: max(part.end, part.end_base or 0) for part in self.partitions}
         return self.topic_id == topic_id and all(mine.get(p, 0) >= end for p, end in ends.items())
 
 

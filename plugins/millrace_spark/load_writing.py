@@ -78,6 +78,10 @@ class Reached:
     base: int | None = None
     origin: OriginPartition | None = None
 
+    def is_at(self, end: int) -> bool:
+        """True if nothing lies before the end that was not read: up to `base` there is no other batch."""
+        return end <= max(self.offset, self.base or 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPart:
@@ -102,7 +106,7 @@ def parts_of(
     client: ClusterClient, topic: str, topic_id: str, reached: Mapping[int, Reached], ends: Mapping[int, int]
 ) -> list[LoadedPart]:
     """What to read of every partition, up to `ends`, and what of it has expired already."""
-    news = {p: end for p, end in ends.items() if end > reached.get(p, Reached()).offset}
+    news = {p: end for p, end in ends.items() if not reached.get(p, Reached()).is_at(end)}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
     for partition in sorted(reached.keys() | ends.keys()):

@@ -138,6 +138,31 @@ def test_a_retried_run_keeps_to_its_plan_whatever_the_bounds_are_now(tmp_path: P
     assert (again.load, again.published, again.rows) == (1, False, result.rows)
 
 
+@pytest.mark.parametrize("more", [0, 5])
+def test_the_beginning_of_a_batch_is_reached_with_the_end_of_the_one_before(
+    tmp_path: Path, more: int
+) -> None:
+    log = MemoryLog(2)
+    log.append_events(0, [START] * 100)
+
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    first = Bounds(max_bytes=size_of(log, 0, 1))
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(log, tmp_path, "first", bounds=first, progress=stop), TOPIC)
+    planned = json.loads((tmp_path / plan_path(TOPIC, "first")).read_text())
+    manifest = load_bounded(log, tmp_path, "second", max_bytes=1)
+    part = manifest.partitions[0]
+    assert (part.end, part.end_base) == (10, planned["ends"][0]["end"]), "one place, two offsets"
+    log.append_events(1, [START] * more)
+    result = load_topic(load_run(log, tmp_path, "first"), TOPIC)
+    assert (result.load, result.published) == (1, False)
+    assert load_bounded(log, tmp_path, "third").rows == 90 + more
+    assert clean(tmp_path)
+
+
 def test_an_end_at_a_batch_boundary_is_where_retention_may_cut(tmp_path: Path) -> None:
     log = MemoryLog(1)
     log.append_events(0, [START] * 100)

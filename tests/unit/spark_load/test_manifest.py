@@ -140,6 +140,7 @@ def test_rows_by_hour_count_data_files_only() -> None:
 
 def test_a_load_covers_ends_of_its_own_topic_only() -> None:
     assert manifest().covers("ab", {0: 100, 1: 0})
-    assert not manifest().covers("ab", {0: 101})
+    assert manifest().covers("ab", {0: 120}), "where the next batch begins"
+    assert not manifest().covers("ab", {0: 121})
     assert not manifest().covers("ab", {0: 100, 1: 5})
     assert not manifest().covers("cd", {0: 100})
