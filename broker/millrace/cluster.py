@@ -10,6 +10,8 @@ missing: a ZooKeeper that was wiped or holds another cluster is refused, an unre
     /<cluster>/brokers/ids/<id>  ephemeral   {"host", "port", "machine", "boot": id of this registration,
                                               "partitions", "topics": see stored_partitions}
     /<cluster>/topics/<topic>    persistent  see cluster_state.py
+
+One file of more than 400 lines: brokers and topics share one watcher, one lock and one reading.
 """
 
 from __future__ import annotations

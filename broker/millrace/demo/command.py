@@ -108,8 +108,9 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _where_logs_are(scratch: Path) -> str:
+    """The end of the sentence that names the logs, if there are any; folders that stayed empty are removed."""
     logs = scratch / "logs"
     for folder in (logs, scratch):
         with suppress(OSError):
-            folder.rmdir()  # only an empty one: nothing was started
+            folder.rmdir()  # refused unless it is empty: nothing was started then
     return f"; logs are in {logs}" if logs.is_dir() else ""

@@ -17,10 +17,7 @@ class TryAgain(Exception):
 
 
 def raise_error(code: int, what: str, message: str | None = None) -> None:
-    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved.
-
-    The broker's own message stands alone when it names what was asked.
-    """
+    """Raise what an error code means: nothing for 0, TryAgain where the leader has moved."""
     if not code:
         return
     if code in _NOT_YET:
@@ -29,5 +26,4 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
     classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
     known = next((cls for number, cls in classes.items() if number == code), BrokerError)
-    name = what.partition("'")[2].partition("'")[0]  # of "topic 'PageView'"
-    raise known(message if message and name and name in message else f"{what}: {message or error_name(code)}")
+    raise known(f"{what}: {message or error_name(code)}")
