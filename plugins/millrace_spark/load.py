@@ -30,7 +30,7 @@ from millrace_spark.load_writing import (
     reached_by,
     write_ranges,
 )
-from millrace_spark.plan import Plan, PlannedEnd, check_topic_id, freeze
+from millrace_spark.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_spark.promotions import PinnedId, dropped_fields, pinned_id
 from millrace_spark.ranges import KAFKA_RECORD_BYTES
 from millrace_spark.same_log import check_same_log
@@ -98,7 +98,7 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     run.progress("planned")
     for _ in range(ATTEMPTS):
         newest = _healed(run, topic, newest)
-        check_topic_id(plan, _metadata(run.client, topic).topic_id.hex)
+        check_planned_log(plan, run.client.cluster_id, _metadata(run.client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
             return _with_lag(run, plan, newest, _nothing_to_do(run.fs, plan, newest, fresh))

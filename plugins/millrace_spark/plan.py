@@ -68,8 +68,13 @@ def freeze(fs: Filesystem, topic: str, run_id: str, propose: Callable[[], Plan])
         return decode(Plan, fs.read(path), path), made
 
 
-def check_topic_id(plan: Plan, topic_id: str) -> None:
-    """MillraceError when the topic was deleted and made again after the plan was frozen."""
+def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
+    """MillraceError when the plan was frozen on another cluster, or the topic was made again after that."""
+    if plan.cluster_id != cluster_id:
+        raise MillraceError(
+            f"run {plan.run_id!r} had planned what to load of {plan.topic} on cluster {plan.cluster_id},"
+            f" this is {cluster_id}: check --bootstrap, or use a new run id"
+        )
     if plan.topic_id != topic_id:
         raise MillraceError(
             f"topic {plan.topic} was deleted and created anew after run {plan.run_id!r} had planned what to"

@@ -108,7 +108,7 @@ def _new_folder(keep: Path | None) -> Path:
 
 
 def _where_logs_are(scratch: Path) -> str:
-    """The end of the sentence that names the logs, if there are any; folders that stayed empty are removed."""
+    """The words that name the logs, if there are any; folders that stayed empty are removed."""
     logs = scratch / "logs"
     for folder in (logs, scratch):
         with suppress(OSError):

@@ -247,6 +247,23 @@ def test_another_cluster_is_refused_by_name_and_leaves_nothing_behind(tmp_path: 
     assert (result.load, result.rows) == (2, 1), "the topic has its own id there: only what is new"
 
 
+def test_a_run_that_was_planned_on_another_cluster_is_not_taken_for_one_of_a_topic_created_anew(
+    tmp_path: Path,
+) -> None:
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(filled_log(), tmp_path, progress=stop), TOPIC)
+    other = filled_log()
+    other.cluster_id = "millrace-another"
+    with pytest.raises(
+        MillraceError, match=r"planned .* on cluster millrace-in-memory, this is millrace-another"
+    ):
+        load_topic(load_run(other, tmp_path), TOPIC)
+
+
 def test_a_log_shorter_than_what_was_loaded_is_refused(tmp_path: Path) -> None:
     log = filled_log()
     load_topic(load_run(log, tmp_path), TOPIC)
