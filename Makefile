@@ -19,7 +19,8 @@ test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy broker/millrace plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
+	$(BIN)/mypy broker/millrace broker/millrace_registry broker/millrace_audit broker/millrace_demo \
+	  plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
 	  plugins/millrace_airflow_plugin.py dags tests
 	$(BIN)/lint-imports
 

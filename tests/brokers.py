@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.records import BatchHeader, Record, iter_records, split_batches
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from tests.support import Process, wait_until
 
 Start = Callable[..., Process]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from millrace.producer import AuditedProducer
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import ClusterClient
+from millrace.client.cluster_client import ClusterClient
+from millrace_audit.producer import AuditedProducer
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process, access_log, wait_until
 

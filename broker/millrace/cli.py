@@ -17,21 +17,21 @@ from millrace.commands.help_texts import Group, keep_examples_whole
 from millrace.errors import MillraceError
 
 COMMANDS = {
-    "audit": "millrace.commands.audit:audit",
-    "audit-reader": "millrace.commands.audit:audit_reader",
-    "auditor": "millrace.commands.audit:auditor",
+    "audit": "millrace_audit.commands:audit",
+    "audit-reader": "millrace_audit.commands:audit_reader",
+    "auditor": "millrace_audit.commands:auditor",
     "broker": "millrace.commands.broker:broker",
     "consume": "millrace.commands.clients:consume",
-    "demo": "millrace.demo.command:demo",
+    "demo": "millrace_demo.commands.demo:demo",
     "groups": "millrace.commands.groups:groups",
     "log": "millrace.commands.log:log",
     "mirror": "millrace.commands.mirror:mirror",
     "produce": "millrace.commands.clients:produce",
-    "publish-access-log": "millrace.commands.access_log:publish_access_log",
-    "registry": "millrace.commands.registry:registry",
-    "schemas": "millrace.commands.registry:schemas",
+    "publish-access-log": "millrace_demo.commands.access_log:publish_access_log",
+    "registry": "millrace_registry.commands:registry",
+    "schemas": "millrace_registry.commands:schemas",
     "topics": "millrace.commands.topics:topics",
-    "up": "millrace.commands.up:up",
+    "up": "millrace_demo.commands.up:up",
     "zookeeper": "millrace.commands.zookeeper:zookeeper",
 }
 

@@ -24,6 +24,10 @@ MIN_MIRROR_BYTES_PER_SECOND = 10_000
 """Answers without records need some of it, too."""
 
 
+OFFLINE_AUDIT_TOPIC = "audit-offline"
+"""In the aggregate cluster: what is counted there and in the warehouse; never mirrored."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """How a topic's partitions are written, flushed and kept."""

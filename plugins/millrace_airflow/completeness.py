@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from millrace.audit.client import Completeness, Finding, Window, completeness
 from millrace.errors import MillraceError
+from millrace_audit.client import Completeness, Finding, Window, completeness
 
 DUPLICATE = "duplicate"
 SHOWN = 5

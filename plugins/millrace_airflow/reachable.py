@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import httpx
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace.wire.client import ClusterClient
 from millrace_airflow.settings import MillraceSettings
 
 TIMEOUT_S = 5.0

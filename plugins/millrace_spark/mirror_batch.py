@@ -15,12 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.mirror.origin import FETCH_BYTES, OriginTopic
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import BatchHeader
-from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
-from millrace.wire.client import ClusterClient
+from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.fetch import FetchedPartition, error_name
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 

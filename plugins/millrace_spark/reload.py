@@ -13,20 +13,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.audit.counts import SequenceCounts
+from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
-from millrace.wire.client import EARLIEST
-from millrace_spark.editions import (
-    edition_folder,
-    later_editions,
-    read_edition,
-    reload_folder,
-    reloads_table,
-)
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.hour_sources import LoadHistory, by_date
-from millrace_spark.load_writing import (
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load.same_log import another_log
+from millrace_spark.load.writing import (
     Heading,
     LoadedPart,
     Pinned,
@@ -35,12 +27,18 @@ from millrace_spark.load_writing import (
     byte_positions,
     write_ranges,
 )
-from millrace_spark.promotions import PinnedId, pinned_id
-from millrace_spark.ranges import Range
-from millrace_spark.rejections import RejectedLimit
-from millrace_spark.same_log import another_log
-from millrace_spark.tables import read_revision, revision_numbers
-from millrace_spark.warehouse import (
+from millrace_spark.parquet.rejections import RejectedLimit
+from millrace_spark.table.revisions import read_revision, revision_numbers
+from millrace_spark.table.sources import LoadHistory, by_date
+from millrace_spark.topic.ranges import Range
+from millrace_spark.warehouse.editions import (
+    edition_folder,
+    later_editions,
+    read_edition,
+    reload_folder,
+    reloads_table,
+)
+from millrace_spark.warehouse.layout import (
     STAGING,
     newest_load,
     publish,
@@ -49,6 +47,8 @@ from millrace_spark.warehouse import (
     sequences_of,
     sweep_staging,
 )
+from millrace_spark.warehouse.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
+from millrace_spark.warehouse.promotions import PinnedId, pinned_id
 
 ATTEMPTS = 5
 COUNTED = "_counted"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from millrace.manifest import REJECTED, DataFile
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.sinks import sha256_of
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.warehouse.manifest import REJECTED, DataFile
+from millrace_spark.warehouse.staging import sha256_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -21,19 +21,20 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError
-from millrace.manifest import REJECTED, DataFile
-from millrace_spark.decode import DecodedBatch, Decoder
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.hour_files import count_rows, dates_and_hours
-from millrace_spark.hour_merge import not_published
-from millrace_spark.hour_sources import HourSource
-from millrace_spark.ranges import Cut, RangeStats
-from millrace_spark.reading import read_cut
-from millrace_spark.rejections import REJECTED_SCHEMA, Reasons
-from millrace_spark.sinks import CutResult, Source, sha256_of, tasks_folder
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.avro.messages import DecodedBatch, Decoder
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load.direct import CutResult, Source
+from millrace_spark.parquet.hour_files import count_rows, dates_and_hours
+from millrace_spark.parquet.rejections import REJECTED_SCHEMA, Reasons
 from millrace_spark.spark_files import described, write_parquet
+from millrace_spark.table.merge import not_published
+from millrace_spark.table.sources import HourSource
+from millrace_spark.topic.ranges import Cut, RangeStats
+from millrace_spark.topic.reading import read_cut
+from millrace_spark.warehouse.manifest import REJECTED, DataFile
+from millrace_spark.warehouse.staging import sha256_of, tasks_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

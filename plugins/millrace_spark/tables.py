@@ -13,10 +13,7 @@ the folders.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -24,74 +21,23 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import HourManifest
-from millrace_spark.filesystem import Filesystem, open_filesystem
-from millrace_spark.hour_files import hour_folder
-from millrace_spark.promotions import PROMOTIONS
-from millrace_spark.warehouse import HOURLY, newest_load, read_manifest
+from millrace_spark.files.filesystem import Filesystem, open_filesystem
+from millrace_spark.table.revisions import (
+    FOLDER_COLUMNS,
+    Hours,
+    Revision,
+    _utc,
+    hours,
+    newest_revisions,
+    read_revision,
+    revision_numbers,
+)
+from millrace_spark.warehouse.layout import HOURLY, newest_load
+from millrace_spark.warehouse.manifest import HourManifest
+from millrace_spark.warehouse.promotions import PROMOTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-FOLDER_COLUMNS = pa.schema([("date", pa.date32()), ("hour", pa.int32()), ("rev", pa.int32())])
-
-Hours = tuple[datetime, datetime]
-"""The hours that begin in [from, to); a time without a zone is UTC."""
-
-
-@dataclass(frozen=True, slots=True)
-class Revision:
-    """One revision of one hour: where it is, and what it says of itself."""
-
-    folder: str
-    manifest: HourManifest
-
-
-def revision_folder(hour: str, revision: int) -> str:
-    """Folder of a revision inside its table's."""
-    return f"{hour_folder(hour)}/rev={revision}"
-
-
-def hours(fs: Filesystem, topic: str) -> list[str]:
-    """Every hour that has a revision, in order."""
-    table = f"{topic}{HOURLY}"
-    return [
-        f"{date[5:]}T{hour[5:]}"
-        for date in fs.names(table)
-        if re.fullmatch(r"date=\d{4}-\d\d-\d\d", date)
-        for hour in fs.names(f"{table}/{date}")
-        if re.fullmatch(r"hour=\d\d", hour) and fs.names(f"{table}/{date}/{hour}")
-    ]
-
-
-def revision_numbers(fs: Filesystem, topic: str, hour: str) -> list[int]:
-    """An hour's revisions, ascending."""
-    names = fs.names(f"{topic}{HOURLY}/{hour_folder(hour)}")
-    return sorted(int(match[1]) for name in names if (match := re.fullmatch(r"rev=([1-9]\d*)", name)))
-
-
-def read_revision(fs: Filesystem, topic: str, hour: str, revision: int) -> Revision:
-    """One revision; MillraceError when its manifest is not there or broken."""
-    folder = f"{topic}{HOURLY}/{revision_folder(hour, revision)}"
-    return Revision(folder, read_manifest(fs, HourManifest, folder))
-
-
-def newest_revisions(fs: Filesystem, topic: str, between: Hours | None = None) -> Iterator[Revision]:
-    """The newest revision of every hour, or of those that begin in [from, to), in order of the hours."""
-    for hour in hours(fs, topic):
-        if between is None or _utc(between[0]) <= _utc(datetime.fromisoformat(f"{hour}:00")) < _utc(
-            between[1]
-        ):
-            yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
-
-
-def _utc(time: datetime) -> datetime:
-    if not isinstance(time, datetime):  # this is called by hand, in notebooks
-        raise ConfigError(
-            f"hours: {time!r} is no datetime: give two, like"
-            " (datetime(2015, 5, 17, 10), datetime(2015, 5, 17, 12))"
-        )
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None) -> DataFrame:

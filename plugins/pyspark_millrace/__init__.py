@@ -3,6 +3,6 @@
 Owns nothing but the name that Spark asks for.
 """
 
-from millrace_spark.source import MillraceDataSource as DefaultSource
+from millrace_spark.source.data_source import MillraceDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -20,17 +20,17 @@ from typing import Any
 
 import fastavro
 
-from millrace.compression import Codec
 from millrace.records import Message
-from millrace_spark.avro_decoder import ColumnDecoder
-from millrace_spark.avro_rows import RowDecoder
-from millrace_spark.avro_schema import Record, parse
-from millrace_spark.decode import SLICE_ROWS, Decoder
-from millrace_spark.framing import Frames, frame_batches
-from millrace_spark.hour_files import HourFiles
-from millrace_spark.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.reading import FetchedBatches
-from millrace_spark.sequences import count_sequences
+from millrace.records.compression import Codec
+from millrace_spark.avro.decoder import ColumnDecoder
+from millrace_spark.avro.messages import SLICE_ROWS, Decoder
+from millrace_spark.avro.rows import RowDecoder
+from millrace_spark.avro.schema import Record, parse
+from millrace_spark.parquet.hour_files import HourFiles
+from millrace_spark.parquet.sequences import count_sequences
+from millrace_spark.topic.framing import Frames, frame_batches
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
+from millrace_spark.topic.reading import FetchedBatches
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run as a file
 from tests.bench.direct_task import direct_task, topic_of_page_views, written_bytes

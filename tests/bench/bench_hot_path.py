@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.wire.client import ClusterClient
+from millrace.client.cluster_client import ClusterClient
 from tests.bench import replay
 from tests.support import Process
 

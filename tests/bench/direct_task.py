@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from millrace.audit.counts import SequenceCounts
-from millrace.compression import Codec
-from millrace.wire.client import LATEST, ClusterClient
-from millrace_spark.decode import DecodedBatch, Decoder, frames_of
-from millrace_spark.hour_files import HourFiles, count_rows
-from millrace_spark.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.reading import FetchedBatches, read_cut
-from millrace_spark.sinks import CutTask, Source, write_cut
-from millrace_spark.task_storage import SharedFolder
+from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.records.compression import Codec
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.avro.messages import DecodedBatch, Decoder, frames_of
+from millrace_spark.files.task_storage import SharedFolder
+from millrace_spark.load.direct import CutTask, Source, write_cut
+from millrace_spark.parquet.hour_files import HourFiles, count_rows
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
+from millrace_spark.topic.reading import FetchedBatches, read_cut
 from tests.bench.bench_hot_path import broker
 from tests.bench.page_views import PAGE_VIEW, SCHEMA_ID, batches_of, page_views
 from tests.bench.replay import produce_request

@@ -15,8 +15,8 @@ from typing import Any
 
 import fastavro
 
-from millrace.compression import Codec
 from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.compression import Codec
 
 PAGE_VIEW: dict[str, Any] = json.loads((Path(__file__).parents[2] / "schemas" / "PageView.avsc").read_text())
 SCHEMA_ID = 1

@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.records import HEADER_BYTES, BatchHeader, Message, build_batch
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 
 MB = 1 << 20
 VALUE_BYTES = 200

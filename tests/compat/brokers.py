@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millrace.wire.client import ClusterClient
+from millrace.client.cluster_client import ClusterClient
 from tests.support import Process
 
 

@@ -13,8 +13,8 @@ import confluent_kafka.admin
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from millrace.wire.client import ClusterClient
-from millrace.wire.topic_settings import topic_setting
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.topic_admin import topic_setting
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process
 

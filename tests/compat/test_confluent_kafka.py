@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from millrace.compression import Codec
 from millrace.records import split_batches
+from millrace.records.compression import Codec
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, wait_until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.audit.counts import SequenceCounts
-from millrace.audit.messages import AuditCodec, Count
-from millrace.producer import AuditedProducer
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.producer import AuditedProducer
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import AuditCodec, Count
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker

@@ -15,11 +15,11 @@ from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
 from millrace.errors import MillraceError
-from millrace.producer import AuditedProducer
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.producer import AuditedProducer
+from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.load import LoadSettings, load_topics
-from millrace_spark.load import LoadResult
-from millrace_spark.source import MillraceDataSource
+from millrace_spark.load.load import LoadResult
+from millrace_spark.source.data_source import MillraceDataSource
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.peers.kafka import KafkaBroker, kafka_tool

@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
-from millrace.cluster import Cluster
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.config import BrokerConfig, load
+from millrace.coordination.cluster import Cluster
 from millrace.mirror.status import MirrorRow, MirrorStatus
-from millrace.wire.client import EARLIEST, LATEST
 from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
 from tests.brokers import Contents, TestCluster, read_topic, wait_for_values
 from tests.compat.clients import (

@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
-from millrace.wire.client import LATEST
+from millrace.client.cluster_client import LATEST
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.integration.test_streaming import Place, drain, places

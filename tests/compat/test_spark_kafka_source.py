@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
-from millrace.wire.client import LATEST
+from millrace.client.cluster_client import LATEST
 from tests.brokers import TestCluster, read_topic
 from tests.compat.clients import CODECS, CONFLUENT
 from tests.support import Process, wait_until

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import click
 
-from millrace_spark.warehouse import HOURLY
+from millrace_spark.warehouse.layout import HOURLY
 from tests.faultload.airflow_runs import Airflow
 from tests.faultload.kills import KINDS, Kills, Saboteur, kill
 from tests.faultload.place import Place, topics_file

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
-from millrace.producer import AuditedProducer, DeliveryFailed
+from millrace_audit.producer import AuditedProducer, DeliveryFailed
 from tests.warehouses import EMPTY_EVENT, HOUR_MS
 
 START_MS = 1_431_856_800_000

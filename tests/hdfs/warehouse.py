@@ -15,13 +15,13 @@ from uuid import uuid4
 import fastavro
 
 from millrace_spark import tables
-from millrace_spark.filesystem import Filesystem, open_filesystem
-from millrace_spark.hour_files import hour_of
+from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from millrace_spark.jobs.verify import VerifySettings, verify_warehouse
-from millrace_spark.load import LoadResult
+from millrace_spark.load.load import LoadResult
+from millrace_spark.parquet.hour_files import hour_of
 from millrace_spark.reload import ReloadResult
 from tests.brokers import read_topic
 from tests.peers.hdfs import Hdfs

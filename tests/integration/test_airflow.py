@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.registry.client import SchemaRegistryClient
+from millrace_registry.client import SchemaRegistryClient
 from tests.conftest import Start
 from tests.support import REPOSITORY, die_with_the_test_run, wait_until
 

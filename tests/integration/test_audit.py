@@ -22,17 +22,17 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from millrace.audit.client import Completeness, Window, completeness
-from millrace.audit.counting import BatchCounter
-from millrace.audit.counts import WINDOW_MS, SequenceCounts
-from millrace.audit.messages import NOTHING, AuditCodec, Heartbeat, schema_file
-from millrace.audit.publish import publish_load_counts, publish_records
-from millrace.audit.ranges import SequenceRanges
 from millrace.cli import cli
 from millrace.errors import MillraceError
-from millrace.producer import AuditedProducer
 from millrace.records import BatchHeader, Message, build_batch
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.client import Completeness, Window, completeness
+from millrace_audit.producer import AuditedProducer
+from millrace_audit.reader.counting import BatchCounter
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import NOTHING, AuditCodec, Heartbeat, schema_file
+from millrace_audit.reports.publish import publish_load_counts, publish_records
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import ROUNDS, Process, access_log, run_millrace, wait_until
 
@@ -263,10 +263,10 @@ def test_messages_without_a_header_are_counted_beside_and_disturb_nothing(world:
 
 SILENT = """
 import sys, time
-from millrace.audit.messages import schema_file
+from millrace_audit.reports.messages import schema_file
 from millrace.cli import cli
 from millrace.errors import MillraceError
-from millrace.producer import AuditedProducer
+from millrace_audit.producer import AuditedProducer
 event = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
 producer = AuditedProducer(sys.argv[1], sys.argv[2], cluster="dc1", server="doomed", service="shop")
 for n in range(300):
@@ -445,7 +445,7 @@ def test_a_deleted_topic_leaves_the_heartbeats(world: World) -> None:
 
 DOOMED = """
 import sys
-from millrace.audit.auditor import Auditor
+from millrace_audit.auditor.auditor import Auditor
 from millrace.cli import cli
 
 def fail(self):

@@ -16,9 +16,11 @@ import fastavro
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from millrace.audit.counts import WINDOW_MS
-from millrace.audit.event import EventHeader, read_header
-from millrace.audit.messages import (
+from millrace.errors import ConfigError, MillraceError
+from millrace_audit.producer import AuditedProducer, Delivered, DeliveryFailed
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.event import EventHeader, read_header
+from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
     AuditCodec,
@@ -27,10 +29,8 @@ from millrace.audit.messages import (
     Report,
     schema_file,
 )
-from millrace.audit.ranges import SequenceRanges
-from millrace.errors import ConfigError, MillraceError
-from millrace.producer import AuditedProducer, Delivered, DeliveryFailed
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster, free_port, read_topic
 from tests.support import Process, wait_until
 

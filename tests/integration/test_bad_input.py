@@ -19,7 +19,7 @@ from uuid import uuid4
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.registry.client import SchemaRegistryClient
+from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import read_topic
 from tests.support import Process, run_millrace
 from tests.warehouses import TestSite, loaded_rows

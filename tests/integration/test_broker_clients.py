@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from millrace.compression import Codec
 from millrace.records import split_batches
+from millrace.records.compression import Codec
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import (
     AIOKAFKA,

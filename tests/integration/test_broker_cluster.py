@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
+from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import ErrorCode, MillraceError
-from millrace.wire.client import LATEST, ClusterClient
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

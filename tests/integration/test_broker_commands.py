@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from confluent_kafka import Producer
 
 from millrace.cli import cli
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import ClusterClient
+from millrace_registry.client import SchemaRegistryClient
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.support import Process, run_millrace
 

@@ -20,9 +20,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from millrace.client.cluster_client import LATEST
 from millrace.errors import ErrorCode
 from millrace.records import split_batches
-from millrace.wire.client import LATEST
 from millrace.wire.messages import ApiKey
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.honest import HonestPair, forget_peak, memory

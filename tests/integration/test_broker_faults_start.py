@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.errors import ErrorCode
-from millrace.wire.client import EARLIEST, LATEST
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.integration.faults.disk import shim_path
 from tests.integration.faults.ledger import Ledger, read_all

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.config import parse_address
-from millrace.consumer_registry import CommittedOffset, ConsumerRegistry, GroupKind
+from millrace.coordination.groups import CommittedOffset, ConsumerRegistry, GroupKind
+from millrace.coordination.session import Session
 from millrace.metrics import MAX_REQUESTS
 from millrace.records import Message, build_batch
-from millrace.wire.client import ClusterClient
 from millrace.wire.codec import encode
 from millrace.wire.group_messages import LeaveGroupRequest
 from millrace.wire.messages import ApiKey, FindCoordinatorRequest
-from millrace.zookeeper_session import Session
 from tests.bench.replay import produce_request
 from tests.brokers import Start, TestCluster, free_port, read_topic
 from tests.support import wait_until

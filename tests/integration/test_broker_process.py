@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.records import Message, build_batch, split_batches
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.codec import decode
 from millrace.wire.messages import (
     ApiKey,

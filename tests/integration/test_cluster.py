@@ -18,8 +18,9 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress, OriginRecreated, TopicState
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.embedded import ZooKeeper
+from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import (
     ConfigError,
     MillraceError,
@@ -27,8 +28,7 @@ from millrace.errors import (
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from millrace.storage.position import Origin
-from millrace.zookeeper import ZooKeeper
+from millrace.records.mirror_position import Origin
 from tests.support import wait_until
 
 TOPIC_ID = UUID(int=9)
@@ -151,7 +151,7 @@ def test_an_id_held_by_a_live_broker_is_refused_in_one_line(members: list[Member
 
 CRASHER = """
 import os, signal, socket, sys
-from millrace.cluster import Cluster
+from millrace.coordination.cluster import Cluster
 listener = socket.create_server(("127.0.0.1", int(sys.argv[3])))
 cluster = Cluster.connect(sys.argv[1], sys.argv[2], session_timeout_ms=30000)
 cluster.register_broker(7, "127.0.0.1", listener.getsockname()[1])
@@ -357,7 +357,7 @@ def test_an_id_taken_over_by_a_live_broker_is_reported_without_hurry(
 
 
 def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace.zookeeper_session.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("millrace.coordination.session.CONNECT_SECONDS", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     began = time.monotonic()

@@ -18,10 +18,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
 from kazoo.client import KazooClient
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.consumer import Consumer, MessageStream, NotOwner
-from millrace.consumer_registry import ConsumerRegistry, GroupKind, StreamsMember
+from millrace.coordination.groups import ConsumerRegistry, GroupKind, StreamsMember
 from millrace.errors import BrokerError, CorruptMessage, InconsistentGroupKind, MillraceError
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from tests.brokers import TestCluster
 from tests.consuming import SESSION_MS, ConsumerProcess, Proxy, Reader
 from tests.support import ROUNDS, wait_until

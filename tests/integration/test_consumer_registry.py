@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.consumer_registry import (
+from millrace.coordination.groups import (
     CommittedOffset,
     ConsumerRegistry,
     Fence,
@@ -19,6 +19,7 @@ from millrace.consumer_registry import (
     NotOwner,
     StreamsMember,
 )
+from millrace.coordination.session import Session
 from millrace.errors import (
     GroupNotEmpty,
     InconsistentGroupKind,
@@ -27,7 +28,6 @@ from millrace.errors import (
     RequestTimedOut,
     UnknownGroup,
 )
-from millrace.zookeeper_session import Session
 from tests.consuming import Proxy
 from tests.support import wait_until
 
@@ -151,7 +151,7 @@ def test_what_is_too_large_for_one_transaction_is_written_in_several(registry: C
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction holds ten changes or so."""
-    monkeypatch.setattr("millrace.consumer_registry.entries.MAX_PART_BYTES", 2000)
+    monkeypatch.setattr("millrace.coordination.group_entries.MAX_PART_BYTES", 2000)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -384,7 +384,7 @@ def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]
 def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
     lives: tuple[Life, Life], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 0.3)
+    monkeypatch.setattr("millrace.coordination.session.OPERATION_SECONDS", 0.3)
     ours = lives[0]
     ours.session.client.stop()  # nothing answers from now on
     began = time.monotonic()
@@ -396,7 +396,7 @@ def test_a_call_while_zookeeper_is_away_fails_in_bounded_time(
 def test_what_could_not_be_asked_of_a_zookeeper_that_was_away_is_not_done_later(
     zookeeper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.zookeeper_session.OPERATION_SECONDS", 0.3)
+    monkeypatch.setattr("millrace.coordination.session.OPERATION_SECONDS", 0.3)
     way = Proxy(zookeeper)
     session = Session.connect(way.address, timeout_ms=10_000)
     cluster = f"groups-{uuid.uuid4().hex[:8]}"

@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import PySparkException
 
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import LATEST, ClusterClient
-from millrace_spark.decode import frames_of
-from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.reading import read_cut
+from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace_registry.client import SchemaRegistryClient
+from millrace_spark.avro.messages import frames_of
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.topic.reading import read_cut
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, Process
 from tests.unit.spark_decode.avro_cases import encode

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
 from millrace.groups.choice import coordinator_of
 from millrace.wire import group_messages as gm
-from millrace.wire.client import ClusterClient
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,
@@ -28,7 +29,6 @@ from millrace.wire.messages import (
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
-from millrace.zookeeper_session import Session
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
 from tests.support import ROUNDS, Process, wait_until

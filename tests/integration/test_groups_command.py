@@ -15,10 +15,10 @@ from confluent_kafka import Consumer as ClassicConsumer
 from confluent_kafka import Producer
 
 from millrace.cli import cli
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.group_client import GroupClient
 from millrace.consumer import Consumer
 from millrace.errors import GroupNotEmpty, MillraceError
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
-from millrace.wire.group_client import GroupClient
 from tests.brokers import TestCluster
 from tests.support import Process, wait_until
 

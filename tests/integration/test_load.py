@@ -14,17 +14,17 @@ from uuid import uuid4
 
 import pytest
 
-from millrace.audit.messages import AuditCodec, Count, LoadNumber
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import ClusterClient
+from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
+from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics, sink_named
-from millrace_spark.load import LoadResult
-from millrace_spark.ranges import Range, cut_ranges
-from millrace_spark.sinks import Source
+from millrace_spark.load.direct import Source
+from millrace_spark.load.load import LoadResult
+from millrace_spark.topic.ranges import Range, cut_ranges
 from tests.brokers import read_topic
 from tests.hadoop_files import HadoopOnLocalFiles
 from tests.jobs import kill_at_a_step

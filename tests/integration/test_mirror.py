@@ -16,14 +16,14 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from millrace.cluster import Cluster
+from millrace.client.cluster_client import ClusterClient
 from millrace.config import BrokerConfig, load
+from millrace.coordination.cluster import Cluster
 from millrace.errors import BrokerError, PolicyViolation
 from millrace.mirror.origin import OriginTopic
 from millrace.mirror.runs import OffsetRules, beginning, next_run
 from millrace.mirror.status import MirrorRow, MirrorStatus
-from millrace.storage.position import Origin, PositionMismatch
-from millrace.wire.client import ClusterClient
+from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, KafkaClient, assert_reads_exactly

@@ -16,9 +16,9 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.client.topic_admin import add_partitions
 from millrace.errors import UnknownTopicOrPartition
-from millrace.wire.client import LATEST, ClusterClient
-from millrace.wire.topic_settings import add_partitions
 from tests.brokers import TestCluster, free_port, read_topic, wait_for_values
 from tests.support import Process, run_millrace, wait_until
 

@@ -17,10 +17,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from millrace.client.cluster_client import LATEST
 from millrace.records import Cursor, Message, build_batch
+from millrace.records.mirror_position import Origin
 from millrace.storage import lookup
-from millrace.storage.position import Origin
-from millrace.wire.client import LATEST
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CONFLUENT

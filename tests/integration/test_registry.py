@@ -23,7 +23,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from millrace.cli import cli
 from millrace.errors import ConfigError, MillraceError
-from millrace.registry import client as ours
+from millrace_registry import client as ours
 from tests.conftest import Start
 from tests.support import REPOSITORY, ROUNDS, Process, run_millrace, wait_until
 

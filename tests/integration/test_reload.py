@@ -13,8 +13,8 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 
-from millrace.audit.messages import AuditCodec, Count, LoadNumber
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
+from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics

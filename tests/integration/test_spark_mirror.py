@@ -15,10 +15,10 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 
+from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import MillraceError
 from millrace.records import Cursor
-from millrace.storage.position import Origin
-from millrace.wire.client import LATEST, ClusterClient
+from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics, tasks_of
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position

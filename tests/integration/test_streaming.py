@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import LATEST
+from millrace.client.cluster_client import LATEST
+from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.examples.stream_join import events, followed
 from millrace_spark.examples.windowed_count import page_views, views_per_minute
 from tests.brokers import TestCluster, read_topic

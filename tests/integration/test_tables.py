@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millrace_spark import tables
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import HourlyRun, publish_hours, publish_late_hours
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.reload import reload_topic
 from millrace_spark.spark_sink import SparkMerge
+from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
 from tests.unit.spark_load.test_tables import (

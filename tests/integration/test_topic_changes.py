@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from kazoo.client import KazooClient
 
-from millrace.wire.client import EARLIEST, ClusterClient
-from millrace.wire.topic_settings import add_partitions, alter_topic_settings
+from millrace.client.cluster_client import EARLIEST, ClusterClient
+from millrace.client.topic_admin import add_partitions, alter_topic_settings
 from tests.brokers import TestCluster, read_topic
 from tests.compat.clients import CONFLUENT
 from tests.support import Process, wait_until

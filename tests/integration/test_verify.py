@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import pytest
 
-from millrace.manifest import LoadManifest, OriginPartition
-from millrace.producer import AuditedProducer
-from millrace_spark.filesystem import LocalFilesystem
+from millrace_audit.producer import AuditedProducer
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
-from millrace_spark.warehouse import read_load
+from millrace_spark.warehouse.layout import read_load
+from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition
 from tests.brokers import TestCluster
 from tests.support import Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from millrace.zookeeper import answers
+from millrace.coordination.embedded import answers
 from tests.support import Process, run_millrace, wait_until
 
 Start = Callable[..., Process]

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
-from millrace.wire.client import ClusterClient
-from millrace.zookeeper import find_java
 from tests.brokers import free_port
 from tests.peers.maven import class_path
 from tests.support import die_with_the_test_run, wait_until

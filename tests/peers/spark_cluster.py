@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from millrace.zookeeper import find_java
+from millrace.coordination.embedded import find_java
 from tests.brokers import free_port
 from tests.jobs import descendants
 from tests.support import die_with_the_test_run, wait_until

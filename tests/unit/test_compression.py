@@ -13,9 +13,9 @@ import lz4.frame  # type: ignore[import-untyped]
 import pytest
 import zstandard
 
-from millrace import compression
-from millrace.compression import Codec, compress, decompress
 from millrace.errors import CorruptMessage
+from millrace.records import compression
+from millrace.records.compression import Codec, compress, decompress
 
 PACKED = [codec for codec in Codec if codec is not Codec.NONE]
 RANDOM, ZEROS, WORDS = os.urandom(300_001), bytes(300_001), b"some words " * 30_000

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from millrace.errors import BrokerError, ErrorCode
-from millrace.storage.file_slice import FileSlice
+from millrace.records.file_slice import FileSlice
 from millrace.wire.fetch import AskedFetch
 
 if TYPE_CHECKING:
-    from millrace.broker import Broker
+    from millrace.broker.broker import Broker
     from millrace.broker.partition import Partition
     from millrace.mailbox import Timer
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.broker.topics import FIXED, SETTINGS
-from millrace.cluster_state import TopicState
+from millrace.broker.topic_settings import FIXED, SETTINGS
 from millrace.config import BrokerConfig, LogConfig
+from millrace.coordination.state import TopicState
 from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType
 
 

@@ -10,9 +10,9 @@ import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from millrace.broker import Broker
-from millrace.broker.topics import topic_log_config
-from millrace.cluster_state import TopicState, check_topic_name, new_topic, with_partitions
+from millrace.broker.broker import Broker
+from millrace.broker.topic_settings import topic_log_config
+from millrace.coordination.state import TopicState, check_topic_name, new_topic, with_partitions
 from millrace.errors import (
     InvalidPartitions,
     RequestTimedOut,

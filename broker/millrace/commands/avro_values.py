@@ -8,7 +8,7 @@ from typing import Any
 
 import fastavro
 
-from millrace.registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 _ID_BYTES = 5
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from millrace.broker import Broker
-from millrace.broker.owner import claim
-from millrace.cluster import Cluster
+from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, load, parse_address
-from millrace.consumer_registry import ConsumerRegistry
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.groups import ConsumerRegistry
 from millrace.groups import Groups
 from millrace.handlers import Handlers, group_apis, kafka_apis
 from millrace.handlers.mirror_append import mirror_append
@@ -26,9 +25,10 @@ from millrace.handlers.translate_offsets import TRANSLATE_OFFSETS
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
-from millrace.server import Server
 from millrace.server.admission import allow_open_files
+from millrace.server.loop import Server
 from millrace.storage.log_directory import LogDirectory
+from millrace.storage.owner import claim
 
 if TYPE_CHECKING:
     from millrace.metrics import MetricsServer

@@ -12,12 +12,12 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from millrace.audit.publish import text_of
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.confluent import text_of
 from millrace.commands.avro_values import AvroValues, printable
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
 from millrace.errors import MillraceError
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import ClusterClient
+from millrace_registry.client import SchemaRegistryClient
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000

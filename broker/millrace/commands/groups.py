@@ -15,13 +15,13 @@ from datetime import UTC, datetime
 import click
 from rich.table import Table
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.group_client import GroupClient, GroupDescription, Member, Place
 from millrace.commands.help_texts import Group
 from millrace.commands.tables import print_table
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, led, naming_the_remedy
 from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
-from millrace.wire.group_client import GroupClient, GroupDescription, Member, Place
 
 ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
 

@@ -11,15 +11,15 @@ from typing import Any
 import click
 from rich.table import Table
 
-from millrace.cluster import Cluster
 from millrace.commands.help_texts import Group
 from millrace.commands.mirror_translate import translate
 from millrace.commands.tables import print_table
 from millrace.config import BrokerConfig, load
+from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
 from millrace.records import Cursor
-from millrace.storage.position import Origin
+from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))

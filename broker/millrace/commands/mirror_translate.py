@@ -11,12 +11,12 @@ from typing import Any
 import click
 from rich.table import Table
 
-from millrace.cluster import Cluster
 from millrace.commands.tables import print_table
 from millrace.config import BrokerConfig, load
+from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
+from millrace.mirror.offset_search import Outcome
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
-from millrace.storage.translation import Outcome
 
 
 @click.command()

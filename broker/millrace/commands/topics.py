@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import click
 from rich.table import Table
 
-from millrace.commands.help_texts import Group
-from millrace.commands.tables import print_table
-from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.wire.admin_messages import ORIGINS, ConfigSource, DescribeConfigsResourceResult
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.wire.topic_settings import (
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.topic_admin import (
     add_partitions,
     alter_topic_settings,
     partition_sizes,
     topic_settings,
 )
+from millrace.commands.help_texts import Group
+from millrace.commands.tables import print_table
+from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
+from millrace.wire.admin_messages import ORIGINS, ConfigSource, DescribeConfigsResourceResult
 
 TIMEOUT_S = 10.0
 

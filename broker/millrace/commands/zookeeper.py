@@ -9,8 +9,8 @@ from types import FrameType
 
 import click
 
+from millrace.coordination.embedded import ZooKeeper
 from millrace.errors import MillraceError
-from millrace.zookeeper import ZooKeeper
 
 
 @click.command(epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper")

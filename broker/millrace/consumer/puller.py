@@ -10,13 +10,13 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.consumer.streams import Batch, Jump, OwnedPartition, damaged
-from millrace.consumer_registry import Place
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.groups import Place
+from millrace.coordination.state import BrokerAddress
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import split_batches
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.codec import encode
 from millrace.wire.fetch import FetchedPartition, decode_response, error_name
 from millrace.wire.messages import ApiKey, FetchPartition, FetchRequest, FetchTopic

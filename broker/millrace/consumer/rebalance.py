@@ -13,12 +13,12 @@ import time
 from collections.abc import Collection, Mapping
 from uuid import UUID
 
-from millrace.cluster import Cluster
 from millrace.consumer.assignment import assign
 from millrace.consumer.puller import Pullers
 from millrace.consumer.registration import Registration
 from millrace.consumer.streams import MessageStream, OwnedPartition
-from millrace.consumer_registry import (
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.groups import (
     CommittedOffset,
     ConsumerRegistry,
     Fence,
@@ -28,8 +28,8 @@ from millrace.consumer_registry import (
     current_offsets,
     stream_name,
 )
+from millrace.coordination.session import OPERATION_SECONDS
 from millrace.errors import BrokerError, MillraceError
-from millrace.zookeeper_session import OPERATION_SECONDS
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from millrace.consumer_registry import ConsumerRegistry, Fence, StreamsMember
-from millrace.consumer_registry.entries import encode_member
-from millrace.zookeeper_session import Session
+from millrace.coordination.group_entries import encode_member
+from millrace.coordination.groups import ConsumerRegistry, Fence, StreamsMember
+from millrace.coordination.session import Session
 
 log = logging.getLogger(__name__)
 

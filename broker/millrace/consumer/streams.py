@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from millrace.consumer_registry import Place
+from millrace.coordination.groups import Place
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, Record, iter_records
 

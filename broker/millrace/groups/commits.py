@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from millrace.consumer_registry import CommittedOffset, Fence, Place
+from millrace.coordination.groups import CommittedOffset, Fence, Place
 from millrace.errors import ErrorCode
 from millrace.groups.limits import Memory
 from millrace.groups.work import Waiting, Work

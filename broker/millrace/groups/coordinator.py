@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
 
 from millrace.config import BrokerConfig
-from millrace.consumer_registry import (
+from millrace.coordination.groups import (
     CommittedOffset,
     ConsumerRegistry,
     Fence,

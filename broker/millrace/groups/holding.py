@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from millrace.cluster_state import BrokerAddress, TopicState
 from millrace.config import BrokerConfig
-from millrace.consumer_registry import ConsumerRegistry, Fence, GroupKind
+from millrace.coordination.groups import ConsumerRegistry, Fence, GroupKind
+from millrace.coordination.state import BrokerAddress, TopicState
 from millrace.errors import ErrorCode, GroupNotEmpty, NotCoordinator, UnknownGroup
 from millrace.groups.choice import coordinator_of
 from millrace.groups.commits import Commits
@@ -42,7 +42,7 @@ CLOSE_S = 3.0
 
 
 class Snapshots(Protocol):
-    """Of the cluster: `millrace.cluster.Cluster`."""
+    """Of the cluster: `millrace.coordination.cluster.Cluster`."""
 
     brokers: Mapping[int, BrokerAddress]
     topics: Mapping[str, TopicState]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import alter_topic
 from millrace.errors import InvalidRequest
 from millrace.handlers.outcome import outcome_of
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.admin_messages import (
     AlterableConfig,
     AlterConfigsRequest,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import add_partitions
 from millrace.errors import ErrorCode
 from millrace.handlers.outcome import outcome_of
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.admin_messages import (
     CreatePartitionsRequest,
     CreatePartitionsResponse,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
 from millrace.errors import ErrorCode
 from millrace.handlers.outcome import outcome_of
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import delete_topic
 from millrace.handlers.outcome import outcome_of
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.settings import Setting, broker_settings, topic_settings
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.outcome import outcome_of
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.admin_messages import (
     DescribeConfigsRequest,
     DescribeConfigsResource,

@@ -5,10 +5,10 @@ A broker answers for what it leads itself. A partition that is not here is left 
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.admin_messages import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,

@@ -6,9 +6,9 @@ Left out: fetch sessions (always session 0), rack-aware reads, requests of follo
 
 from __future__ import annotations
 
-from millrace.broker import Broker, Found
-from millrace.handlers.request import Request
+from millrace.broker.broker import Broker, Found
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.fetch import decode_request, encode_response
 from millrace.wire.messages import ApiKey
 

@@ -6,11 +6,11 @@ without this API for one too old for LZ4. Transactions are refused for good.
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey, FindCoordinatorRequest, FindCoordinatorResponse
 

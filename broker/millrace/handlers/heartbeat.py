@@ -6,11 +6,11 @@ is not known any more, or the member would look for a coordinator for ever.
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Group, Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import HeartbeatRequest, HeartbeatResponse
 from millrace.wire.messages import ApiKey

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from millrace.broker import Broker
-from millrace.broker.topics import FIXED, SETTINGS, InvalidTopicConfig
+from millrace.broker.broker import Broker
+from millrace.broker.topic_settings import FIXED, SETTINGS, InvalidTopicConfig
 from millrace.errors import InvalidRequest
 from millrace.handlers.alter_configs import alter_resources, required_value
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.admin_messages import AlterableConfig, ConfigOperation, IncrementalAlterConfigsRequest
 from millrace.wire.codec import decode
 from millrace.wire.messages import ApiKey

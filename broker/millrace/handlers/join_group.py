@@ -5,11 +5,11 @@ From v4 on a member without an id is given one first, to come back with.
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import ClientName, Group, Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import JoinGroupRequest, JoinGroupResponse
 from millrace.wire.messages import ApiKey

@@ -5,11 +5,11 @@ As with Heartbeat, a broker that is to coordinate the group takes it over to say
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Group, Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import (
     LeaveGroupRequest,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import encode
 from millrace.wire.group_messages import ListedGroup, ListGroupsResponse
 from millrace.wire.messages import ApiKey

@@ -7,10 +7,10 @@ Left out: v0, and the offset of the largest timestamp (-3), which belongs to v7.
 
 from __future__ import annotations
 
-from millrace.broker import Broker, Partition
+from millrace.broker.broker import Broker, Partition
 from millrace.errors import BrokerError, ErrorCode, InvalidRequest
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

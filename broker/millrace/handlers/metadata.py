@@ -11,12 +11,12 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import Future
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
-from millrace.cluster_state import PartitionState, TopicState, check_topic_name
+from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, response_header
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

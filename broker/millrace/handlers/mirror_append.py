@@ -12,16 +12,16 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from millrace.broker import Broker, Partition
+from millrace.broker.broker import Broker, Partition
 from millrace.broker.partition import Outcomes
-from millrace.compression import Buffer
 from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
 from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
 from millrace.records import BatchHeader, split_batches
-from millrace.storage.position import PositionMismatch
+from millrace.records.compression import Buffer
+from millrace.records.mirror_position import PositionMismatch
+from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MIRROR_APPEND_VERSION,

@@ -5,11 +5,11 @@ Offsets are kept until they are deleted: the retention time that v2 to v4 ask fo
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.groups import Groups
 from millrace.groups.coordinator import Codes
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.group_messages import (
     OffsetCommitRequest,

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from millrace.broker import Broker
-from millrace.consumer_registry import CommittedOffset, Place
+from millrace.broker.broker import Broker
+from millrace.coordination.groups import CommittedOffset, Place
 from millrace.errors import ErrorCode
 from millrace.groups import Groups
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api
+from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (
     ApiKey,

@@ -6,11 +6,11 @@ append, acks=all after the flush. Left out: transactions.
 
 from __future__ import annotations
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.request import NOTHING, Client, Request, response_frame
 from millrace.handlers.table import Api
+from millrace.server.request import NOTHING, Client, Request, response_frame
 from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey
 from millrace.wire.produce import (

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
-from millrace.handlers.request import NOTHING, Client, Request
+from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import encode_error, is_flexible
 from millrace.wire.framing import client_id, parse_header, skip_tagged_fields
 

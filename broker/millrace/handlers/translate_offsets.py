@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode, PolicyViolation
-from millrace.handlers.request import Request
 from millrace.handlers.table import Api, answer_from_thread
-from millrace.storage.translation import translate
+from millrace.mirror.offset_search import translate
+from millrace.mirror.translate_offsets import (
+    TRANSLATE_OFFSETS_VERSION,
+    decode_request,
+    encode_response,
+)
+from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
-from millrace.wire.translate_offsets import TRANSLATE_OFFSETS_VERSION, decode_request, encode_response
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import CancelledError
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 
 LOOP_TIMEOUT_S = 1.0
 FLUSH_TIMEOUT_S = 10.0

@@ -9,8 +9,8 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from millrace.broker import Broker
-from millrace.consumer_registry import ConsumerRegistry, Place, current_offsets
+from millrace.broker.broker import Broker
+from millrace.coordination.groups import ConsumerRegistry, Place, current_offsets
 from millrace.errors import MillraceError
 
 log = logging.getLogger(__name__)

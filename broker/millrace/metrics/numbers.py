@@ -16,14 +16,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from millrace import __version__
-from millrace.broker import Broker, Partition
+from millrace.broker.broker import Broker, Partition
 from millrace.errors import ErrorCode
 from millrace.groups.coordinator import Groups
-from millrace.handlers.request import OTHER_API
 from millrace.histogram import Histogram
 from millrace.metrics.lag import GroupOffsets
 from millrace.mirror.states import MirrorStates, State
-from millrace.server import Server
+from millrace.server.loop import Server
+from millrace.server.request import OTHER_API
 from millrace.wire.messages import ApiKey
 
 PREFIX = "millrace_broker_"

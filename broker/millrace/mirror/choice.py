@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
-from millrace.config import OriginConfig
+from millrace.config import OFFLINE_AUDIT_TOPIC, OriginConfig
 
 INTERNAL_PREFIX = "__"
 """How Apache Kafka names what belongs to its own cluster: consumer offsets, transactions."""

@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from millrace.cluster import Cluster
 from millrace.config import OriginConfig
+from millrace.coordination.cluster import Cluster
 from millrace.mirror.allowance import Allowance
 from millrace.mirror.origin_broker import ANSWER_BYTES, Place
 from millrace.mirror.pull import MirrorTarget, Pull

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.topic_admin import topic_setting
 from millrace.mirror.runs import OffsetRules, OriginChanged, next_run, readable_from
-from millrace.storage.position import MirrorPosition
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.records.mirror_position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace.wire.topic_settings import topic_setting
 
 FETCH_BYTES = 4 << 20
 """Of one answer. A single batch may be larger, and still comes whole."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
+from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.client.connection import Connection
+from millrace.client.metadata import TopicMetadata
 from millrace.errors import MillraceError
-from millrace.wire.client import EARLIEST, LATEST
 from millrace.wire.codec import decode, encode
-from millrace.wire.connection import Connection
 from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
 from millrace.wire.messages import (
     ApiKey,
@@ -28,7 +29,6 @@ from millrace.wire.messages import (
     MetadataRequestTopic,
     MetadataResponse,
 )
-from millrace.wire.topic_metadata import TopicMetadata
 
 ANSWER_BYTES = 4 << 20
 """Of one answer. A single batch may be larger, and still comes whole."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millrace.mirror.runs import OffsetRules, Run
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records.mirror_position import MirrorPosition, Origin
 
 Recorded = MirrorPosition | None
 

@@ -30,7 +30,7 @@ from millrace.mirror.origin_broker import ANSWER_BYTES, OriginBroker, Place
 from millrace.mirror.pull import MirrorTarget, Pull, Recorded, TargetAppend
 from millrace.mirror.runs import OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.mirror.states import MirrorState, MirrorStates, State
-from millrace.storage.position import MirrorPosition, PositionMismatch
+from millrace.records.mirror_position import MirrorPosition, PositionMismatch
 from millrace.wire.fetch import FetchedPartition, error_name
 
 log = logging.getLogger(__name__)

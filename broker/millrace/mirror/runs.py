@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import (
     CONTROL_BIT,
@@ -29,9 +30,8 @@ from millrace.records import (
     batch_crc,
     split_batches,
 )
-from millrace.storage.position import MirrorPosition, Origin, records_end
+from millrace.records.mirror_position import MirrorPosition, Origin, records_end
 from millrace.wire.fetch import FetchedPartition
-from millrace.wire.transactions import AbortedTransactions
 
 _NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 from millrace.histogram import Histogram
 from millrace.mirror.runs import Run
-from millrace.storage.position import Origin
+from millrace.records.mirror_position import Origin
 
 log = logging.getLogger(__name__)
 LATENCIES_S = (

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from millrace.cluster import Cluster
-from millrace.cluster_state import PartitionState
+from millrace.client.cluster_client import ClusterClient
 from millrace.config import OriginConfig
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import PartitionState
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.mirror.origin import OriginTopic
 from millrace.mirror.states import State
-from millrace.storage.position import MirrorPosition, Origin
-from millrace.wire.client import ClusterClient
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 TIMEOUT_SECONDS = 5.0

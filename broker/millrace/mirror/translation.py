@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from millrace.cluster import Cluster
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.group_client import GroupClient
 from millrace.config import OriginConfig
+from millrace.coordination.cluster import Cluster
 from millrace.errors import MillraceError, UnknownGroup
-from millrace.storage.position import Origin
-from millrace.storage.translation import Outcome, Translated
-from millrace.wire.client import ClusterClient
-from millrace.wire.group_client import GroupClient
-from millrace.wire.translate_offsets import translate
+from millrace.mirror.offset_search import Outcome, Translated
+from millrace.mirror.translate_offsets import translate
+from millrace.records.mirror_position import Origin
 
 TIMEOUT_SECONDS = 10.0
 ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")

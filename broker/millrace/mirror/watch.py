@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress, OriginRecreated, TopicState
+from millrace.client.cluster_client import ClusterClient, TopicMetadata
+from millrace.client.topic_admin import settings_of_topics
 from millrace.config import OriginConfig
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import MillraceError
 from millrace.mirror.choice import Choice, choose, names_only
 from millrace.mirror.pull import Pull
 from millrace.mirror.runs import OffsetRules
 from millrace.mirror.states import MirrorState, MirrorStates, State
-from millrace.storage.position import Origin
+from millrace.records.mirror_position import Origin
 from millrace.wire.admin_messages import ORIGINS
-from millrace.wire.client import ClusterClient, TopicMetadata
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace.wire.topic_settings import settings_of_topics
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ What they mean is their users' business, except for the filler's.
 
 from __future__ import annotations
 
-from millrace.compression import Buffer
+from millrace.records.compression import Buffer
 from millrace.records.header import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader
 from millrace.records.messages import seal, write_bytes, write_varint
 

@@ -25,8 +25,8 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from millrace.compression import Buffer, Codec
 from millrace.errors import CorruptMessage, InvalidRecord
+from millrace.records.compression import Buffer, Codec
 
 try:
     from crc32c import crc32c

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from millrace.compression import Buffer, Codec, compress, decompress
 from millrace.errors import CorruptMessage
+from millrace.records.compression import Buffer, Codec, compress, decompress
 from millrace.records.header import (
     HEADER,
     HEADER_BYTES,

@@ -18,13 +18,13 @@ import termios
 from collections import deque
 from typing import TYPE_CHECKING
 
-from millrace.handlers.request import FILE_SLICE_BYTES, Part, Repeated, Request
+from millrace.records.file_slice import FileSlice
 from millrace.server.admission import CROWDED_READ_BYTES
-from millrace.storage.file_slice import FileSlice
+from millrace.server.request import FILE_SLICE_BYTES, Part, Repeated, Request
 from millrace.wire.framing import RequestFramer
 
 if TYPE_CHECKING:
-    from millrace.server import Server
+    from millrace.server.loop import Server
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import time
 
-from millrace.handlers.request import OTHER_API, Request
 from millrace.histogram import Histogram
+from millrace.server.request import OTHER_API, Request
 from millrace.wire.messages import ApiKey
 
 TIMED_EVERY_S = 0.01

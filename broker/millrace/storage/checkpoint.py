@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
-from millrace.storage.position import MirrorPosition
+from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.segment import Files, SegmentFacts, sync_directory
 from millrace.storage.state import LogState

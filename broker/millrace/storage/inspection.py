@@ -12,14 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from millrace.compression import Buffer
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import CRC_START, BatchHeader
+from millrace.records.compression import Buffer
+from millrace.records.file_slice import ReadFile
+from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.chain import Chain, HeaderReader, next_batch
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint, CheckpointUnreadable
-from millrace.storage.file_slice import ReadFile
 from millrace.storage.log_directory import parse_partition_name
-from millrace.storage.position import MirrorPosition
 from millrace.storage.segment import segment_path, segment_paths
 from millrace.storage.state import holds_offsets
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from millrace.compression import decompress
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, read_varint
+from millrace.records.compression import decompress
 from millrace.storage.chain import Chain, ChainBroken, HeaderReader, find_headers, intact, read_batch, walk
 from millrace.storage.segment import Segment
 

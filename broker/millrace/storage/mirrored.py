@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millrace.compression import Buffer
 from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
 from millrace.records import LENGTH_OVERHEAD, MAGIC, BatchHeader, Cursor, HeaderFields, batch_crc
-from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.records.compression import Buffer
+from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.storage.staging import position_size, size_in_log
 from millrace.storage.state import LogState
 

@@ -22,15 +22,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from millrace.compression import Buffer
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, PolicyViolation, StorageError
 from millrace.records import HeaderFields
+from millrace.records.compression import Buffer
+from millrace.records.file_slice import FileSlice
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.file_slice import FileSlice
 from millrace.storage.lookup import first_with_timestamp
 from millrace.storage.mirrored import append_size, beginning, check_append, parse_mirrored
-from millrace.storage.position import MirrorPosition, Origin
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover

@@ -10,8 +10,8 @@ import logging
 from pathlib import Path
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
+from millrace.records.file_slice import FileSlice, ReadFile
 from millrace.storage.chain import Chain, HeaderReader, read_batch
-from millrace.storage.file_slice import FileSlice, ReadFile
 from millrace.storage.lookup import Boundaries, locate
 from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader, filler_after
+from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch
 from millrace.storage.checkpoint import Checkpoint, CheckpointUnreadable
-from millrace.storage.position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.segment import (
     Segment,

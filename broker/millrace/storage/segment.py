@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from millrace.compression import Buffer
-from millrace.storage.file_slice import ReadFile
+from millrace.records.compression import Buffer
+from millrace.records.file_slice import ReadFile
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10

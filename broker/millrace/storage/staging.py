@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 
-from millrace.compression import Buffer
 from millrace.errors import BrokerError, InvalidRecord
 from millrace.records import (
     LENGTH_OVERHEAD,
@@ -18,7 +17,8 @@ from millrace.records import (
     filler_after,
     filler_size,
 )
-from millrace.storage.position import MirrorPosition
+from millrace.records.compression import Buffer
+from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import SegmentFacts
 from millrace.storage.state import LogState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from millrace.records import BatchHeader
-from millrace.storage.position import MirrorPosition
+from millrace.records.mirror_position import MirrorPosition
 
 
 class LogState(NamedTuple):

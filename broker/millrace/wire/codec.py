@@ -21,8 +21,8 @@ from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
-from millrace.compression import Buffer
 from millrace.errors import ErrorCode, InvalidRequest
+from millrace.records.compression import Buffer
 
 M = TypeVar("M")
 AnyMessage: TypeAlias = Hashable  # a message class: functools.cache asks no more of it

@@ -25,8 +25,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol, TypeVar
 
-from millrace.compression import Buffer
 from millrace.errors import ErrorCode, InvalidRequest
+from millrace.records.compression import Buffer
 
 _FIRST = struct.Struct(">ihqq")
 _INT32 = struct.Struct(">i")

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from uuid import UUID
 
-from millrace.compression import Buffer
 from millrace.errors import InvalidRequest
 from millrace.records import Cursor
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records.compression import Buffer
+from millrace.records.mirror_position import MirrorPosition, Origin
 
 MIRROR_APPEND_VERSION = 0
 BYTE_OFFSETS_PREFIX = "millrace-"

@@ -30,8 +30,8 @@ class RegisterSchemasOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, int | None]:
         """Register them all or, when one cannot be registered, none."""
-        from millrace.registry.client import SchemaRegistryClient
-        from millrace.registry.directory import apply
+        from millrace_registry.client import SchemaRegistryClient
+        from millrace_registry.directory import apply
 
         with SchemaRegistryClient(MillraceHook(self.conn_id).get_conn().registry) as client:
             changes = apply(Path(self.schemas_dir), client)

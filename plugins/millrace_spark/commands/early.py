@@ -37,8 +37,8 @@ def topics_to_load(
 
     A topic named that does not exist is left to the job, unless it is the only one: others may be loaded.
     """
-    from millrace.registry.client import SchemaRegistryClient
-    from millrace.wire.client import ClusterClient
+    from millrace.client.cluster_client import ClusterClient
+    from millrace_registry.client import SchemaRegistryClient
 
     pattern = _pattern(matching)
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
@@ -119,10 +119,10 @@ def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> No
     """MillraceError when every topic's loads in a local warehouse are of another log than the one there."""
     if not warehouse.startswith("/"):
         return
-    from millrace.wire.client import ClusterClient
-    from millrace_spark.filesystem import LocalFilesystem
-    from millrace_spark.same_log import another_log, check_same_log
-    from millrace_spark.warehouse import newest_load
+    from millrace.client.cluster_client import ClusterClient
+    from millrace_spark.files.filesystem import LocalFilesystem
+    from millrace_spark.load.same_log import another_log, check_same_log
+    from millrace_spark.warehouse.layout import newest_load
 
     fs, loads = LocalFilesystem(warehouse), []
     for topic in topics:
@@ -173,7 +173,7 @@ def parse_bytes(text: str, option: str) -> int:
 def checked_limit(text: str) -> str:
     """The text of --max-rejected if it is one; ConfigError says what is wrong with it."""
     if text:
-        from millrace_spark.rejections import RejectedLimit
+        from millrace_spark.parquet.rejections import RejectedLimit
 
         RejectedLimit.parse(text)
     return text

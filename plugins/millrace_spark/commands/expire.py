@@ -77,9 +77,9 @@ def expire(
 
 def _expire_here(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Without Spark: the warehouse is a folder."""
-    from millrace_spark.expire import ExpireRun, expire_topic
-    from millrace_spark.filesystem import open_filesystem
-    from millrace_spark.warehouse import no_progress
+    from millrace_spark.files.filesystem import open_filesystem
+    from millrace_spark.table.expire import ExpireRun, expire_topic
+    from millrace_spark.warehouse.layout import no_progress
 
     with steps("expire", no_progress) as on_step:
         run = ExpireRun(

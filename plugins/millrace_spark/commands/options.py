@@ -94,7 +94,7 @@ def _key_and_value(text: str) -> tuple[str, str]:
 def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fast_start: bool) -> Any:
     """The result of `jobs/<job>.py` under spark-submit, its steps shown; MillraceError with its own line."""
     from millrace_spark.commands.early import check_master
-    from millrace_spark.submit import submit
+    from millrace_spark.jobs.submit import submit
 
     check_master(spark.master)
     with steps(job) as on_line, _from_the_first_step(on_line) as on_line:
@@ -112,7 +112,7 @@ def submit_job(job: str, settings: Mapping[str, Any], spark: SparkOptions, *, fa
 @contextmanager
 def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
     """Holds back what Spark says while it starts, unless it fails before the first step without a reason."""
-    from millrace_spark.submit import JobRefused
+    from millrace_spark.jobs.submit import JobRefused
 
     held: collections.deque[str] = collections.deque(maxlen=100)
     begun = False
@@ -160,7 +160,7 @@ def parse_time(text: str, option: str) -> datetime:
 
 def parse_hours(hours: Sequence[str], start: str | None, end: str | None) -> list[str]:
     """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
-    from millrace_spark.hourly import hours_between
+    from millrace_spark.table.publish import hours_between
 
     if (hours and (start or end)) or (not hours and not (start and end)):
         raise ConfigError("give either --hour, as often as needed, or --from and --to")
@@ -188,7 +188,7 @@ def parse_age(text: str, option: str) -> float:
 
 def absolute_warehouse(warehouse: str) -> str:
     """The warehouse as every process finds it; ConfigError when it can be none."""
-    from millrace_spark.filesystem import absolute
+    from millrace_spark.files.filesystem import absolute
 
     return absolute(warehouse)
 

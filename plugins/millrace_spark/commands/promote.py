@@ -86,9 +86,9 @@ def _promote(
             "promote", {"topic": topic, "warehouse": root, **settings}, spark, fast_start=True
         )
         return answer
-    from millrace.registry.client import SchemaRegistryClient
-    from millrace_spark.filesystem import open_filesystem
-    from millrace_spark.promotions import promote_registered
+    from millrace_registry.client import SchemaRegistryClient
+    from millrace_spark.files.filesystem import open_filesystem
+    from millrace_spark.warehouse.promotions import promote_registered
 
     with SchemaRegistryClient(registry) as client:
         result = promote_registered(open_filesystem(root), client, topic, schema_id, reason)
@@ -101,8 +101,8 @@ def _history(root: str, topic: str, spark: SparkOptions) -> Sequence[Mapping[str
             "promote", {"topic": topic, "warehouse": root}, spark, fast_start=True
         )
         return answer
-    from millrace_spark.filesystem import open_filesystem
-    from millrace_spark.promotions import history
+    from millrace_spark.files.filesystem import open_filesystem
+    from millrace_spark.warehouse.promotions import history
 
     return [dataclasses.asdict(entry) for entry in history(open_filesystem(root), topic)]
 

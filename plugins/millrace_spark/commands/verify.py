@@ -62,10 +62,10 @@ def verify(
 
 def _here(warehouse: str, topic: str | None, bootstrap: str | None) -> list[TableReport]:
     """What this process finds in a folder."""
-    from millrace.wire.client import ClusterClient
-    from millrace_spark.filesystem import open_filesystem
+    from millrace.client.cluster_client import ClusterClient
+    from millrace_spark.files.filesystem import open_filesystem
     from millrace_spark.verify import verify as verify_warehouse
-    from millrace_spark.warehouse import no_progress
+    from millrace_spark.warehouse.layout import no_progress
 
     fs = open_filesystem(warehouse)
     with steps("verify", no_progress) as on_folder:

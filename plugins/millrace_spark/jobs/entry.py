@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
-from millrace_spark.hadoop_errors import explained
+from millrace_spark.files.hadoop_errors import explained
 
 S = TypeVar("S")
 T = TypeVar("T")

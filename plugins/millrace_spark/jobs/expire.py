@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from millrace_spark.expire import READER_GRACE_S, ExpireRun, expire_topic
-from millrace_spark.filesystem import open_filesystem
+from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.entry import main, to_stderr
+from millrace_spark.table.expire import READER_GRACE_S, ExpireRun, expire_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,12 +8,18 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.audit.client import completeness
-from millrace.manifest import UNASKED, Verdict
-from millrace_spark.filesystem import Filesystem, open_filesystem
-from millrace_spark.hour_merge import DirectMerge, Merge, merge_files
-from millrace_spark.hourly import HourlyRun, HourResult, as_json, publish_hours, publish_late_hours
+from millrace_audit.client import completeness
+from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+from millrace_spark.table.merge import DirectMerge, Merge, merge_files
+from millrace_spark.table.publish import (
+    HourlyRun,
+    HourResult,
+    as_json,
+    publish_hours,
+    publish_late_hours,
+)
+from millrace_spark.warehouse.manifest import UNASKED, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

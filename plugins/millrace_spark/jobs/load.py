@@ -9,23 +9,23 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.audit.publish import publish_load_counts
-from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.manifest import LoadManifest
-from millrace.registry.client import SchemaRegistryClient, UnknownSchema
-from millrace.wire.client import ClusterClient
-from millrace_spark.bounds import Bounds
-from millrace_spark.filesystem import Filesystem, open_filesystem
+from millrace_audit.reports.publish import publish_load_counts
+from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, said, to_stderr
-from millrace_spark.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load_writing import Pinned
-from millrace_spark.origins import origin_of
-from millrace_spark.promotions import PinnedId
-from millrace_spark.rejections import DEFAULT_LIMIT, RejectedLimit
-from millrace_spark.sinks import DirectSink, Sink, Source, write_cut
-from millrace_spark.source import RegistryLookup
-from millrace_spark.warehouse import Progress, load_folder, sequences_of
+from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
+from millrace_spark.load.load import LoadResult, LoadRun, load_topic
+from millrace_spark.load.origins import origin_of
+from millrace_spark.load.writing import Pinned
+from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
+from millrace_spark.source.data_source import RegistryLookup
+from millrace_spark.topic.bounds import Bounds
+from millrace_spark.warehouse.layout import Progress, load_folder, sequences_of
+from millrace_spark.warehouse.manifest import LoadManifest
+from millrace_spark.warehouse.promotions import PinnedId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

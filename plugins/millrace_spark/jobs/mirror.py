@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.storage.position import Origin
-from millrace.wire.client import LATEST, ClusterClient
+from millrace.records.mirror_position import Origin
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 

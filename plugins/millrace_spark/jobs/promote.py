@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from millrace.registry.client import SchemaRegistryClient
-from millrace_spark.filesystem import open_filesystem
+from millrace_registry.client import SchemaRegistryClient
+from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.entry import main, to_stderr
-from millrace_spark.promotions import history, promote_registered
+from millrace_spark.warehouse.promotions import history, promote_registered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

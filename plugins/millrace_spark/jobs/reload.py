@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millrace.audit.counts import SequenceCounts
-from millrace.audit.publish import publish_edition_counts
-from millrace.audit.topics import OFFLINE_AUDIT_TOPIC
+from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.registry.client import SchemaRegistryClient
-from millrace.wire.client import ClusterClient
-from millrace_spark.filesystem import open_filesystem
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.publish import publish_edition_counts
+from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
+from millrace_registry.client import SchemaRegistryClient
+from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.entry import main, to_stderr
 from millrace_spark.jobs.load import pin, sink_named
-from millrace_spark.origins import origin_of
+from millrace_spark.load.origins import origin_of
 from millrace_spark.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_spark.warehouse import Progress
+from millrace_spark.warehouse.layout import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millrace.wire.client import ClusterClient
-from millrace_spark.filesystem import open_filesystem
+from millrace.client.cluster_client import ClusterClient
+from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.entry import main, to_stderr
 from millrace_spark.verify import TableReport, verify
 

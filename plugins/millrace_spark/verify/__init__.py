@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.manifest import PartitionRange
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.same_log import another_log
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load.same_log import another_log
 from millrace_spark.verify.hours import verify_hours
 from millrace_spark.verify.loads import verify_loads
 from millrace_spark.verify.report import OURS, OnFolder, TableReport
-from millrace_spark.warehouse import HOURLY, LEDGER, PLANS, load_numbers, read_load
+from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS, load_numbers, read_load
+from millrace_spark.warehouse.manifest import PartitionRange
 
 __all__ = ["TableReport", "verify"]
 

@@ -6,8 +6,11 @@ import re
 from collections.abc import Mapping
 
 from millrace.errors import MillraceError
-from millrace.manifest import MANIFEST, LoadManifest, check_hash, check_law, decode
-from millrace_spark.editions import (
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.reload import COUNTED, check_same_offsets
+from millrace_spark.verify.files import check_files, check_load_rows, check_rejected
+from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, not_recorded
+from millrace_spark.warehouse.editions import (
     EXPIRED,
     ExpiredEntry,
     deletions,
@@ -18,12 +21,7 @@ from millrace_spark.editions import (
     reload_folder,
     reloads_table,
 )
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.promotions import promotions
-from millrace_spark.reload import COUNTED, check_same_offsets
-from millrace_spark.verify.files import check_files, check_load_rows, check_rejected
-from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, not_recorded
-from millrace_spark.warehouse import (
+from millrace_spark.warehouse.layout import (
     LEDGER,
     STAGING,
     load_folder,
@@ -31,6 +29,8 @@ from millrace_spark.warehouse import (
     recorded_folders,
     sequences_of,
 )
+from millrace_spark.warehouse.manifest import MANIFEST, LoadManifest, check_hash, check_law, decode
+from millrace_spark.warehouse.promotions import promotions
 
 Loads = Mapping[int, LoadManifest | None]
 

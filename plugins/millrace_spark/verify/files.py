@@ -13,12 +13,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError
-from millrace.manifest import MANIFEST, REJECTED, DataFile, LoadManifest, PartitionRange, SpilledFile
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.hour_files import FIRST_HOUR, HOUR_MS, LAST_HOUR, count_rows, event_times_ms, hour_of
-from millrace_spark.warehouse import sequences_of
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.parquet.hour_files import (
+    FIRST_HOUR,
+    HOUR_MS,
+    LAST_HOUR,
+    count_rows,
+    event_times_ms,
+    hour_of,
+)
+from millrace_spark.warehouse.layout import sequences_of
+from millrace_spark.warehouse.manifest import (
+    MANIFEST,
+    REJECTED,
+    DataFile,
+    LoadManifest,
+    PartitionRange,
+    SpilledFile,
+)
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 _COLUMNS = ("header", "_partition", "_offset", "_timestamp")

@@ -10,20 +10,20 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.errors import MillraceError
-from millrace.manifest import HourManifest, LoadManifest, LoadPart, check_hash
-from millrace_spark.editions import (
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.table.revisions import hours, read_revision, revision_folder, revision_numbers
+from millrace_spark.verify.editions import check_expired_entries, is_expired
+from millrace_spark.verify.files import Offsets, check_files, offsets_by_partition
+from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
+from millrace_spark.warehouse.editions import (
     edition_folder,
     expired_folders,
     expired_name,
     later_editions,
     read_edition,
 )
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.tables import hours, read_revision, revision_folder, revision_numbers
-from millrace_spark.verify.editions import check_expired_entries, is_expired
-from millrace_spark.verify.files import Offsets, check_files, offsets_by_partition
-from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse import HOURLY, load_numbers, recorded_folders
+from millrace_spark.warehouse.layout import HOURLY, load_numbers, recorded_folders
+from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, check_hash
 
 NONE: Offsets = np.empty(0, np.int64)
 ByPartition = Mapping[int, Offsets]

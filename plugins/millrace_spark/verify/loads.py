@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from millrace.errors import MillraceError
-from millrace.manifest import LoadManifest, check_follows, check_hash, check_law, decode
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.plan import Plan
+from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.verify.editions import (
     check_content,
     check_editions,
@@ -13,7 +11,22 @@ from millrace_spark.verify.editions import (
     check_promotions,
 )
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse import PLANS, load_folder, load_numbers, read_load, recorded, recorded_folders
+from millrace_spark.warehouse.layout import (
+    PLANS,
+    load_folder,
+    load_numbers,
+    read_load,
+    recorded,
+    recorded_folders,
+)
+from millrace_spark.warehouse.manifest import (
+    LoadManifest,
+    check_follows,
+    check_hash,
+    check_law,
+    decode,
+)
+from millrace_spark.warehouse.plan import Plan
 
 
 def verify_loads(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableReport:

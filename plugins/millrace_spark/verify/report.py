@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import MillraceError
-from millrace_spark.editions import EXPIRED, RELOADS
-from millrace_spark.filesystem import Filesystem
-from millrace_spark.promotions import PROMOTIONS
-from millrace_spark.warehouse import HOURS, LEDGER, PLANS, STAGING, recorded
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.warehouse.editions import EXPIRED, RELOADS
+from millrace_spark.warehouse.layout import HOURS, LEDGER, PLANS, STAGING, recorded
+from millrace_spark.warehouse.promotions import PROMOTIONS
 
 OURS = frozenset({PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS})
 """What lies in a table's folder beside its loads."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millrace import __version__
-from millrace.wire.client import ClusterClient
+from millrace.client.cluster_client import ClusterClient
 from tests.bench.broker import meter
 from tests.bench.broker.kafka_clients import clients
 from tests.bench.broker.system import Client

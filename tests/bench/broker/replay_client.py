@@ -17,8 +17,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from millrace.client.cluster_client import EARLIEST, ClusterClient
 from millrace.records import HEADER_BYTES, BatchHeader
-from millrace.wire.client import EARLIEST, ClusterClient
 from tests.bench import replay
 
 FETCH_BYTES = 3_850_000

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millrace.compression import Codec
+from millrace.records.compression import Codec
 from tests.bench.broker import meter
 from tests.bench.broker.system import Missing
 from tests.bench.load import latency, loading, mirroring

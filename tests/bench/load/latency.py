@@ -24,8 +24,8 @@ from typing import Any
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer
 
-from millrace.producer import AuditedProducer
-from millrace.registry.client import SchemaRegistryClient
+from millrace_audit.producer import AuditedProducer
+from millrace_registry.client import SchemaRegistryClient
 from tests.bench.load.loading import data_files
 from tests.bench.load.servers import SCHEMA, TOPIC
 from tests.brokers import free_port

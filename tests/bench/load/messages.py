@@ -20,10 +20,10 @@ from datetime import UTC, datetime
 import fastavro
 from crc32c import crc32c
 
-from millrace.compression import Codec, compress
+from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records import HEADER_BYTES, Message, build_batch
+from millrace.records.compression import Codec, compress
 from millrace.records.header import CRC_START, LENGTH_OVERHEAD
-from millrace.wire.client import LATEST, ClusterClient
 from tests.bench.page_views import PAGE_VIEW, Visitors
 from tests.bench.replay import produce_request
 from tests.support import wait_until

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from millrace.client.cluster_client import LATEST, ClusterClient
+from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
 from millrace.records import split_batches
-from millrace.storage.position import Origin
-from millrace.wire.client import LATEST, ClusterClient
+from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
-from millrace.zookeeper import find_java
 from tests.bench.broker import meter
 from tests.bench.broker.system import Missing
 from tests.bench.load.accounting import TreeMeter

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace_spark.decode import DecodedBatch, Decoder
-from millrace_spark.hour_files import HourFiles
-from millrace_spark.ranges import Cut, Range, RangeStats, cut_ranges
-from millrace_spark.reading import FetchedBatches, read_cut
+from millrace_spark.avro.messages import DecodedBatch, Decoder
+from millrace_spark.parquet.hour_files import HourFiles
+from millrace_spark.topic.ranges import Cut, Range, RangeStats, cut_ranges
+from millrace_spark.topic.reading import FetchedBatches, read_cut
 from tests.bench.page_views import PAGE_VIEW
 
 CUT_BYTES = 64 << 20

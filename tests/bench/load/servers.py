@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from millrace.registry.client import SchemaRegistryClient
+from millrace_registry.client import SchemaRegistryClient
 from tests.bench.broker.system import Missing
 from tests.brokers import free_port
 from tests.peers import maven

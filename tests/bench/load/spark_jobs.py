@@ -131,7 +131,7 @@ class _Files:
     """A Parquet file for each hour; rows are kept as dictionaries until they make a row group."""
 
     def __init__(self, task: Task, partition: int) -> None:
-        from millrace_spark.decode import Decoder
+        from millrace_spark.avro.messages import Decoder
 
         self._out, self._name = Path(task.out), f"part-{partition:05d}.parquet"
         self._schema = Decoder(json.loads(task.schema), lambda _: None).arrow_schema

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from millrace.zookeeper import find_java
-from millrace_spark.submit import FAST_START
+from millrace.coordination.embedded import find_java
+from millrace_spark.jobs.submit import FAST_START
 from tests.bench.broker.system import Missing
 from tests.bench.load.spark_jobs import Task
 from tests.peers import maven

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from millrace.wire.client import ClusterClient
+from millrace.client.cluster_client import ClusterClient
 from tests.integration.faults.wire import Wire, batch
 
 PAUSE_S = 0.02

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode
 from millrace.records import iter_records, split_batches
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 
 Found = dict[int, bytes]
 """Offset -> value, in the order of the log."""

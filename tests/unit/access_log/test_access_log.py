@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.access_log import BadLine, Part, check_log, parse_line, read_log
-from millrace.audit.event import EventSchema
-from millrace.audit.messages import schema_file
 from millrace.errors import MillraceError
+from millrace_audit.reports.event import EventSchema
+from millrace_audit.reports.messages import schema_file
+from millrace_demo.access_log import BadLine, Part, check_log, parse_line, read_log
 from tests.support import access_log
 
 LINE = (

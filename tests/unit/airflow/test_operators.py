@@ -23,7 +23,6 @@ from airflow.sdk.exceptions import (
 )
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from millrace.audit.client import Completeness, Window
 from millrace.errors import MillraceError
 from millrace_airflow import completeness
 from millrace_airflow.job import Job, JobFailed
@@ -40,6 +39,7 @@ from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
 from millrace_airflow.triggers.completeness import CompletenessTrigger
 from millrace_airflow.triggers.job import JobTrigger
+from millrace_audit.client import Completeness, Window
 from tests.support import wait_until
 
 BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")

@@ -7,13 +7,13 @@ from uuid import UUID
 
 import pytest
 
-from millrace.audit.answers import AuditRules
-from millrace.audit.auditor import Auditor
-from millrace.audit.counts import WINDOW_MS
-from millrace.audit.messages import AuditCodec, AuditRecord
-from millrace.audit.store import AuditStore
+from millrace.client.cluster_client import EARLIEST, FetchedPartition, TopicMetadata
 from millrace.records import BatchHeader, Message, build_batch
-from millrace.wire.client import EARLIEST, FetchedPartition, TopicMetadata
+from millrace_audit.auditor.answers import AuditRules
+from millrace_audit.auditor.auditor import Auditor
+from millrace_audit.auditor.store import AuditStore
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import AuditCodec, AuditRecord
 from tests.unit.audit.test_ledger import BEATS, NOW, RULES, WHOLE, Audit, W, heartbeat, hello, report
 from tests.unit.audit.test_messages import Ids
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.audit.counting import BatchCounter
-from millrace.audit.counts import WINDOW_MS, SequenceCounts, window_start
-from millrace.audit.event import EventSchema
-from millrace.audit.messages import AuditCodec, Count, LoadNumber, schema_file
-from millrace.compression import Codec
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, Message, build_batch
+from millrace.records.compression import Codec
+from millrace_audit.reader.counting import BatchCounter
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
+from millrace_audit.reports.event import EventSchema
+from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber, schema_file
 from tests.unit.audit.test_messages import Ids
 
 PAGE_VIEW = EventSchema(schema_file("PageView"), 7)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.counts import WINDOW_MS, SequenceCounts, SequenceTally, window_start
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, SequenceTally, window_start
 
 rows = st.lists(
     st.tuples(st.sampled_from([3, 7, 2**62]), st.integers(0, 4 * WINDOW_MS), st.integers(0, 25)), max_size=60

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.event import EventSchema, NotAudited, has_header, read_header
-from millrace.audit.messages import schema_file
 from millrace.errors import MillraceError
+from millrace_audit.reports.event import EventSchema, NotAudited, has_header, read_header
+from millrace_audit.reports.messages import schema_file
 
 LONG = st.integers(-(1 << 63), (1 << 63) - 1)
 HEADER = {"time": 1_431_856_800_000, "server": "web-1", "service": "shop", "instance": 2**62, "sequence": 7}

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from millrace.audit import answers, auditor, ledger
-from millrace.audit.answers import AuditRules
-from millrace.audit.counts import WINDOW_MS, SequenceCounts
-from millrace.audit.messages import (
+from millrace.errors import MillraceError
+from millrace_audit.auditor import answers, auditor, ledger
+from millrace_audit.auditor.answers import AuditRules
+from millrace_audit.auditor.store import AuditStore, CountedRow, Row
+from millrace_audit.auditor.verdict import iso
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
     AuditCodec,
@@ -27,11 +30,8 @@ from millrace.audit.messages import (
     Report,
     ReportedWindow,
 )
-from millrace.audit.publish import edition_records
-from millrace.audit.ranges import SequenceRanges
-from millrace.audit.store import AuditStore, CountedRow, Row
-from millrace.audit.verdict import iso
-from millrace.errors import MillraceError
+from millrace_audit.reports.publish import edition_records
+from millrace_audit.reports.ranges import SequenceRanges
 from tests.unit.audit.test_messages import Ids
 
 W = 1_431_856_800_000
@@ -471,7 +471,7 @@ def held(audit: Audit) -> SequenceCounts:
 def test_a_load_of_very_many_producers_is_told_in_messages_any_broker_takes_and_counts_once(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.audit.publish.PART_BYTES", 4000)
+    monkeypatch.setattr("millrace_audit.reports.publish.PART_BYTES", 4000)
     codec = AuditCodec(Ids())
     first, second = producers(60), producers(70, first=2)
     parts = edition_records(TOPIC, 1, 1, SequenceCounts(), first)
@@ -491,7 +491,7 @@ def test_a_load_of_very_many_producers_is_told_in_messages_any_broker_takes_and_
 def test_a_producer_with_more_holes_than_a_message_takes_is_told_in_parts(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace.audit.publish.PART_BYTES", 1000)
+    monkeypatch.setattr("millrace_audit.reports.publish.PART_BYTES", 1000)
     holes = found(*((each, each) for each in range(0, 1000, 2)), (4, 4))
     parts = edition_records(TOPIC, 1, 1, SequenceCounts(), holes)
     assert max(len(AuditCodec(Ids()).encode(part)) for part in parts) <= 1000

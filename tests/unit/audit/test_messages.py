@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from millrace.audit.counts import SequenceCounts
-from millrace.audit.messages import (
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import (
     FOR_EVER,
     AuditCodec,
     AuditRecord,
@@ -19,8 +19,8 @@ from millrace.audit.messages import (
     ReportedWindow,
     schema_file,
 )
-from millrace.audit.ranges import SequenceRanges
-from millrace.registry.client import RegistryUnavailable, UnknownSchema
+from millrace_audit.reports.ranges import SequenceRanges
+from millrace_registry.client import RegistryUnavailable, UnknownSchema
 
 WHO: dict[str, Any] = {"cluster": "dc1", "server": "web-1", "service": "shop", "instance": (1 << 63) - 1}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.ranges import SequenceRanges, from_deltas, in_words, merged, to_deltas
+from millrace_audit.reports.ranges import SequenceRanges, from_deltas, in_words, merged, to_deltas
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1]))
 lists = st.lists(pairs, max_size=12)

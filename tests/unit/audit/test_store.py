@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.audit import answers, ledger
-from millrace.audit.counts import SequenceCounts
-from millrace.audit.store import AuditStore
 from millrace.errors import MillraceError
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.store import AuditStore
+from millrace_audit.reports.counts import SequenceCounts
 from tests.unit.audit.test_ledger import RULES, WHOLE, Audit, W, audit, count
 
 __all__ = ["audit"]  # a fixture

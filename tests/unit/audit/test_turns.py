@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from millrace.audit.counts import SequenceCounts
-from millrace.audit.messages import Count, Heartbeat, OffsetRange, ReaderPosition
-from millrace.audit.turns import Turns
+from millrace_audit.reader.turns import Turns
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import Count, Heartbeat, OffsetRange, ReaderPosition
 
 
 def beat(reader: int, *positions: tuple[int, int], tier: str = "dc1") -> Heartbeat:

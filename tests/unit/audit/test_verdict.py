@@ -5,10 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.audit.counts import WINDOW_MS, SequenceTally
-from millrace.audit.messages import FOR_EVER, NOTHING
-from millrace.audit.ranges import SequenceRanges
-from millrace.audit.verdict import (
+from millrace_audit.auditor.verdict import (
     Evidence,
     Instance,
     Judgement,
@@ -19,6 +16,9 @@ from millrace.audit.verdict import (
     judge,
     overall,
 )
+from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.reports.ranges import SequenceRanges
 
 WINDOW = 1_431_856_800_000
 END = WINDOW + WINDOW_MS

@@ -7,8 +7,8 @@ from typing import Any
 
 import fastavro
 
-from millrace.compression import Codec
 from millrace.records import iter_records, split_batches
+from millrace.records.compression import Codec
 from tests.bench.load.messages import BATCH_RECORDS, FIRST_MS, HOURS, stream
 from tests.bench.page_views import PAGE_VIEW
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.compression import Codec
+from millrace.records.compression import Codec
 from tests.bench.broker.system import Missing
 from tests.bench.load import loading, mirroring, ways
 from tests.bench.load.loading import Origin

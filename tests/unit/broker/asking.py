@@ -18,10 +18,10 @@ from typing import Any
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from millrace.cluster_state import TopicState, new_topic
+from millrace.coordination.state import TopicState, new_topic
 from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.handlers import Handlers, kafka_apis
-from millrace.handlers.request import Repeated, Request
+from millrace.server.request import Repeated, Request
 from tests.unit.broker.running import FakeCluster, Running
 
 Values = Mapping[str, Any]

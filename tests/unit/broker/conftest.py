@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.cluster_state import TopicState
 from millrace.config import LogConfig
+from millrace.coordination.state import TopicState
 from millrace.storage.partition_log import PartitionLog
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, Start, topic
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.broker import Broker, Found
+from millrace.broker.broker import Broker, Found
 from millrace.broker.partition import Outcomes
-from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig, LogConfig
+from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import BrokerError
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.records.mirror_position import Origin
 from millrace.storage.log_directory import LogDirectory
-from millrace.storage.position import Origin
 from millrace.wire.fetch import AskedFetch
 
 NEVER_MS = 3_600_000

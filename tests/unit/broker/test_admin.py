@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import Broker
+from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers, kafka_apis

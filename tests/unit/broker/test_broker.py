@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.cluster_state import TopicState
-from millrace.compression import Buffer
+from millrace.coordination.state import TopicState
 from millrace.errors import (
     BrokerError,
     ErrorCode,
@@ -21,6 +20,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.records import Message, build_batch
+from millrace.records.compression import Buffer
 from tests.unit.broker.running import ORIGIN, Disk, Outcome, Start, topic
 
 

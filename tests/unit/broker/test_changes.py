@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import Broker, topic_changes
-from millrace.cluster_state import PartitionState, TopicState
+from millrace.broker import topic_changes
+from millrace.broker.broker import Broker
 from millrace.config import LogConfig
+from millrace.coordination.state import PartitionState, TopicState
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
 from millrace.mailbox import Timer
 from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
@@ -160,7 +161,7 @@ def test_the_brokers_record_says_which_partitions_are_stored_here(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delay_s = 0.0123
-    monkeypatch.setattr("millrace.broker.RECORD_DELAY_S", delay_s)
+    monkeypatch.setattr("millrace.broker.broker.RECORD_DELAY_S", delay_s)
     first = topic("t", 1, 2)
     running = start(first)
     assert running.cluster.stored == [("t", 0)], "known before the broker is registered"
@@ -191,7 +192,7 @@ def test_the_brokers_record_says_which_partitions_are_stored_here(
 def test_a_failure_of_retention_is_told(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("millrace.broker.RETENTION_INTERVAL_S", 0.01)
+    monkeypatch.setattr("millrace.broker.broker.RETENTION_INTERVAL_S", 0.01)
     running = start(topic("t", 1))
 
     def fails() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.broker import Found
 from millrace.broker import fetch as fetch_module
+from millrace.broker.broker import Found
 from millrace.wire.fetch import AskedFetch
 from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 

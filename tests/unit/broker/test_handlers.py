@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from millrace.broker import Broker
-from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
+from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers, kafka_apis
-from millrace.handlers.request import Repeated, Request
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
+from millrace.server.request import Repeated, Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode

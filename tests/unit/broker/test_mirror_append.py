@@ -11,9 +11,9 @@ import pytest
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers
 from millrace.handlers.mirror_append import mirror_append
-from millrace.handlers.request import Repeated, Request
 from millrace.mirror.states import MirrorStates
 from millrace.records import Cursor, Message, build_batch
+from millrace.server.request import Repeated, Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MirrorAppend,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.broker.owner import claim
 from millrace.errors import MillraceError
+from millrace.storage.owner import claim
 
 
 def test_a_directory_is_claimed_once_and_stays_its_owners(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from millrace.config import LogConfig
 from millrace.handlers import Handlers, kafka_apis
-from millrace.handlers.request import Part, Repeated, Request
 from millrace.records import Message, batch_crc, build_batch
+from millrace.server.request import Part, Repeated, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.broker.topics import InvalidTopicConfig, topic_log_config
+from millrace.broker.topic_settings import InvalidTopicConfig, topic_log_config
 from millrace.config import LogConfig
 
 

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from millrace.cluster_state import (
+from millrace.coordination.state import (
     OriginRecreated,
     TopicState,
     check_topic_name,
@@ -18,7 +18,7 @@ from millrace.cluster_state import (
     with_partitions,
 )
 from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
-from millrace.storage.position import Origin
+from millrace.records.mirror_position import Origin
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
 EMPTY = TopicState("PageView", UUID(int=1), {}, {})

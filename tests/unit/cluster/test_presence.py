@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.presence import Presence, Registration
+from millrace.coordination.presence import Presence, Registration
 
 
 def registered(port: int, session: int) -> Registration:

@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
+from millrace.client.cluster_client import TopicMetadata
 from millrace.commands import topics as command
 from millrace.commands.groups import _places
 from millrace.errors import MillraceError
 from millrace.wire.admin_messages import ConfigSource, DescribeConfigsResourceResult
-from millrace.wire.client import TopicMetadata
 
 
 class Answers:

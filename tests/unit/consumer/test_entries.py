@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.consumer_registry.entries import (
+from millrace.coordination.group_entries import (
     CommittedOffset,
     current_offsets,
     decode_offset,

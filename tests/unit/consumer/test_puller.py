@@ -8,12 +8,12 @@ from uuid import UUID
 
 import pytest
 
-from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
+from millrace.client.cluster_client import EARLIEST
 from millrace.consumer.puller import Pullers, _Puller
 from millrace.consumer.streams import MessageStream, OwnedPartition
+from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode, MillraceError
 from millrace.records import Message, build_batch
-from millrace.wire.client import EARLIEST
 from millrace.wire.fetch import FetchedPartition
 
 

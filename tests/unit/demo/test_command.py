@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from millrace.demo import command
-from millrace.demo.command import demo
-from millrace.demo.run import DemoOptions
 from millrace.errors import MillraceError
+from millrace_demo.commands import demo as command
+from millrace_demo.commands.demo import demo
+from millrace_demo.run import DemoOptions
 from tests.support import REPOSITORY
 
 PLACES = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from millrace.config import from_mapping
-from millrace.demo.run import on_free_ports
 from millrace.errors import ConfigError
-from millrace.up import Supervisor, UpConfig, start
+from millrace_demo.run import on_free_ports
+from millrace_demo.up import Supervisor, UpConfig, start
 
 CLUSTERS = {
     "dc1": {"brokers": ["127.0.0.1:9192", "127.0.0.1:9193"], "topics": {"PageView": 2}},

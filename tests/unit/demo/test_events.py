@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from millrace.demo.events import HOUR_MS, made_events
+from millrace_demo.events import HOUR_MS, made_events
 
 START = 400_000 * HOUR_MS
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.demo.proof import Published, compare, merged
+from millrace_demo.proof import Published, compare, merged
 
 PUBLISHED = [
     Published("PageView", "web-1", 11, [(0, 99)]),

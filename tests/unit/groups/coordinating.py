@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.cluster_state import BrokerAddress, PartitionState, TopicState
 from millrace.config import BrokerConfig
+from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.groups import ClientName, Group, Groups, State
 from millrace.groups.choice import coordinator_of
 from millrace.mailbox import Mailbox

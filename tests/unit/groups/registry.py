@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from millrace.consumer_registry import CommittedOffset, Fence, GroupKind, Place, StreamsMember
+from millrace.coordination.groups import CommittedOffset, Fence, GroupKind, Place, StreamsMember
 from millrace.errors import (
     GroupNotEmpty,
     InconsistentGroupKind,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.consumer_registry import GroupKind, StreamsMember
+from millrace.coordination.groups import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import Group, State
 from millrace.groups.choice import coordinator_of

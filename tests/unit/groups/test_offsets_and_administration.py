@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millrace.consumer_registry import CommittedOffset, GroupKind, StreamsMember
+from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S

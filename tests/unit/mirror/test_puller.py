@@ -12,18 +12,18 @@ from uuid import UUID
 
 import pytest
 
-from millrace.cluster import Cluster
-from millrace.cluster_state import BrokerAddress, TopicState, with_mirrors
+from millrace.client.cluster_client import TopicMetadata
 from millrace.config import OriginConfig
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import BrokerAddress, TopicState, with_mirrors
 from millrace.errors import ErrorCode, MillraceError, NotLeader
 from millrace.mirror import embedded, puller, watch
 from millrace.mirror.pull import TargetAppend
 from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
-from millrace.storage.position import MirrorPosition, Origin, PositionMismatch
+from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResourceResult
-from millrace.wire.client import TopicMetadata
 from millrace.wire.fetch import FetchedPartition
 from tests.support import wait_until
 

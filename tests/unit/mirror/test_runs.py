@@ -24,7 +24,7 @@ from millrace.records import (
     control_batch,
     filler_after,
 )
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.fetch import FetchedPartition
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)

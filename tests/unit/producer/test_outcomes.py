@@ -6,9 +6,9 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.audit.counts import WINDOW_MS, window_start
-from millrace.audit.messages import FOR_EVER, ReportedWindow
-from millrace.audit.outcomes import Outcomes
+from millrace_audit.outcomes import Outcomes
+from millrace_audit.reports.counts import WINDOW_MS, window_start
+from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
 
 HOUR = 6 * WINDOW_MS
 events = st.lists(st.tuples(st.sampled_from(["PageView", "SearchQuery"]), st.integers(0, 4 * WINDOW_MS)))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from millrace import producer as module
-from millrace.audit.counts import WINDOW_MS
-from millrace.audit.messages import FOR_EVER, Report, schema_file
 from millrace.errors import ConfigError
-from millrace.producer import AuditedProducer
+from millrace_audit import producer as module
+from millrace_audit.producer import AuditedProducer
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, Report, schema_file
 
 START = 1_431_856_800_000
 EVENT = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}

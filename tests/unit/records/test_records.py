@@ -9,7 +9,6 @@ from crcmod.predefined import mkPredefinedCrcFun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.compression import Codec
 from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records import (
     CONTROL_BIT,
@@ -30,6 +29,7 @@ from millrace.records import (
     plain_batch,
     split_batches,
 )
+from millrace.records.compression import Codec
 
 messages = st.lists(
     st.builds(

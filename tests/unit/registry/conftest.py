@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from millrace.registry import store as rows
-from millrace.registry.store import Store
+from millrace_registry import store as rows
+from millrace_registry.store import Store
 
 DATABASES = ["sqlite", *(["other"] if os.environ.get("MILLRACE_TEST_DATABASE_URL") else [])]
 

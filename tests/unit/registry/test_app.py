@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from millrace.registry import requests
-from millrace.registry.app import create_app
-from millrace.registry.store import Store
+from millrace_registry import requests
+from millrace_registry.app import create_app
+from millrace_registry.store import Store
 
 V1: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 V2 = {**V1, "fields": [*V1["fields"], {"name": "b", "type": "int", "default": 0}]}

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace.registry.avro_schema import parse
-from millrace.registry.errors import InvalidSchema
+from millrace_registry.avro_schema import parse
+from millrace_registry.errors import InvalidSchema
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from millrace.registry import client as ours
+from millrace_registry import client as ours
 
 
 def client_of(status: int, body: str) -> ours.SchemaRegistryClient:

@@ -9,9 +9,9 @@ from typing import Any
 import fastavro
 import pytest
 
-from millrace.registry.avro_schema import AvroSchema, parse
-from millrace.registry.compatibility import Level, incompatibilities, unreadable
-from millrace.registry.errors import InvalidCompatibilityLevel
+from millrace_registry.avro_schema import AvroSchema, parse
+from millrace_registry.compatibility import Level, incompatibilities, unreadable
+from millrace_registry.errors import InvalidCompatibilityLevel
 
 
 def schema(value: Any) -> AvroSchema:

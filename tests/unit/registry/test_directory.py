@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.registry.directory import check
+from millrace_registry.directory import check
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 PAGE_VIEW = json.loads((SCHEMAS / "PageView.avsc").read_text())

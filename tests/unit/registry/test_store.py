@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.registry.service import Candidate, Registry
-from millrace.registry.store import Store
+from millrace_registry.service import Candidate, Registry
+from millrace_registry.store import Store
 
 
 def candidate(number: int) -> Candidate:

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 
 from millrace.config import ClientLimits
-from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
-from millrace.server import ClientConnection, Server
+from millrace.server.loop import ClientConnection, Server
+from millrace.server.request import Request
 from tests.support import wait_until
 
 LIMIT = 1 << 20

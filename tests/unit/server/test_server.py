@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.handlers.request import Request
 from millrace.mailbox import Mailbox
-from millrace.server import Server
-from millrace.storage.file_slice import FileSlice, ReadFile
+from millrace.records.file_slice import FileSlice, ReadFile
+from millrace.server.loop import Server
+from millrace.server.request import Request
 from tests.support import wait_until
 from tests.unit.server.serving import LIMIT, LIMITS, Client, Running, Serve, waiting_requests
 

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from millrace_spark.avro_schema import Array, Fixed, Leaf, Map, Node, Record, Union, parse
-from millrace_spark.row_cursor import PADDING, PaddedBuffer
+from millrace_spark.avro.schema import Array, Fixed, Leaf, Map, Node, Record, Union, parse
+from millrace_spark.topic.row_cursor import PADDING, PaddedBuffer
 
 Schema = Any
 

@@ -26,12 +26,12 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.records import HEADER_BYTES, BatchHeader, Message, build_batch
-from millrace_spark.avro_decoder import ColumnDecoder, body_decoder
-from millrace_spark.avro_rows import RowDecoder
-from millrace_spark.avro_schema import Record, parse
-from millrace_spark.decode import Decoder
-from millrace_spark.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.reading import FetchedBatches
+from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.messages import Decoder
+from millrace_spark.avro.rows import RowDecoder
+from millrace_spark.avro.schema import Record, parse
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
+from millrace_spark.topic.reading import FetchedBatches
 from tests.unit.spark_decode.avro_cases import comparable, encode, in_one_buffer, rows_of, shown
 from tests.unit.spark_decode.fuzz_cases import SCHEMAS, Case
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from millrace.compression import Codec
 from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Message, build_batch, control_batch, filler_after
+from millrace.records.compression import Codec
 
 TOPIC_ID = UUID(int=7)
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from millrace_spark.avro_decoder import ColumnDecoder, body_decoder
-from millrace_spark.avro_rows import RowDecoder
-from millrace_spark.avro_schema import Record, arrow_type, parse
+from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.rows import RowDecoder
+from millrace_spark.avro.schema import Record, arrow_type, parse
 from tests.unit.spark_decode.avro_cases import comparable, encode, in_one_buffer, messages, rows_of, shown
 
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from millrace_spark.avro_decoder import ColumnDecoder, body_decoder
-from millrace_spark.avro_rows import RowDecoder
-from millrace_spark.avro_schema import Record, SchemaError, arrow_fields, parse
+from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.rows import RowDecoder
+from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
 from tests.unit.spark_decode.avro_cases import comparable, encode, in_one_buffer, messages, rows_of, shown
 
 PROMOTED = {

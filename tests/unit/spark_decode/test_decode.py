@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millrace.audit.counts import SequenceCounts, window_start
-from millrace.compression import Codec
 from millrace.errors import MillraceError
 from millrace.records import Message, batch_crc
-from millrace_spark.avro_schema import SchemaError
-from millrace_spark.decode import META_FIELDS, DecodedBatch, Decoder, event_times
-from millrace_spark.ranges import Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.reading import read_cut
-from millrace_spark.sequences import count_sequences
+from millrace.records.compression import Codec
+from millrace_audit.reports.counts import SequenceCounts, window_start
+from millrace_spark.avro.messages import META_FIELDS, DecodedBatch, Decoder, event_times
+from millrace_spark.avro.schema import SchemaError
+from millrace_spark.parquet.sequences import count_sequences
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.topic.reading import read_cut
 from tests.support import REPOSITORY
 from tests.unit.spark_decode.avro_cases import encode
 from tests.unit.spark_decode.logs import MemoryLog

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.compression import Codec
 from millrace.errors import CorruptMessage
 from millrace.records import (
     HEADER_BYTES,
@@ -22,10 +21,11 @@ from millrace.records import (
     build_batch,
     iter_records,
 )
-from millrace_spark import framing, record_bounds
-from millrace_spark.framing import Frames, frame_batches, read_headers
-from millrace_spark.reading import Batch
-from millrace_spark.row_cursor import PADDING, Faults, PaddedBuffer, RowCursor
+from millrace.records.compression import Codec
+from millrace_spark.topic import framing, record_bounds
+from millrace_spark.topic.framing import Frames, frame_batches, read_headers
+from millrace_spark.topic.reading import Batch
+from millrace_spark.topic.row_cursor import PADDING, Faults, PaddedBuffer, RowCursor
 
 sent = st.lists(
     st.builds(

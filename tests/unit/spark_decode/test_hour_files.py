@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace_spark.avro_schema import arrow_type, parse
-from millrace_spark.hour_files import HourFiles
-from millrace_spark.parquet_encodings import encodings
+from millrace_spark.avro.schema import arrow_type, parse
+from millrace_spark.parquet.encodings import encodings
+from millrace_spark.parquet.hour_files import HourFiles
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 SCHEMA = pa.schema([("_timestamp", pa.timestamp("us", "UTC")), ("n", pa.int64())])
@@ -55,8 +55,8 @@ def test_every_row_lies_in_its_hour_in_the_order_of_the_log(tmp_path: Path, orde
 def test_large_rows_are_written_before_they_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_spark.hour_files.ROW_GROUP_BYTES", 1 << 20)
-    monkeypatch.setattr("millrace_spark.hour_files.HELD_BYTES", 3 << 20)
+    monkeypatch.setattr("millrace_spark.parquet.hour_files.ROW_GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr("millrace_spark.parquet.hour_files.HELD_BYTES", 3 << 20)
     schema = pa.schema([SCHEMA.field(0), ("text", pa.string())])
     files, before = HourFiles(tmp_path, "part", schema), pa.total_allocated_bytes()
     for number in range(240):

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 
-from millrace.compression import Codec
 from millrace.errors import MillraceError
 from millrace.records import (
     CONTROL_BIT,
@@ -22,9 +21,10 @@ from millrace.records import (
     build_batch,
     iter_records,
 )
-from millrace_spark.decode import frames_of
-from millrace_spark.ranges import Cut, Gap, Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.reading import read_cut
+from millrace.records.compression import Codec
+from millrace_spark.avro.messages import frames_of
+from millrace_spark.topic.ranges import Cut, Gap, Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.topic.reading import read_cut
 from tests.unit.spark_decode.logs import TOPIC_ID, MemoryLog, Topic, made_log
 
 

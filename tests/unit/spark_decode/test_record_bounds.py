@@ -9,8 +9,8 @@ import numpy as np
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, Message, build_batch
-from millrace_spark.record_bounds import guessed_bounds, walked_bounds
-from millrace_spark.row_cursor import PADDING, PaddedBuffer
+from millrace_spark.topic.record_bounds import guessed_bounds, walked_bounds
+from millrace_spark.topic.row_cursor import PADDING, PaddedBuffer
 
 TAG = b"\0\0\0\0\1"
 

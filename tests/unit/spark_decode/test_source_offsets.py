@@ -9,14 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from millrace.compression import Codec
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Cursor, Message
-from millrace.wire.client import EARLIEST, LATEST
-from millrace_spark.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.reading import read_cut
-from millrace_spark.source_offsets import behind_batches, cuts_for, freeze, subscribed
-from millrace_spark.source_options import Subscription, parse_options
+from millrace.records.compression import Codec
+from millrace_spark.source.offsets import behind_batches, cuts_for, freeze, subscribed
+from millrace_spark.source.options import Subscription, parse_options
+from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
+from millrace_spark.topic.reading import read_cut
 from tests.unit.spark_decode.logs import MemoryLog, made_log
 
 NEEDED = {"bootstrap": "localhost:9092", "subscribe": "T"}

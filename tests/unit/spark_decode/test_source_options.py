@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.errors import ConfigError
-from millrace.wire.client import EARLIEST, LATEST
-from millrace_spark.source_options import (
+from millrace_spark.source.options import (
     Position,
     SourceOptions,
     Subscription,

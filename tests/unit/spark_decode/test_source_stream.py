@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
+from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Message, iter_records
-from millrace.wire.client import EARLIEST, LATEST
-from millrace_spark.decode import frames_of
-from millrace_spark.ranges import Cut, RangeStats
-from millrace_spark.reading import read_cut
-from millrace_spark.source_options import parse_options
-from millrace_spark.source_progress import Progress, Seen, advance, ranges_between, share_out
-from millrace_spark.source_rows import RowReader
-from millrace_spark.source_stream import MillraceStreamReader
+from millrace_spark.avro.messages import frames_of
+from millrace_spark.source.options import parse_options
+from millrace_spark.source.progress import Progress, Seen, advance, ranges_between, share_out
+from millrace_spark.source.rows import RowReader
+from millrace_spark.source.stream import MillraceStreamReader
+from millrace_spark.topic.ranges import Cut, RangeStats
+from millrace_spark.topic.reading import read_cut
 from tests.unit.spark_decode.logs import TOPIC_ID, Answer, MemoryLog
 
 Row = tuple[str, int, int]

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import load_topic
+from millrace_spark.load.load import load_topic
+from millrace_spark.table.publish import publish_hours
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, hourly_run, load_run
 
 LOAD_STEPS = ("planned", "written", "verified", "described", "synced", "published", "recorded", "counted")

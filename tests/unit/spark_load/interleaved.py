@@ -20,20 +20,21 @@ import fastavro
 import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError
-from millrace.manifest import Verdict
 from millrace.records import Message
 from millrace_spark import tables
-from millrace_spark.editions import edition_folder, later_editions
-from millrace_spark.expire import ExpireRun, expire_topic
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hour_merge import DirectMerge, merge_files
-from millrace_spark.hourly import HourlyRun, publish_hours, publish_late_hours
-from millrace_spark.load import load_topic
-from millrace_spark.load_writing import Pinned
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import DirectSink, Source
+from millrace_spark.load.load import load_topic
+from millrace_spark.load.writing import Pinned
 from millrace_spark.reload import ReloadRun, reload_topic
-from millrace_spark.sinks import DirectSink, Source
+from millrace_spark.table import revisions
+from millrace_spark.table.expire import ExpireRun, expire_topic
+from millrace_spark.table.merge import DirectMerge, merge_files
+from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import load_numbers, no_progress
+from millrace_spark.warehouse.editions import edition_folder, later_editions
+from millrace_spark.warehouse.layout import load_numbers, no_progress
+from millrace_spark.warehouse.manifest import Verdict
 from tests.unit.spark_load.memory_log import (
     HOUR,
     SCHEMA,
@@ -255,7 +256,7 @@ class Scenario:
         fs = LocalFilesystem(str(self.folder))
         self._remember_editions(fs)
         expected: Rows = Counter()
-        for revision in tables.newest_revisions(fs, TOPIC):
+        for revision in revisions.newest_revisions(fs, TOPIC):
             hour = revision.manifest.hour
             for part in revision.manifest.loads:
                 rows = self.editions[part.load, part.edition]

@@ -18,20 +18,20 @@ from typing import Any
 import fastavro
 import pyarrow.parquet as pq
 
-from millrace.compression import Codec
+from millrace.client.cluster_client import EARLIEST, LATEST, TopicMetadata
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
-from millrace.manifest import LoadManifest, Verdict
 from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
-from millrace.wire.client import EARLIEST, LATEST, TopicMetadata
+from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hour_merge import DirectMerge, merge_files
-from millrace_spark.hourly import HourlyRun
-from millrace_spark.load import LoadRun
-from millrace_spark.load_writing import Pinned
-from millrace_spark.promotions import PinnedId
-from millrace_spark.sinks import DirectSink, Source, write_cut
-from millrace_spark.warehouse import Progress, no_progress
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import DirectSink, Source, write_cut
+from millrace_spark.load.load import LoadRun
+from millrace_spark.load.writing import Pinned
+from millrace_spark.table.merge import DirectMerge, merge_files
+from millrace_spark.table.publish import HourlyRun
+from millrace_spark.warehouse.layout import Progress, no_progress
+from millrace_spark.warehouse.manifest import LoadManifest, Verdict
+from millrace_spark.warehouse.promotions import PinnedId
 
 TOPIC = "PageView"
 SCHEMA: dict[str, Any] = {

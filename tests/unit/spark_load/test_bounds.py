@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from millrace.manifest import LoadManifest
 from millrace.records import build_batch, split_batches
 from millrace.wire.fetch import FetchedPartition
-from millrace_spark.bounds import Bounds, bounded_ends
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.load import load_topic
-from millrace_spark.plan import plan_path
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import load_topic
+from millrace_spark.topic.bounds import Bounds, bounded_ends
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress, read_load
+from millrace_spark.warehouse.layout import no_progress, read_load
+from millrace_spark.warehouse.manifest import LoadManifest
+from millrace_spark.warehouse.plan import plan_path
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog, event, load_run, rows_of
 
 MINUTE = 60_000

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import millrace.registry.client
-import millrace.wire.client
-import millrace_spark.submit
+import millrace.client.cluster_client
+import millrace_registry.client
+import millrace_spark.jobs.submit
 from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
@@ -29,7 +29,7 @@ from millrace_spark.commands.promote import promote
 from millrace_spark.commands.reload import reload
 from millrace_spark.commands.verify import verify
 from millrace_spark.jobs.load import LoadSettings
-from millrace_spark.load import load_topic
+from millrace_spark.load.load import load_topic
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
 
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
@@ -49,7 +49,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ) -> TopicsToLoad:
         return TopicsToLoad(list(dict.fromkeys(named)), ["Bare"] if matching else [])
 
-    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
     monkeypatch.setattr(early, "check_warehouse", lambda _: None)
     monkeypatch.setattr(early, "check_same_logs", lambda *_: None)
@@ -209,8 +209,8 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     def registry(url: str) -> Any:
         return nullcontext(Registry())
 
-    monkeypatch.setattr(millrace.wire.client, "ClusterClient", cluster)
-    monkeypatch.setattr(millrace.registry.client, "SchemaRegistryClient", registry)
+    monkeypatch.setattr(millrace.client.cluster_client, "ClusterClient", cluster)
+    monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
             early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
@@ -344,7 +344,7 @@ def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted:
         (["noise", "step: 1", "later"], None, ["step: 1", "later"]),
         (["noise", "step: 1", "later"], MillraceError("no such topic"), ["step: 1", "later"]),
         (["noise"], MillraceError("no JVM"), ["noise"]),
-        (["noise"], millrace_spark.submit.JobRefused("no such topic"), []),
+        (["noise"], millrace_spark.jobs.submit.JobRefused("no such topic"), []),
     ],
 )
 def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_begin(
@@ -360,7 +360,7 @@ def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_beg
         if error is not None:
             raise error
 
-    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     with nullcontext() if error is None else pytest.raises(MillraceError):
         submit_job("load", {}, SparkOptions(master="local", conf={}, archives=()), fast_start=True)
     assert capsys.readouterr().err.splitlines() == shown

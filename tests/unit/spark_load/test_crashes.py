@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.filesystem import LocalFilesystem
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.tables import dataset
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.layout import no_progress
 from tests.support import REPOSITORY
 from tests.unit.spark_load.crashing import HOUR_STEPS, LOAD_STEPS
 from tests.unit.spark_load.memory_log import TOPIC, rows_of

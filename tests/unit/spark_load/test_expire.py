@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.expire import ExpireResult, ExpireRun, expire_topic
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours, publish_late_hours
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.reload import reload_topic
-from millrace_spark.tables import read_revision
+from millrace_spark.table.expire import ExpireResult, ExpireRun, expire_topic
+from millrace_spark.table.publish import publish_hours, publish_late_hours
+from millrace_spark.table.revisions import read_revision
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
 
@@ -170,7 +170,7 @@ def test_readers_have_their_grace_from_the_moment_the_next_revision_could_be_see
         def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
             return datetime.now(tz) - timedelta(hours=7)
 
-    monkeypatch.setattr("millrace_spark.hourly.datetime", Earlier)
+    monkeypatch.setattr("millrace_spark.table.publish.datetime", Earlier)
     publish(scene)
     assert expire(scene, reader_grace_s=3600.0).revisions == 0
     assert expire(scene, reader_grace_s=3600.0, clock=lambda: time.time() + 3700).revisions == 1

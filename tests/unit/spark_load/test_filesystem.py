@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_spark.filesystem import LocalFilesystem, open_filesystem
+from millrace_spark.files.filesystem import LocalFilesystem, open_filesystem
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from millrace.manifest import Gap
 from millrace.records import Cursor
-from millrace.storage.position import MirrorPosition, Origin
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.load import LoadResult, load_topic
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import LoadResult, load_topic
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress, read_load
+from millrace_spark.warehouse.layout import no_progress, read_load
+from millrace_spark.warehouse.manifest import Gap
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
 
 

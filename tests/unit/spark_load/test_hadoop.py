@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace_spark.hadoop import _keep_trying
+from millrace_spark.files.hadoop import _keep_trying
 
 ENABLED = "dfs.client.retry.policy.enabled"
 

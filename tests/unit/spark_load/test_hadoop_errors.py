@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace_spark.hadoop_errors import HdfsNotReady, explained
+from millrace_spark.files.hadoop_errors import HdfsNotReady, explained
 
 QUOTA = (
     "org.apache.hadoop.hdfs.protocol.DSQuotaExceededException: The DiskSpace quota of /w is exceeded: quota"

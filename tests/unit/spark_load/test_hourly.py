@@ -13,17 +13,23 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
-from millrace.manifest import UNASKED, Verdict
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hour_merge import MergeInput, MergeTask, merge_files
-from millrace_spark.hourly import HourResult, hours_between, publish_hours, publish_late_hours
-from millrace_spark.load import load_topic
-from millrace_spark.load_writing import Pinned
-from millrace_spark.sinks import Source
-from millrace_spark.tables import dataset, newest_revisions, read_revision, revision_numbers
-from millrace_spark.task_storage import SharedFolder
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.files.task_storage import SharedFolder
+from millrace_spark.load.direct import Source
+from millrace_spark.load.load import load_topic
+from millrace_spark.load.writing import Pinned
+from millrace_spark.table.merge import MergeInput, MergeTask, merge_files
+from millrace_spark.table.publish import (
+    HourResult,
+    hours_between,
+    publish_hours,
+    publish_late_hours,
+)
+from millrace_spark.table.revisions import newest_revisions, read_revision, revision_numbers
+from millrace_spark.tables import dataset
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.layout import no_progress
+from millrace_spark.warehouse.manifest import UNASKED, Verdict
 from tests.unit.spark_load.memory_log import (
     HOUR,
     SCHEMA,
@@ -127,7 +133,7 @@ def test_an_hour_that_was_empty_when_it_was_published_gets_its_rows_when_they_co
 
 
 def test_large_rows_are_merged_in_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millrace_spark.hour_merge.ROW_GROUP_BYTES", 8 << 20)
+    monkeypatch.setattr("millrace_spark.table.merge.ROW_GROUP_BYTES", 8 << 20)
     schema, sources = pa.schema([("blob", pa.binary())]), []
     for number in range(2):
         path = tmp_path / f"{number}.parquet"
@@ -208,7 +214,7 @@ def test_a_run_that_looked_at_the_loads_too_early_does_not_take_late_rows_away_a
             publish(warehouse, TEN)
         return revision_numbers(fs, topic, hour)
 
-    monkeypatch.setattr("millrace_spark.hourly.revision_numbers", overtaken)
+    monkeypatch.setattr("millrace_spark.table.publish.revision_numbers", overtaken)
     (result,) = publish(warehouse, TEN)
     assert (result.revision, result.rows) == (1, 88)
     assert len(sequences(warehouse, 10)) == 88

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours, publish_late_hours
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.reload import reload_topic
+from millrace_spark.table.publish import publish_hours, publish_late_hours
 from tests.support import ROUNDS
 from tests.unit.spark_load.interleaved import HOURS, CutOff, Scenario
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC

@@ -12,15 +12,15 @@ import pytest
 
 import millrace_spark.jobs.hourly
 import millrace_spark.jobs.load
-from millrace.audit.client import Completeness
 from millrace.errors import MillraceError
-from millrace.manifest import OriginPartition
 from millrace.records import Cursor
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace_audit.client import Completeness
 from millrace_spark.jobs.hourly import verdict_from
 from millrace_spark.jobs.load import LoadSettings, load_all, load_topics
-from millrace_spark.load import LoadResult, LoadRun
-from millrace_spark.origins import origin_of
+from millrace_spark.load.load import LoadResult, LoadRun
+from millrace_spark.load.origins import origin_of
+from millrace_spark.warehouse.manifest import OriginPartition
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog
 
 if TYPE_CHECKING:

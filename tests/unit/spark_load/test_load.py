@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.audit.counts import SequenceCounts
-from millrace.compression import Codec
 from millrace.errors import MillraceError
-from millrace.manifest import LoadManifest
 from millrace.records import Message
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import load_topic
-from millrace_spark.sinks import CutResult, CutTask, DirectSink, write_cut
+from millrace.records.compression import Codec
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import CutResult, CutTask, DirectSink, write_cut
+from millrace_spark.load.load import load_topic
+from millrace_spark.table.publish import publish_hours
 from millrace_spark.tables import dataset
-from millrace_spark.warehouse import read_load, sweep_staging
+from millrace_spark.warehouse.layout import read_load, sweep_staging
+from millrace_spark.warehouse.manifest import LoadManifest
 from tests.unit.spark_load.memory_log import (
     HOUR,
     START,
@@ -194,7 +194,7 @@ def test_on_apache_kafka_only_compaction_may_leave_holes(
     log.cluster_id = "4L6g3nShT-eMCtK--X86sw"
     log.lose(0, 7)
     # The setting is the one thing a log in memory cannot answer.
-    monkeypatch.setattr("millrace_spark.load_writing.topic_setting", lambda *_: policy)
+    monkeypatch.setattr("millrace_spark.load.writing.topic_setting", lambda *_: policy)
     if accepted:
         assert load_topic(load_run(log, tmp_path), TOPIC).rows == 170
     else:
@@ -461,8 +461,8 @@ def test_the_first_and_the_last_hour_of_the_calendar_are_published_like_any_othe
 def test_many_hours_in_one_task_do_not_need_as_many_open_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_spark.hour_files.OPEN_FILES", 2)
-    monkeypatch.setattr("millrace_spark.hour_files.HELD_BYTES", 500)
+    monkeypatch.setattr("millrace_spark.parquet.hour_files.OPEN_FILES", 2)
+    monkeypatch.setattr("millrace_spark.parquet.hour_files.HELD_BYTES", 500)
     log = MemoryLog(1)
     log.append_events(0, [START + HOUR * (n % 7) for n in range(200)])
     result = load_topic(load_run(log, tmp_path, cut_bytes=1 << 20), TOPIC)

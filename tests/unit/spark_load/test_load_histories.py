@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.manifest import LoadManifest, check_follows, check_hash, check_law
 from millrace.records import Message
-from millrace_spark.bounds import Bounds
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.load import load_topic
-from millrace_spark.promotions import promote, promotions
-from millrace_spark.sinks import DirectSink
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import DirectSink
+from millrace_spark.load.load import load_topic
+from millrace_spark.topic.bounds import Bounds
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import PLANS, load_numbers, no_progress, read_load
+from millrace_spark.warehouse.layout import PLANS, load_numbers, no_progress, read_load
+from millrace_spark.warehouse.manifest import LoadManifest, check_follows, check_hash, check_law
+from millrace_spark.warehouse.promotions import promote, promotions
 from tests.support import ROUNDS
 from tests.unit.spark_load.interleaved import CutOff, MortalFilesystem
 from tests.unit.spark_load.memory_log import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.manifest import (
+from millrace_spark.warehouse.manifest import (
     DataFile,
     Gap,
     LoadManifest,

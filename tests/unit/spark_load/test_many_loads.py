@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.expire import ExpireRun, expire_topic
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import HourlyRun, publish_hours, publish_late_hours
-from millrace_spark.load import load_topic
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import load_topic
+from millrace_spark.table.expire import ExpireRun, expire_topic
+from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import load_numbers, no_progress
+from millrace_spark.warehouse.layout import load_numbers, no_progress
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, MemoryLog, hourly_run, load_run
 
 TEN, ELEVEN = "2015-05-17T10", "2015-05-17T11"

@@ -10,17 +10,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError
-from millrace.manifest import SpilledFile
 from millrace.records import Message
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.load import load_topic
-from millrace_spark.ranges import RangeStats
-from millrace_spark.rejections import Reasons
-from millrace_spark.sinks import CutResult
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import CutResult
+from millrace_spark.load.load import load_topic
+from millrace_spark.parquet.rejections import Reasons
+from millrace_spark.topic.ranges import RangeStats
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import (
+from millrace_spark.warehouse.layout import (
     SPILLED,
     load_folder,
     newest_load,
@@ -29,6 +28,7 @@ from millrace_spark.warehouse import (
     sequences_of,
     spill_sequences,
 )
+from millrace_spark.warehouse.manifest import SpilledFile
 from tests.unit.spark_load.memory_log import (
     HOUR,
     SCHEMA_ID,

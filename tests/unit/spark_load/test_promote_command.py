@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import millrace.registry.client
-import millrace_spark.submit
+import millrace_registry.client
+import millrace_spark.jobs.submit
 from millrace_spark.commands.promote import promote as command
-from millrace_spark.load import load_topic
+from millrace_spark.load.load import load_topic
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog, load_run, with_field
 
 COUNTED, WIDE, COUNTRY = 8, 9, 10
@@ -40,7 +40,7 @@ class Registry:
 
     def schema(self, schema_id: int) -> Any:
         if schema_id not in self.schemas:
-            raise millrace.registry.client.UnknownSchema("unknown")
+            raise millrace_registry.client.UnknownSchema("unknown")
         return self.schemas[schema_id]
 
     def lookup(self, subject: str, schema: Any) -> Any:
@@ -48,7 +48,7 @@ class Registry:
 
     def latest(self, subject: str) -> Any:
         newest = max(self.registered)
-        return millrace.registry.client.RegisteredVersion(newest, 1, self.schemas[newest])
+        return millrace_registry.client.RegisteredVersion(newest, 1, self.schemas[newest])
 
 
 def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_changes(
@@ -59,7 +59,7 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
     log.append_events(0, [START], schema=COUNTED, count=5)
     load_topic(load_run(log, tmp_path), TOPIC)
     registry = Registry(SCHEMAS, [COUNTED, COUNTRY])
-    monkeypatch.setattr(millrace.registry.client, "SchemaRegistryClient", lambda _: registry)
+    monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", lambda _: registry)
     options = [TOPIC, "--warehouse", str(tmp_path), "--registry", "http://r"]
     silent = CliRunner().invoke(command, options)
     assert "give --registry and --reason" in str(silent.exception)
@@ -86,7 +86,7 @@ def test_a_warehouse_that_only_spark_can_reach_is_promoted_by_a_job(monkeypatch:
         submitted.append({"job": job, **settings})
         return answer if settings.get("registry") else []
 
-    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     options = [TOPIC, "--warehouse", "hdfs://n:9000/w", "--registry", "http://r", "--reason", "why"]
     assert "schema 9 is the table's already" in CliRunner().invoke(command, options).stdout
     assert CliRunner().invoke(command, [*options[:3], "--list"]).exit_code == 0

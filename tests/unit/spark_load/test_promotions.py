@@ -18,12 +18,18 @@ from click.testing import CliRunner
 
 from millrace.errors import MillraceError
 from millrace_spark.commands.promote import promote as command
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import LoadResult, load_topic
-from millrace_spark.promotions import HistoryEntry, Promotion, history, promote, promotions
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import LoadResult, load_topic
+from millrace_spark.table.publish import publish_hours
 from millrace_spark.tables import dataset
-from millrace_spark.warehouse import read_load
+from millrace_spark.warehouse.layout import read_load
+from millrace_spark.warehouse.promotions import (
+    HistoryEntry,
+    Promotion,
+    history,
+    promote,
+    promotions,
+)
 from tests.support import REPOSITORY
 from tests.unit.spark_load.memory_log import (
     HOUR,
@@ -357,8 +363,8 @@ def test_the_history_names_every_schema_and_the_first_load_that_has_it(
 
 KILLED = """
 import os, sys
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.promotions import promote, promotions
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.warehouse.promotions import promote, promotions
 from tests.unit.spark_load.memory_log import with_field
 
 fs, calls = LocalFilesystem(sys.argv[1]), 0

@@ -10,9 +10,16 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
-from millrace_spark.decode import Rejected
-from millrace_spark.load import load_topic
-from millrace_spark.rejections import DEFAULT_LIMIT, HELD_BYTES, OTHER, Reasons, RejectedFile, RejectedLimit
+from millrace_spark.avro.messages import Rejected
+from millrace_spark.load.load import load_topic
+from millrace_spark.parquet.rejections import (
+    DEFAULT_LIMIT,
+    HELD_BYTES,
+    OTHER,
+    Reasons,
+    RejectedFile,
+    RejectedLimit,
+)
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
 
 

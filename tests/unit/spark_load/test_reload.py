@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from millrace.audit.counts import SequenceCounts
 from millrace.errors import MillraceError
-from millrace_spark.editions import read_edition
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hour_sources import hours_with_news
-from millrace_spark.hourly import publish_hours, publish_late_hours
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.reload import ReloadRun, loads_of, reload_topic
-from millrace_spark.tables import newest_revisions, read_revision
+from millrace_spark.table.publish import publish_hours, publish_late_hours
+from millrace_spark.table.revisions import newest_revisions, read_revision
+from millrace_spark.table.sources import hours_with_news
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.editions import read_edition
+from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
 
@@ -173,7 +173,7 @@ def test_what_was_a_gap_when_the_load_was_made_may_stay_one(tmp_path: Path) -> N
     scene.log.append_events(0, [START] * 60)
     scene.log.expire(0, 1)
     scene.log.lose(0, 2)
-    from millrace_spark.load import load_topic
+    from millrace_spark.load.load import load_topic
     from tests.unit.spark_load.memory_log import load_run
 
     load_topic(load_run(scene.log, tmp_path, accept_gaps=True, pin=scene.pin), TOPIC)

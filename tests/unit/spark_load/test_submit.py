@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import millrace_spark.submit
+import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
-from millrace_spark.hourly import hours_between
-from millrace_spark.submit import submit
+from millrace_spark.jobs.submit import submit
+from millrace_spark.table.publish import hours_between
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script = tmp_path / "bin" / "spark-submit"
     script.parent.mkdir()
     script.touch(mode=0o755)
-    monkeypatch.setattr(millrace_spark.submit, "_spark_home", lambda: tmp_path)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "_spark_home", lambda: tmp_path)
     return script
 
 

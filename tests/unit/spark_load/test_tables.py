@@ -17,9 +17,9 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
-from millrace_spark.expire import ExpireRun, expire_topic
-from millrace_spark.hourly import publish_hours, publish_late_hours
-from millrace_spark.warehouse import no_progress
+from millrace_spark.table.expire import ExpireRun, expire_topic
+from millrace_spark.table.publish import publish_hours, publish_late_hours
+from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark_load.interleaved import HOURS, MortalFilesystem, Scenario
 from tests.unit.spark_load.memory_log import HOUR, START, TOPIC
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import millrace_spark.submit
+import millrace_spark.jobs.submit
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
 from millrace_spark.commands.expire import expire
@@ -18,8 +18,8 @@ from millrace_spark.commands.hourly import hourly
 from millrace_spark.commands.options import parse_age
 from millrace_spark.commands.reload import reload
 from millrace_spark.commands.verify import verify
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.table.publish import publish_hours
 from tests.unit.spark_load.interleaved import HOURS, Scenario
 from tests.unit.spark_load.memory_log import START, TOPIC
 
@@ -36,7 +36,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(job=job, settings=settings, **options)
         return seen["answer"]
 
-    monkeypatch.setattr(millrace_spark.submit, "submit", submit)
+    monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     monkeypatch.setattr(early, "check_table", lambda *_: None)
     return seen
 

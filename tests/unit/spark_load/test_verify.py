@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
-from millrace.manifest import LoadManifest, decode, encode, sealed
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import load_topic
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import load_topic
+from millrace_spark.table.publish import publish_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import no_progress
+from millrace_spark.warehouse.layout import no_progress
+from millrace_spark.warehouse.manifest import LoadManifest, decode, encode, sealed
 from tests.unit.spark_load.memory_log import START, TOPIC, MemoryLog, event, filled_log, hourly_run, load_run
 
 HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
@@ -284,7 +284,7 @@ def test_a_revision_that_is_removed_is_named(warehouse: Path, hour: str) -> None
 
 
 def test_a_revision_with_other_rows_than_its_loads_is_named(warehouse: Path) -> None:
-    from millrace.manifest import HourManifest
+    from millrace_spark.warehouse.manifest import HourManifest
 
     folder = warehouse / f"{TOPIC}.hourly" / "date=2015-05-17" / "hour=12" / "rev=1"
     (path,) = folder.glob("*.parquet")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from millrace.manifest import HourManifest, decode, encode, sealed
-from millrace_spark.editions import ExpiredEntry, expired_path
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import load_topic
-from millrace_spark.load_writing import Pinned
-from millrace_spark.promotions import PinnedId, promote
-from millrace_spark.sinks import Source
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import Source
+from millrace_spark.load.load import load_topic
+from millrace_spark.load.writing import Pinned
+from millrace_spark.table.publish import publish_hours
+from millrace_spark.warehouse.editions import ExpiredEntry, expired_path
+from millrace_spark.warehouse.manifest import HourManifest, decode, encode, sealed
+from millrace_spark.warehouse.promotions import PinnedId, promote
 from tests.unit.spark_load.interleaved import DECODERS, HOURS, Scenario
 from tests.unit.spark_load.memory_log import SCHEMA, START, TOPIC, load_run
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark import webhdfs
-from millrace_spark.webhdfs import WebHdfs, WebHdfsClient, web_addresses
+from millrace_spark.files import webhdfs
+from millrace_spark.files.webhdfs import WebHdfs, WebHdfsClient, web_addresses
 
 NN1, NN2 = "nn1:9870", "nn2:9870"
 CONTENT = b"parquet" * 30_000

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.hourly import publish_hours
-from millrace_spark.load import load_topic
-from millrace_spark.tables import newest_revisions
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import load_topic
+from millrace_spark.table.publish import publish_hours
+from millrace_spark.table.revisions import newest_revisions
 from millrace_spark.verify import verify
-from millrace_spark.warehouse import (
+from millrace_spark.warehouse.layout import (
     HOURLY,
     STAGING,
     STALE_STAGING_S,

@@ -19,9 +19,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from millrace_spark.filesystem import LocalFilesystem
-from millrace_spark.load import load_topic
-from millrace_spark.sinks import CutResult, CutTask, DirectSink, write_cut
+from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.direct import CutResult, CutTask, DirectSink, write_cut
+from millrace_spark.load.load import load_topic
 from tests.unit.spark_load.memory_log import TOPIC, filled_log, load_run
 
 PAUSES = (

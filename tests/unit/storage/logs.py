@@ -11,9 +11,9 @@ from uuid import UUID
 from millrace.config import LogConfig
 from millrace.errors import BrokerError
 from millrace.records import HEADER, BatchHeader, Cursor, Message, batch_crc, build_batch, split_batches
-from millrace.storage.file_slice import FileSlice
+from millrace.records.file_slice import FileSlice
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.position import MirrorPosition, Origin
 
 ORIGIN = Origin("dc1", "PageView", UUID(int=7), 3)
 

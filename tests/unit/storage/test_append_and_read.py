@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.compression import Codec
 from millrace.config import LogConfig
 from millrace.errors import InvalidRecord, OffsetOutOfRange
 from millrace.records import BatchHeader, Message, batch_crc, build_batch
+from millrace.records.compression import Codec
 from millrace.storage import segment as segment_module
 from millrace.storage.partition_log import PartitionLog
 from tests.unit.storage.logs import (
@@ -357,7 +357,7 @@ def test_a_deleted_or_closed_log_still_serves_the_slices_it_handed_out(tmp_path:
 
 
 def test_every_codec_is_stored_as_it_was_sent(tmp_path: Path) -> None:
-    from millrace.compression import Codec
+    from millrace.records.compression import Codec
 
     log = open_log(tmp_path)
     sent = [bytearray(build_batch([Message(5, b"k", b"v" * 50)] * 4, codec=codec)) for codec in Codec]

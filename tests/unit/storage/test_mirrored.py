@@ -10,8 +10,13 @@ import pytest
 
 from millrace.errors import BrokerError, CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
 from millrace.records import BatchHeader, Cursor, control_batch, split_batches
+from millrace.records.mirror_position import (
+    POSITION_PREFIX,
+    MirrorPosition,
+    Origin,
+    PositionMismatch,
+)
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.position import POSITION_PREFIX, MirrorPosition, Origin, PositionMismatch
 from tests.unit.storage.logs import (
     ORIGIN,
     append,

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from millrace.mirror import offset_search as translation
+from millrace.mirror.offset_search import Outcome, Translated, offset_at_origin, offset_in_copy
 from millrace.mirror.runs import OffsetRules, beginning, runs_of
 from millrace.records import BatchHeader, Cursor, Message, build_batch, control_batch, filler_after
-from millrace.storage import translation
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.translation import Outcome, Translated, offset_at_origin, offset_in_copy
 from millrace.wire.fetch import FetchedPartition
 from tests.unit.storage.logs import ORIGIN, crowded_batch, flush, open_log
 

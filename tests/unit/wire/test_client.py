@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.connection import Connection, ConnectionFailed
 from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
-from millrace.wire.client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.codec import decode, encode
-from millrace.wire.connection import Connection, ConnectionFailed
 from millrace.wire.fetch import encode_response
 from millrace.wire.messages import (
     ApiKey,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from millrace.wire import connection as module
-from millrace.wire.connection import Connection, ConnectionFailed
+from millrace.client import connection as module
+from millrace.client.connection import Connection, ConnectionFailed
 
 Serve = Callable[[socket.socket], None]
 

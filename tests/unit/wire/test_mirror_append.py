@@ -6,7 +6,7 @@ import pytest
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records import Cursor, Message, build_batch
-from millrace.storage.position import MirrorPosition, Origin
+from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.mirror_append import (
     MirrorAppend,
     MirrorAppended,

@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
+from millrace.client.cluster_client import ClusterClient
+from millrace.client.topic_admin import topic_setting
 from millrace.errors import BrokerError
-from millrace.wire.client import ClusterClient
-from millrace.wire.topic_settings import topic_setting
 
 
 def string(text: str | None) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from millrace.errors import InvalidRequest
-from millrace.storage.translation import Outcome, Translated
-from millrace.wire.translate_offsets import (
+from millrace.mirror.offset_search import Outcome, Translated
+from millrace.mirror.translate_offsets import (
     MAX_OFFSETS,
     decode_request,
     decode_response,

@@ -1,0 +1,386 @@
+"""What produce, fetch and the rest mean for the partitions this broker leads.
+
+Owns the led partitions and keeps them in step with the cluster's snapshot. Runs on the loop, except where it
+says otherwise; what takes long (ZooKeeper, opening and deleting logs, cold look-ups) runs in threads and
+comes back through the mailbox. Knows no sockets and no wire format.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+from uuid import UUID
+
+from millrace.broker.fetch import Fetch, Found
+from millrace.broker.flush import FlushThreads
+from millrace.broker.partition import Partition, Producing
+from millrace.broker.topic_settings import topic_log_config
+from millrace.config import BrokerConfig
+from millrace.coordination.cluster import Cluster
+from millrace.coordination.state import PartitionState, TopicState
+from millrace.errors import (
+    BrokerError,
+    LeaderNotAvailable,
+    MessageTooLarge,
+    MillraceError,
+    NotLeader,
+    PolicyViolation,
+    StorageError,
+    UnknownTopicOrPartition,
+)
+from millrace.mailbox import Mailbox
+from millrace.mirror.pull import TargetAppend
+from millrace.records import HeaderFields, check_produced
+from millrace.records.mirror_position import MirrorPosition
+from millrace.storage.log_directory import LogDirectory
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.state import LogState
+from millrace.wire.fetch import AskedFetch
+
+__all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+RETENTION_INTERVAL_S = 5.0
+RECORD_DELAY_S = 1.0
+"""Partitions come and go in crowds: the broker's record in ZooKeeper is written once for all of them."""
+Place = tuple[str, int]
+
+
+class Broker:
+    """One broker's partitions, and what clients may do with them."""
+
+    def __init__(self, config: BrokerConfig, cluster: Cluster, logs: LogDirectory, mailbox: Mailbox) -> None:
+        self.config, self.cluster, self.mailbox = config, cluster, mailbox
+        self._logs = logs
+        self._partitions: dict[Place, Partition] = {}
+        self._opening: dict[Place, Future[PartitionLog]] = {}
+        self._deleting: set[Place] = set()
+        self._failed: dict[Place, tuple[UUID, str]] = {}
+        self._retried: set[Place] = set()
+        self._staged: dict[Partition, None] = {}
+        self._recording = False
+        self._looking: list[Callable[[], None]] = []
+        self.parked_partitions = 0
+        """On which fetches wait, counted once for each fetch."""
+        self.flushes: FlushThreads[LogState] = FlushThreads(mailbox)
+        # Two pools, because a topic's creation waits in the one for its logs to open in the other.
+        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
+        self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
+
+    # Partitions
+
+    def start(self) -> None:
+        """Open, and so recover, every log this broker leads; call it before the loop runs.
+
+        A log that cannot be opened is reported and refused; it does not keep the others from being served.
+        """
+        self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
+        self._set_aside_deleted()
+        for place, topic, state in self._led():
+            try:
+                self._add(place, topic, state, self._open_log(place, topic))
+            except (MillraceError, OSError) as error:
+                self._fail(place, topic, error)
+        self.cluster.store(self._partitions)
+        self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+
+    def _set_aside_deleted(self) -> None:
+        """Put away the logs of topics that were deleted while this broker was not running."""
+        found = [log for log in self._logs.found if self._current(log[:2], log[2]) is None]
+        topics = {(name, topic_id) for name, _, topic_id in found}
+        gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
+        for name, number, topic_id in found:
+            if (name, topic_id) in gone:
+                try:
+                    self._logs.set_aside(name, number, topic_id)
+                except OSError as error:  # it takes up room, but nobody is served from it
+                    log.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
+
+    def partition(self, topic: str, number: int) -> Partition:
+        """The led partition; BrokerError says why it is not here."""
+        partition = self._partitions.get((topic, number))
+        if partition is not None:
+            return partition
+        state = self.cluster.topics.get(topic)
+        if state is None or number not in state.partitions:
+            raise UnknownTopicOrPartition(f"no partition {topic}-{number} in cluster {self.config.cluster}")
+        if state.partitions[number].leader != self.config.broker_id:
+            raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
+        if (topic, number) in self._failed:
+            raise StorageError(self._failed[topic, number][1])
+        raise LeaderNotAvailable(f"{topic}-{number} is being opened")
+
+    @property
+    def failed(self) -> Mapping[Place, str]:
+        """Partitions that could not be opened, and why."""
+        return {place: reason for place, (_, reason) in list(self._failed.items())}
+
+    @property
+    def partitions(self) -> Mapping[Place, Partition]:
+        """Every partition open here."""
+        return self._partitions
+
+    def opening(self, topic: str) -> list[Future[PartitionLog]]:
+        """The logs of a topic that are being opened."""
+        return [future for place, future in self._opening.items() if place[0] == topic]
+
+    def refresh(self) -> None:
+        """Bring the open partitions in step with the cluster: open new ones, delete those that are gone."""
+        led = {place: (topic, state) for place, topic, state in self._led()}
+        for place, partition in list(self._partitions.items()):
+            if place not in led or led[place][0].topic_id != partition.topic_id:
+                self._remove(place, partition)
+        self._failed = {
+            place: failed
+            for place, failed in self._failed.items()
+            if place in led and led[place][0].topic_id == failed[0]
+        }
+        for place, (topic, state) in led.items():
+            if place in self._partitions:
+                self._configure(self._partitions[place], topic, state)
+            elif not (place in self._opening or place in self._failed or place in self._deleting):
+                self._open(place, topic)
+
+    def _led(self) -> list[tuple[Place, TopicState, PartitionState]]:
+        return [
+            ((topic.name, number), topic, state)
+            for topic in self.cluster.topics.values()
+            for number, state in topic.partitions.items()
+            if state.leader == self.config.broker_id
+        ]
+
+    def _open_log(self, place: Place, topic: TopicState) -> PartitionLog:
+        config = topic_log_config(self.config.log, topic.settings)
+        return self._logs.partition(*place, topic.topic_id, config)
+
+    def _fail(self, place: Place, topic: TopicState, error: BaseException) -> None:
+        before = self._failed.get(place)
+        self._failed[place] = failed = (topic.topic_id, str(error))
+        if before == failed:
+            return
+        if isinstance(error, StorageError):
+            self._retried.add(place)
+            log.error("cannot serve %s-%s: %s; trying again", *place, error)
+        else:
+            self._retried.discard(place)
+            log.error("cannot serve %s-%s until a restart: %s", *place, error)
+
+    def _try_again(self) -> None:
+        """Open what could not be opened for want of room, of descriptors or of a right."""
+        for place in list(self._retried):
+            failed = self._failed.get(place)
+            topic = self._current(place, failed[0]) if failed else None
+            if topic is None:
+                self._retried.discard(place)
+            elif place not in self._opening and place not in self._deleting:
+                self._open(place, topic)
+
+    def _open(self, place: Place, topic: TopicState) -> None:
+        def opened(future: Future[PartitionLog]) -> None:
+            del self._opening[place]
+            error = future.exception()
+            if error is not None:
+                self._fail(place, topic, error)
+                self.refresh()  # it may be another topic's place by now
+            elif (current := self._current(place, topic.topic_id)) is None:
+                self._delete(place)
+            else:
+                self._add(place, current, current.partitions[place[1]], future.result())
+
+        self._opening[place] = self._submit(self._files, lambda: self._open_log(place, topic), opened)
+
+    def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
+        partition = Partition(*place, topic.topic_id, opened, self.mailbox, self.flushes)
+        self._configure(partition, topic, state)
+        self._partitions[place] = partition
+        self._failed.pop(place, None)
+        self._retried.discard(place)
+        self._record_soon()
+        partition.see_to_flush()  # a log that is led here again may still hold what was not flushed
+        log.info(
+            "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
+        )
+
+    def _record_soon(self) -> None:
+        """Have the broker's record in ZooKeeper say which partitions are stored here."""
+
+        def record() -> None:
+            self._recording = False
+            self.cluster.store(self._partitions)
+
+        if not self._recording:
+            self._recording = True
+            self.mailbox.after(RECORD_DELAY_S, record)
+
+    def _configure(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
+        partition.mirrored = state.origin is not None
+        try:
+            partition.log.config = topic_log_config(self.config.log, topic.settings)
+        except BrokerError as error:
+            log.error("settings of topic %s: %s", topic.name, error)
+
+    def _current(self, place: Place, topic_id: UUID) -> TopicState | None:
+        """The topic that a partition belongs to, if the cluster still has both."""
+        topic = self.cluster.topics.get(place[0])
+        return topic if topic and topic.topic_id == topic_id and place[1] in topic.partitions else None
+
+    def _remove(self, place: Place, partition: Partition) -> None:
+        """Serve a partition no longer; its log goes only if the partition itself has gone."""
+        del self._partitions[place]
+        self._record_soon()
+        self._staged.pop(partition, None)
+        if self._current(place, partition.topic_id) is not None:
+            log.warning("another broker leads %s now; its log is kept", partition.name)
+            partition.retire(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
+            return
+        log.info("deleting %s: it is not in the cluster any more", partition.name)
+        self._deleting.add(place)
+        partition.retire(
+            UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(place)
+        )
+
+    def _delete(self, place: Place) -> None:
+        """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
+        self._deleting.add(place)
+
+        def done(future: Future[None]) -> None:
+            self._deleting.discard(place)
+            if future.exception() is not None:
+                log.error("cannot delete %s-%s: %s", *place, future.exception())
+            self.refresh()
+
+        self._submit(self._files, lambda: self._logs.delete(*place), done)
+
+    def _apply_retention(self) -> None:
+        logs = [(partition.name, partition.log) for partition in self._partitions.values()]
+
+        def work() -> None:
+            for name, partition_log in logs:
+                try:
+                    for base in partition_log.apply_retention():
+                        log.info("retention deleted segment %s of %s", base, name)
+                except (OSError, MillraceError) as error:
+                    log.error("retention of %s: %s", name, error)
+            self._logs.delete_expired()
+
+        def again(done: Future[None]) -> None:
+            if done.exception() is not None:
+                log.error("retention failed", exc_info=done.exception())
+            self._try_again()
+            self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+
+        self._submit(self._files, work, again)
+
+    # Records
+
+    def produce(self, topic: str, number: int, batch: memoryview, producing: Producing, index: int) -> None:
+        """Check a batch and stage it for this turn's append; `producing` hears what became of it.
+
+        Raises BrokerError for one that is refused. `batch` must stay as it is until `end_of_turn`.
+        """
+        partition = self._partitions.get((topic, number)) or self.partition(topic, number)
+        if partition.mirrored:
+            raise PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
+        header = check_produced(batch)
+        limit = partition.log.config.max_message_bytes
+        if header.size > limit:
+            raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
+        self.stage(partition, [batch], [header], producing, index)
+
+    def stage(
+        self,
+        partition: Partition,
+        batches: Sequence[memoryview],
+        headers: Sequence[HeaderFields],
+        producing: Producing,
+        index: int = 0,
+    ) -> None:
+        """Have checked batches appended at the end of this turn."""
+        partition.stage(batches, headers, producing, index)
+        self._staged[partition] = None
+
+    def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
+        """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
+
+        From any thread.
+        """
+        return self.partition(topic, number).log.mirror_position
+
+    def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        """Append origins' batches and positions, on the loop and in order; visible after a flush.
+
+        From any thread. The future brings for each None, or what the log raised: PositionMismatch when it
+        stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
+        """
+        return self.call(lambda: [self._append_mirrored(each) for each in appends])
+
+    def _append_mirrored(self, append: TargetAppend) -> Exception | None:
+        run = append.run
+        try:
+            partition = self.partition(append.topic, append.partition)
+            end = partition.log.append_mirrored(
+                run.position.origin, run.expected, run.batches, run.position, headers=run.headers or None
+            )
+        except Exception as error:  # one that fails must not keep the others from being appended
+            return error
+        partition.when_visible(end, append.visible)
+        partition.see_to_flush()
+        return None
+
+    def fetch(self, request: AskedFetch, answer: Callable[[Found], None]) -> Fetch:
+        """Answer with what is there once it is enough, or when the request's time is up."""
+        fetch = Fetch(self, request, answer)
+        fetch.start()
+        return fetch
+
+    def look_again(self, look: Callable[[], None]) -> None:
+        """Run `look` at the end of this turn."""
+        self._looking.append(look)
+
+    def end_of_turn(self) -> None:
+        """Append what this turn staged, then let woken fetches look: one write, one look each."""
+        if self._staged:
+            staged, self._staged = self._staged, {}
+            for partition in staged:
+                partition.write()
+        if self._looking:
+            looking, self._looking = self._looking, []
+            for look in looking:
+                look()
+
+    # Threads
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the loop; from any thread. The future brings its result or exception."""
+        return self.mailbox.call(function)
+
+    def in_background(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work` in a thread, then `then` on the loop with its outcome."""
+        self._submit(self._background, work, then)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[Future[T]], None]
+    ) -> Future[T]:
+        future = pool.submit(work)
+        future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
+        return future
+
+    def settle(self) -> None:
+        """Bring everything to the disk and answer who waits for it; the loop has ended."""
+        self.end_of_turn()
+        self.flushes.close()
+        self.mailbox.run()
+        for partition in self._partitions.values():
+            partition.settle()
+        self.end_of_turn()
+
+    def close(self) -> None:
+        """End the threads and close the logs; `settle` comes first."""
+        self.mailbox.stop()
+        self._background.shutdown(wait=True, cancel_futures=True)
+        self._files.shutdown(wait=True, cancel_futures=True)
+        self._logs.close()

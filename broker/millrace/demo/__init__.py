@@ -1,1 +1,0 @@
-"""The whole path once, on real processes, and then the proof."""

@@ -1,0 +1,192 @@
+"""From an origin's offset to the copy's and back, out of what a mirrored log itself says.
+
+Every append of a mirrored partition is closed by a position batch, and the batches before it stood side by
+side in the origin and end there where the position says (see position.py). So one append, read header by
+header, translates exactly; the only question is which. From a copy's offset it is the append that holds it.
+For an origin's offset it is searched: by the position each file begins with, then by halving the file.
+
+Work, whatever the log's size: one header for each halving of the number of files, some ten looks into a file
+of 1 GiB, each at most the headers of one append, and the headers of the last MiB. Reads files, changes none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from millrace.errors import CorruptMessage, StorageError
+from millrace.records import BatchHeader, filler_size
+from millrace.records.mirror_position import MirrorPosition
+from millrace.storage.chain import ChainBroken, read_batch, walk
+from millrace.storage.lookup import Boundaries, locate
+from millrace.storage.segment import Files, Segment
+from millrace.storage.state import LogState, holds_offsets
+
+SHORT_WALK_BYTES = 1 << 20
+"""A search ends in a walk this short."""
+ATTEMPTS = 3
+
+
+class Outcome(IntEnum):
+    """What a translation came to."""
+
+    TRANSLATED = 0
+    """Of the same record; where no record has the offset, of the next one that was copied."""
+    NOT_COPIED = 1
+    """The copy does not reach there yet."""
+    NOT_RETAINED = 2
+    """What was there has been deleted from the copy."""
+    BEFORE_START = 3
+    """The copy began later."""
+    BEFORE_RESET = 4
+    """An operator has moved the mirror since: what the offset meant then is not looked for."""
+
+
+class Translated(NamedTuple):
+    """An outcome; `offset` is -1 unless it was translated."""
+
+    outcome: Outcome
+    offset: int = -1
+
+
+class _Append(NamedTuple):
+    """What one append wrote: its data batches with their places, and the position behind them."""
+
+    batches: list[tuple[int, BatchHeader]]
+    at: int
+    """Of the position batch."""
+    position: MirrorPosition
+
+    def origins(self) -> list[int]:
+        """The origin's base offset of each batch: the last one ends where the position says."""
+        cursor, numbered = self.position.cursor, self.position.numbered
+        end = cursor.next_offset if numbered or cursor.next_base is None else cursor.next_base
+        found = []
+        for _, header in reversed(self.batches):
+            if numbered and header.is_control:
+                raise CorruptMessage(f"batch {header.base_offset} was repaired: its offsets are not known")
+            end -= header.last_offset_delta + 1 if numbered else header.size + filler_size(header)
+            found.append(end)
+        return found[::-1]
+
+
+def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
+    """Where in this log consumers go on who would read `offset` next at the origin.
+
+    Raises CorruptMessage where the log is damaged, FileNotFoundError when retention deletes what is read.
+    """
+    last = visible.mirror
+    if last is None:
+        return Translated(Outcome.NOT_COPIED)
+    if offset >= last.cursor.next_offset:
+        done = offset <= max(last.cursor.next_offset, last.cursor.next_base or 0)
+        return (
+            Translated(Outcome.TRANSLATED, visible.high_watermark) if done else Translated(Outcome.NOT_COPIED)
+        )
+    if offset < last.start:
+        return Translated(Outcome.BEFORE_START)
+    start = max(last.reset_at, files.segments[0].base)
+    first = files.index_of(start)
+    _, head = next(_positions(files.segments[first], start, visible.end))
+    if offset < head.cursor.next_offset:
+        reset = 0 < last.reset_at == start
+        return Translated(Outcome.BEFORE_RESET if reset else Outcome.NOT_RETAINED)
+    segment = _segment_of(files, first, offset, visible.end)
+    found = _append_of(segment, max(start, segment.base), offset, visible.end)
+    for (place, header), base in zip(found.batches, found.origins(), strict=True):
+        if offset < base + header.last_offset_delta + 1:
+            return Translated(Outcome.TRANSLATED, place + max(0, offset - base))
+    return Translated(Outcome.TRANSLATED, min(found.at, visible.high_watermark))
+
+
+def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
+    """Where at the origin consumers go on who would read `offset` next here; raises as `offset_in_copy`."""
+    last = visible.mirror
+    if last is None or offset > visible.end:
+        return Translated(Outcome.NOT_COPIED)
+    if offset >= visible.high_watermark:
+        return Translated(Outcome.TRANSLATED, last.cursor.next_offset)
+    if offset < min(files.start_offset, files.segments[0].base):
+        return Translated(Outcome.NOT_RETAINED)
+    index = files.index_of(offset)
+    segment, at = files.segments[index], files.segments[index].base
+    if offset > at:
+        limit = min(segment.end, visible.end)
+        reader = segment.open_reader()
+        at = locate(segment, reader.fileno(), offset, limit, Boundaries())
+        if at == limit and index + 1 < len(files.segments):
+            segment = files.segments[index + 1]
+            at = segment.base
+    found = next(_appends(segment, at, visible.end))
+    if not found.batches:
+        return Translated(Outcome.TRANSLATED, found.position.cursor.next_offset)
+    return Translated(Outcome.TRANSLATED, found.origins()[0] + max(0, offset - found.batches[0][0]))
+
+
+def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to_origin: bool) -> Translated:
+    """An offset of a mirrored log at its origin, or the other way round; StorageError, CorruptMessage."""
+    find = offset_at_origin if to_origin else offset_in_copy
+    for _ in range(ATTEMPTS):
+        visible, files = snapshot()
+        try:
+            return find(visible, files, offset)
+        except FileNotFoundError:
+            continue  # retention took a file after this look-up began: there are others now
+    raise StorageError("the log's files are deleted faster than they can be read")
+
+
+def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
+    """The last segment that begins with a position at or before an origin's offset."""
+
+    def begins_at(segment: Segment) -> int:
+        if segment.base >= end:
+            return offset + 1  # nothing of it is visible
+        return next(_positions(segment, segment.base, end))[1].cursor.next_offset
+
+    later = files.segments[first + 1 :]
+    return files.segments[first + bisect_right(later, offset, key=begins_at)]
+
+
+def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
+    """The first append, behind the position at `low`, that reaches past an origin's offset."""
+    high = limit = min(segment.end, end)
+    reader = segment.open_reader()
+    while high - low > SHORT_WALK_BYTES:
+        middle = (low + high) // 2
+        start = locate(segment, reader.fileno(), middle, limit, Boundaries())
+        at, position = next(_positions(segment, start, end), (limit, None))
+        if position is None or at >= high or position.cursor.next_offset > offset:
+            high = middle
+        elif at > low:
+            low = at
+        else:
+            break  # the middle lies in the position batch at `low`
+    for found in _appends(segment, low, end):
+        if found.position.cursor.next_offset > offset:
+            return found
+    raise CorruptMessage(f"no position behind origin offset {offset} in {segment.path}")
+
+
+def _positions(segment: Segment, start: int, end: int) -> Iterator[tuple[int, MirrorPosition]]:
+    """(place, position) of every position batch from a boundary on."""
+    return ((found.at, found.position) for found in _appends(segment, start, end))
+
+
+def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:
+    """Every append from a boundary on; of the first only what lies behind the boundary."""
+    batches: list[tuple[int, BatchHeader]] = []
+    reader = segment.open_reader()
+    try:
+        for at, header in walk(reader.fileno(), segment.base, start, min(segment.end, end)):
+            if holds_offsets(header, at):
+                batches.append((at, header))
+                continue
+            batch = read_batch(reader.fileno(), segment.base, at, header) if header.is_control else None
+            position = MirrorPosition.from_batch(header, batch) if batch is not None else None
+            if position is not None:
+                yield _Append(batches, at, position)
+                batches = []
+    except ChainBroken as error:
+        raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None

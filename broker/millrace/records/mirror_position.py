@@ -1,0 +1,134 @@
+"""The position batch: how far a mirrored partition has copied its origin, written beside the data itself.
+
+Owns the format and its meaning. Does not decide what is appended when: that is the partition log.
+
+    position batch := control batch, one record, key = CONTROL_KEY,
+                      value = POSITION_PREFIX + JSON {cluster, topic, topic_id, partition, start,
+                                                      next_offset, next_base, batches, records, dropped,
+                                                      reset_at, numbered, records_end}
+
+It travels in the same append as the data it accounts for, so both survive a crash or neither does. Clients
+skip it like any control batch; a value without the prefix (a filler's zeros) is not a position.
+
+The batches of one append are neighbours in the origin, too, and the last of them ends where the position
+says: from a position backwards, each batch's place in the origin is known to the byte. `records_end` is about
+the log it stands in: the offset behind the last record before it. Whoever mirrors this log and finds batches
+gone can tell by it whether records were among them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from millrace.errors import BrokerError, ErrorCode
+from millrace.records import BatchHeader, Cursor, iter_records
+from millrace.records.compression import Buffer
+
+POSITION_PREFIX = b"millrace position 1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The one partition that a mirrored partition copies."""
+
+    cluster: str
+    topic: str
+    topic_id: UUID
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorPosition:
+    """How far a mirrored partition has come, and the running totals of what it copied."""
+
+    origin: Origin
+    start: int
+    """Origin offset where the mirror of this partition began."""
+    cursor: Cursor
+    """Next origin offset to read, and the byte position expected of the next origin batch."""
+    batches: int
+    records: int
+    dropped: int
+    """Control batches and aborted records that were left out."""
+    reset_at: int = 0
+    """Where in this log an operator last moved the position: origin offsets before it may mean others."""
+    numbered: bool = False
+    """True when the origin numbers its records, as Apache Kafka does; else its offsets are byte positions."""
+
+    def encode(self, records_end: int) -> bytes:
+        """The value of the position batch's one record; `records_end` as drawn above."""
+        fields = {
+            "cluster": self.origin.cluster,
+            "topic": self.origin.topic,
+            "topic_id": self.origin.topic_id.hex,
+            "partition": self.origin.partition,
+            "start": self.start,
+            "next_offset": self.cursor.next_offset,
+            "next_base": self.cursor.next_base,
+            "batches": self.batches,
+            "records": self.records,
+            "dropped": self.dropped,
+            "reset_at": self.reset_at,
+            "numbered": self.numbered,
+            "records_end": records_end,
+        }
+        return POSITION_PREFIX + json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> MirrorPosition | None:
+        """The position in a control record's value; None when the record is something else."""
+        fields = _fields(value)
+        if fields is None:
+            return None
+        origin = Origin(fields["cluster"], fields["topic"], UUID(fields["topic_id"]), fields["partition"])
+        return cls(
+            origin,
+            fields["start"],
+            Cursor(fields["next_offset"], fields["next_base"]),
+            fields["batches"],
+            fields["records"],
+            fields["dropped"],
+            fields["reset_at"],
+            fields["numbered"],
+        )
+
+    @classmethod
+    def from_batch(cls, header: BatchHeader, batch: Buffer) -> MirrorPosition | None:
+        """The position a whole, intact batch records; None for every other batch."""
+        value = _value(header, batch)
+        return cls.decode(value) if value is not None else None
+
+
+def records_end(header: BatchHeader, batch: Buffer) -> int | None:
+    """Offset behind the last record before a position batch, in its own log; None for every other batch."""
+    value = _value(header, batch)
+    fields = _fields(value) if value is not None else None
+    return None if fields is None else int(fields["records_end"])
+
+
+def _value(header: BatchHeader, batch: Buffer) -> bytes | None:
+    if not header.is_control or header.last_offset_delta != 0:
+        return None
+    record = next(iter_records(header, batch), None)
+    return record.value if record is not None else None
+
+
+def _fields(value: bytes) -> dict[str, Any] | None:
+    if not value.startswith(POSITION_PREFIX):
+        return None
+    fields: dict[str, Any] = json.loads(value[len(POSITION_PREFIX) :])
+    return fields
+
+
+class PositionMismatch(BrokerError):
+    """A mirrored append does not start where the last one ended; `recorded` is where it must start."""
+
+    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+    def __init__(self, expected: int | None, recorded: MirrorPosition | None) -> None:
+        have = "nothing" if recorded is None else str(recorded.cursor.next_offset)
+        super().__init__(f"the append starts at origin offset {expected}, recorded is {have}")
+        self.recorded = recorded

@@ -1,0 +1,366 @@
+"""The broker's sockets: one thread, one epoll loop. Only this package touches them on the server side.
+
+A turn: read every ready connection into one shared buffer, hand the frames in it to the handlers, let the
+broker write what they staged, send the answers that are due. Knows frames and answers; does not know what
+any of them mean.
+
+No connection can hold up another: reading stops where answers pile up, sending stops after a share of a
+file per turn, a request that waits keeps only its own place, and who has more requests ready than one turn
+serves goes on in the next. Who may connect and what all may hold together is counted in `admission`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from millrace.config import ClientLimits
+from millrace.errors import MillraceError
+from millrace.mailbox import Mailbox
+from millrace.server import admission
+from millrace.server.admission import Admission, Budget
+from millrace.server.connection import ClientConnection
+from millrace.server.request import Request
+from millrace.server.statistics import Statistics
+from millrace.wire.framing import FrameBuffers, FrameRefused
+
+__all__ = ["ClientConnection", "Server"]
+
+log = logging.getLogger(__name__)
+
+RECEIVE_BYTES = 1 << 20
+"""The shared buffer: all that is read in one turn, unless it must be written out in between."""
+MIN_ROOM_BYTES = 128 << 10
+"""Read into no less than this; with less room left the buffer's requests are finished first."""
+EARLY_SEND_BYTES = 64 << 10
+"""Answers of one read that are more than this are sent at once, not at the end of the turn: a turn may read
+every connection there is."""
+ACCEPTS_PER_TURN = 64
+"""A client that connects all the time must not keep the others waiting."""
+BACKLOG = 4096
+TURN_BYTES = 16 << 20
+"""Connections that are ready together read so much in a turn, but no less than a little each."""
+TURN_S = 0.05
+"""And they share so much time; who is left over is served in the next turn ..."""
+MIN_SHARE_S = 0.0005
+"""... but each one that is served gets so much."""
+IDLE_CHECKS = 4
+"""So often per idle time is looked for idle connections."""
+
+Handle = Callable[[ClientConnection, memoryview], Request]
+
+
+class Server:
+    """Accepts Kafka clients and runs the loop; `run` returns after `stop`."""
+
+    def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
+        self._mailbox = mailbox
+        self.limits = limits
+        self.admission = Admission(limits)
+        self.budget: Budget[ClientConnection] = Budget(limits)
+        self.statistics = Statistics()
+        self.errors: Counter[tuple[int, int]] = Counter()
+        """How often an API (key) answered with an error (code), for metrics."""
+        self.now: float = time.monotonic()
+        """When this turn began."""
+        self._listener = _listen(host, port)
+        self.host, self.port = host, self._listener.getsockname()[1]
+        self._epoll = select.epoll()
+        self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
+        self._connections: dict[int, ClientConnection] = {}
+        self._touched: dict[ClientConnection, None] = {}
+        self._unserved: dict[ClientConnection, None] = {}
+        self.frame_buffers: FrameBuffers = FrameBuffers()
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._used = 0
+        self._looked_at = self.now
+        self._late = False
+        self._running = False
+
+    def stop(self) -> None:
+        """Leave `run` after the current turn; call it on the loop."""
+        self._running = False
+
+    def run(self, handle: Handle, end_of_turn: Callable[[], None]) -> None:
+        """Serve until `stop`: `handle` gets each frame, `end_of_turn` writes what the frames asked for."""
+        self._handle, self._end_of_turn = handle, end_of_turn
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        self._close_slow()
+        self._forget_time_used()
+        self._running = True
+        while self._running:
+            timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
+            ready = self._epoll.poll(-1 if timeout is None else timeout, len(self._connections) + 2)
+            self.now = time.monotonic()
+            if self._late:
+                ready.sort(key=self._time_used)
+            busy = len(ready) + len(self._unserved) + 1
+            self._share_s = max(MIN_SHARE_S, TURN_S / busy)
+            self._read_bytes = max(admission.CROWDED_READ_BYTES, TURN_BYTES // busy)
+            accepting, self._looked_at = False, self.now
+            for fd, events in ready:
+                connection = self._connections.get(fd)
+                if connection is not None:
+                    self._ready(connection, events)
+                    if self._account(connection) > TURN_S:
+                        break  # the others are still ready in the next turn
+                elif fd == self._listener.fileno():
+                    accepting = True
+                elif fd == self._mailbox.wake_fd:
+                    self._mailbox.drain()
+            if accepting:  # after the others: a new connection may get the number of one closed just now
+                self._accept()
+            self._serve_the_rest()
+            self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
+            self._mailbox.run()
+            self._finish_turn()
+
+    def _account(self, connection: ClientConnection) -> float:
+        """Note what a client's turn has taken; how long the whole turn has taken so far."""
+        now = time.monotonic()
+        connection.used_s += now - self._looked_at
+        self._looked_at = now
+        return now - self.now
+
+    def _time_used(self, ready: tuple[int, int]) -> float:
+        """What the client has used of the loop's time lately: who has used little goes first."""
+        connection = self._connections.get(ready[0])
+        return -1.0 if connection is None else connection.used_s
+
+    def _forget_time_used(self) -> None:
+        """Half of it, every second."""
+        for connection in self._connections.values():
+            connection.used_s /= 2
+        self._mailbox.after(1.0, self._forget_time_used)
+
+    def close(self) -> None:
+        """Close every socket. Answers that are due are sent as far as the clients take them at once."""
+        for connection in list(self._connections.values()):
+            with contextlib.suppress(OSError):
+                connection.send()
+            self.drop(connection)
+        self._listener.close()
+        self._epoll.close()
+
+    def touch(self, connection: ClientConnection) -> None:
+        """Look at the connection at the end of the turn: it may have something to send."""
+        self._touched[connection] = None
+
+    def watch(self, connection: ClientConnection, events: int, *, new: bool = False) -> None:
+        """Wait for these events of the connection from now on."""
+        (self._epoll.register if new else self._epoll.modify)(connection.socket.fileno(), events)
+
+    def drop(self, connection: ClientConnection) -> None:
+        """Close a connection; whatever still waits for it is forgotten."""
+        if connection.closed:
+            return
+        connection.closed = True
+        fd = connection.socket.fileno()
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+        del self._connections[fd]
+        self._unserved.pop(connection, None)
+        self.admission.leave(connection.host)
+        self.budget.note(connection, unfinished=0, unserved=0, unread=0, waiting=0, now=self.now)
+        connection.forget()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                client, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    continue  # that client is gone already
+                log.error("cannot accept clients for a second: %s; raise `ulimit -n`", error.strerror)
+                self._epoll.unregister(self._listener.fileno())
+                self._mailbox.after(
+                    1.0, lambda: self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+                )
+                return
+            refusal = self.admission.refusal(address[0], client.fileno())
+            if refusal is not None:
+                client.close()
+                log.warning("refused the connection of %s: %s", address[0], refusal)
+                continue
+            client.setblocking(False)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection = ClientConnection(self, client, address[0], address[1])
+            self._connections[client.fileno()] = connection
+            self.watch(connection, select.EPOLLIN | select.EPOLLRDHUP, new=True)
+
+    def _close_idle(self) -> None:
+        """Close who has neither asked nor taken anything for long."""
+        since = self.now - self.limits.max_idle_ms / 1000
+        idle = [connection for connection in self._connections.values() if connection.idle_since(since)]
+        for connection in idle:
+            self.drop(connection)
+        self.admission.closed_idle += len(idle)
+        if idle:
+            log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
+        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+
+    def note(
+        self, connection: ClientConnection, unfinished: int, unserved: int, unread: int, waiting: int
+    ) -> None:
+        """Count what a connection holds; when too many answers are left unread, the greediest are closed."""
+        self.budget.note(
+            connection, unfinished=unfinished, unserved=unserved, unread=unread, waiting=waiting, now=self.now
+        )
+        total = self.budget.unread
+        self._close_for_all(
+            self.budget.greedy(self._connections.values()),
+            f"{total} bytes of answers were left unread by all together (max_buffered_bytes)",
+        )
+
+    def _resume(self) -> None:
+        """Read again from those who had to wait with a large request."""
+        for connection in self.budget.resumed(self.now):
+            self.touch(connection)
+
+    def _close_slow(self) -> None:
+        """Close who keeps others waiting by sending a large request too slowly; again and again."""
+        slow = [connection for connection in self.budget.slow(self.now) if not connection.kept_waiting]
+        self._close_for_all(slow, "they held up others by sending requests slowly (max_buffered_bytes)")
+        self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
+
+    def _close_for_all(self, victims: Sequence[ClientConnection], why: str) -> None:
+        if victims:
+            log.warning("closed %d connections, such as %s: %s", len(victims), victims[0].address, why)
+            for victim in victims:
+                self.drop(victim)
+            self.admission.closed_greedy += len(victims)
+
+    def _ready(self, connection: ClientConnection, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self.touch(connection)
+        if events & select.EPOLLIN:
+            self._read(connection)
+        elif events & (select.EPOLLHUP | select.EPOLLERR):
+            self.drop(connection)
+        elif events & select.EPOLLRDHUP:
+            if connection.full:  # it has hung up, and may not be read to its end while answers pile up
+                self.drop(connection)
+            else:
+                self.touch(connection)
+
+    def _read(self, connection: ClientConnection) -> None:
+        framer, room = connection.framer, connection.framer.room
+        if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
+            self._write_staged()
+        target = self._buffer[self._used :][: self._read_bytes] if room is None else room
+        self.frame_buffers.scarce = crowded = self.budget.crowded
+        if crowded:
+            target = target[: admission.CROWDED_READ_BYTES]
+        try:
+            count = connection.socket.recv_into(target)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self.drop(connection)
+            return
+        if room is None:
+            framer.receive_data(self._buffer[self._used : self._used + count])
+            self._used += count
+        else:
+            framer.received(count)
+        self._serve(connection)
+
+    def _serve(self, connection: ClientConnection) -> None:
+        """Hand over the frames that are there, until answers pile up or the connection's time is up."""
+        served = False
+        try:
+            while not connection.closed and not connection.full:
+                request = self._next_request(connection)
+                if request is None:
+                    break
+                connection.requests.append(request)
+                connection.unanswered += request.count
+                self.statistics.served(request, self.now)
+                if served and time.monotonic() - self._looked_at > self._share_s:
+                    break
+                served = True
+        except FrameRefused as error:
+            connection.abort(str(error))
+        connection.framer.release()
+        if connection.closed:
+            return
+        if served:
+            connection.served_at = self.now
+        if connection.queued_bytes > EARLY_SEND_BYTES:
+            self._send(connection)
+        else:
+            if connection.holds_much:
+                connection.weigh()
+            self.touch(connection)
+
+    def _next_request(self, connection: ClientConnection) -> Request | None:
+        framer, repeated = connection.framer, connection.repeated
+        if repeated is not None and framer.waiting:
+            request = repeated.serve(connection, framer)
+            if request is not None:
+                return request
+        frame = framer.next_frame()
+        return None if frame is None else self._handle(connection, frame)
+
+    def _serve_the_rest(self) -> None:
+        """Go on with those that had more requests in their bytes than one turn serves."""
+        if self._unserved:
+            unserved, self._unserved = self._unserved, {}
+            for connection in sorted(unserved, key=lambda connection: connection.used_s):
+                if self._looked_at - self.now > 2 * TURN_S:
+                    self._unserved[connection] = None
+                elif not connection.closed:
+                    self._serve(connection)
+                    self._account(connection)
+
+    def _write_staged(self) -> None:
+        """Have the staged records written: after it, nothing needs the shared buffer any more."""
+        self._end_of_turn()
+        self._used = 0
+        self.frame_buffers.end_of_turn()
+
+    def _finish_turn(self) -> None:
+        self._write_staged()
+        self._resume()
+        touched, self._touched = self._touched, {}
+        for connection in touched:
+            if not connection.closed:
+                self._send(connection)
+        self.statistics.end_turn()
+
+    def _send(self, connection: ClientConnection) -> None:
+        try:
+            connection.send()
+        except (OSError, ValueError):  # ValueError: the slice's file was closed under it
+            self.drop(connection)
+            return
+        if connection.framer.waiting and not connection.full and not connection.closed:
+            self._unserved[connection] = None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise MillraceError(
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
+        ) from error
+    listener.setblocking(False)
+    return listener

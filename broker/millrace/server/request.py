@@ -1,0 +1,127 @@
+"""One request on its way through the broker, and the place its answer will take.
+
+Answers leave in the order their requests came in, so a request that has to wait (a fetch without data,
+acks=all) holds its place while the connection goes on reading. Knows no sockets and no API.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from millrace.records.file_slice import FileSlice
+from millrace.wire.framing import RequestFramer
+from millrace.wire.messages import ApiKey
+
+Part: TypeAlias = "bytes | FileSlice"
+_PREFIX = struct.Struct(">ii")
+NOTHING = memoryview(b"")
+OTHER_API = -1
+"""What APIs that clients make up are counted for."""
+_APIS = frozenset(map(int, ApiKey))
+FILE_SLICE_BYTES = 200
+"""What a file slice on its way counts for, with what holds it; its bytes stay in the file."""
+MIN_SHARED_BYTES = 16 << 10
+"""An answer this large is not copied behind its prefix: others may be sending the same bytes."""
+
+
+class Repeated(Protocol):
+    """What a client asked for lately, to serve the same again with less work."""
+
+    def serve(self, client: Client, framer: RequestFramer) -> Request | None:
+        """Serve the next frames as one request, so far as they repeat the last; None when they do not."""
+
+
+class Client(Protocol):
+    """The connection a request came from."""
+
+    closed: bool
+    address: str
+    """HOST:PORT."""
+    principal: str
+    """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
+    repeated: Repeated | None
+    errors: Counter[tuple[int, int]]
+    """How often an API (key) answered with an error (code), all connections together."""
+
+    def answered(self, size: int) -> None:
+        """Some request has its answer now, for which `size` bytes of memory are needed."""
+
+    def abort(self, reason: str) -> None:
+        """Close the connection: the only sign that a request without an answer can get."""
+
+
+class Request:
+    """What was asked and, once `answer` was called, the answer.
+
+    `frame` and `body`, the part of it behind the header, are valid during the turn only.
+    """
+
+    __slots__ = (
+        "abandon", "api_key", "api_version", "body", "client", "client_id", "correlation_id", "count",
+        "frame", "parts",
+    )  # fmt: skip
+
+    client_id: str
+    """How the client calls itself; unset for Produce and Fetch."""
+    abandon: Callable[[], None]
+    """Set by who lets the request wait, if its client's going away ends the wait; else it stays unset."""
+
+    def __init__(
+        self, client: Client, api_key: int, api_version: int, correlation_id: int, body: memoryview
+    ) -> None:
+        self.client = client
+        self.api_key = api_key
+        self.api_version = api_version
+        self.correlation_id = correlation_id
+        self.body = self.frame = body
+        self.count = 1
+        """How many requests this one stands for."""
+        self.parts: Sequence[Part] | None = None
+
+    def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
+        """Answer with the response's body; `header` is what a flexible response header adds."""
+        size, in_memory, slices = 4 + len(header), 0, 0
+        for part in parts:
+            if isinstance(part, bytes):
+                in_memory += len(part)
+            else:
+                size += part.length
+                slices += 1
+        prefix = _PREFIX.pack(size + in_memory, self.correlation_id) + header
+        if parts and isinstance(parts[0], bytes) and len(parts[0]) < MIN_SHARED_BYTES:
+            self.parts = [prefix + parts[0], *parts[1:]]
+        else:
+            self.parts = [prefix, *parts]
+        self.client.answered(in_memory + len(prefix) + slices * FILE_SLICE_BYTES)
+
+    def answer_bytes(self, body: bytes) -> None:
+        """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
+        self.answer_frames(response_frame(self.correlation_id, body))
+
+    def answer_frames(self, frames: bytes) -> None:
+        """Answer with whole responses, `response_frame`s, for each of the requests this one stands for."""
+        self.parts = (frames,)
+        self.client.answered(len(frames))
+
+    def answer_nothing(self) -> None:
+        """Free the place: the client expects no answer (acks=0)."""
+        self.parts = ()
+        self.client.answered(0)
+
+    def failed(self, code: int) -> None:
+        """Count an error that the answer carries."""
+        self.client.errors[self.api_key if self.api_key in _APIS else OTHER_API, code] += 1
+
+    def forget(self) -> None:
+        """The client has gone: end the wait for an answer that nobody takes."""
+        abandon = getattr(self, "abandon", None)
+        if abandon is not None:
+            abandon()
+
+
+def response_frame(correlation_id: int, body: bytes) -> bytes:
+    """One whole response without a flexible header."""
+    return _PREFIX.pack(4 + len(body), correlation_id) + body

@@ -1,0 +1,164 @@
+"""The auditor's reading thread: applies the audit topics of the aggregate cluster to the database.
+
+Every message is applied in the same transaction as the position behind it, so a kill at any moment loses and
+repeats nothing. Reads `audit` (one partition for each origin partition, as the mirror makes them) and
+`audit-offline`. Passes over what is no audit record.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.errors import BrokerError, ErrorCode, MillraceError
+from millrace.records import iter_records, split_batches
+from millrace_audit.auditor import answers, ledger
+from millrace_audit.auditor.answers import AuditRules
+from millrace_audit.auditor.store import AuditPosition, AuditStore
+from millrace_audit.reports.messages import AuditCodec, AuditRecord
+from millrace_audit.reports.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
+from millrace_registry.client import SchemaRegistryClient
+
+log = logging.getLogger("millrace.audit.auditor")
+
+FETCH_BYTES = 8 << 20
+PARTITION_BYTES = 1 << 20
+_PAUSE_S = 0.2
+_CHECK_S = 3.0
+_RETRY_S = 1.0
+_FETCH_WAIT_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one fetch of a partition brought: its records, and the position behind them."""
+
+    records: list[AuditRecord]
+    next_offset: int
+
+
+class Auditor:
+    """Applies the audit topics until it is told to stop."""
+
+    def __init__(self, store: AuditStore, rules: AuditRules, bootstrap: str, registry_url: str) -> None:
+        self._store = store
+        self._rules = rules
+        self._client = ClusterClient(bootstrap, client_id="millrace-auditor")
+        self._registry = SchemaRegistryClient(registry_url)
+        self._codec = AuditCodec(self._registry)
+        self.trouble: str | None = "the audit topics are not read to their end yet"
+        """Why the database is behind what was said; None while it is not."""
+
+    def check(self) -> None:
+        """MillraceError in one line when no broker answers soon."""
+        with ClusterClient(self._client.bootstrap, timeout_s=_CHECK_S) as client:
+            client.topics()
+
+    def run(self, stop: threading.Event) -> None:
+        """Apply what comes until `stop` is set; what goes wrong is told, and tried again."""
+        while not stop.is_set():
+            try:
+                news = self.apply_all()
+                self.trouble = None
+                stop.wait(0 if news else _PAUSE_S)
+            except (MillraceError, BrokerError, SQLAlchemyError) as error:
+                self.trouble = " ".join(str(error).split())
+                log.warning("%s; trying again", self.trouble)
+                stop.wait(_RETRY_S)
+        self._client.close()
+        self._registry.close()
+
+    def apply_all(self) -> bool:
+        """Apply everything up to the high watermarks, then settle what is final; True if there was news."""
+        news = False
+        found = self._client.topics()
+        for name in (AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC):
+            if name in found:
+                news |= self._apply_topic(name, found[name].topic_id.hex)
+        # Only now: half-read topics could look final although the other half says otherwise.
+        if news:
+            with self._store.writing() as session:
+                answers.settle(session, self._rules)
+        return news
+
+    def _apply_topic(self, topic: str, topic_id: str) -> bool:
+        positions = self._positions(topic, topic_id)
+        ends = self._client.list_offsets(topic, LATEST)
+        for partition, at in positions.items():
+            if at > ends.get(partition, at):
+                raise MillraceError(
+                    f"{topic}-{partition} ends at {ends[partition]}, but was applied up to {at}:"
+                    " its log was lost"
+                )
+        news = False
+        while behind := {p: at for p, at in positions.items() if at < ends.get(p, 0)}:
+            fetched = self._client.fetch(
+                topic, behind, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
+                partition_max_bytes=PARTITION_BYTES,
+            )  # fmt: skip
+            for partition, part in fetched.items():
+                batch = self._decode(f"{topic}-{partition}", behind[partition], part)
+                self._apply(topic_id, partition, batch)
+                positions[partition] = batch.next_offset
+                news |= bool(batch.records)
+            if all(positions[p] == at for p, at in behind.items()):
+                break
+        return news
+
+    def _positions(self, topic: str, topic_id: str) -> dict[int, int]:
+        """Partition -> next offset to apply: where the database stands, or earliest."""
+        positions = self._client.list_offsets(topic, EARLIEST)
+        with self._store.writing() as session:
+            for partition, earliest in positions.items():
+                row = session.get(AuditPosition, (topic_id, partition))
+                if row is None:
+                    row = AuditPosition(topic_id=topic_id, partition=partition, next_offset=0)
+                    session.add(row)
+                if row.next_offset < earliest:
+                    log.error(
+                        "%s-%d: offsets %d to %d expired before they were applied",
+                        topic, partition, row.next_offset, earliest,
+                    )  # fmt: skip
+                    ledger.unheard(session, topic_id, partition, row.next_offset, earliest)
+                    row.next_offset = earliest
+                positions[partition] = row.next_offset
+        return positions
+
+    def _decode(self, where: str, offset: int, part: FetchedPartition) -> _Batch:
+        if part.error:
+            names = {int(code): code.name for code in ErrorCode}
+            raise MillraceError(f"{where} cannot be read at {offset}: {names.get(part.error, part.error)}")
+        records: list[AuditRecord] = []
+        for header, batch in split_batches(part.records):
+            if header.next_offset <= offset:
+                continue
+            if not header.is_control:
+                for message in iter_records(header, batch):
+                    record = self._codec.decode(message.value) if message.offset >= offset else None
+                    if record is not None:
+                        records.append(record)
+                    elif message.offset >= offset:
+                        log.warning("%s: offset %d holds no audit record", where, message.offset)
+            offset = header.next_offset
+        return _Batch(records, offset)
+
+    def _apply(self, topic_id: str, partition: int, batch: _Batch) -> None:
+        with self._store.writing() as session:
+            for record in batch.records:
+                ledger.apply(session, record)
+            ledger.heard_again(session, topic_id, partition, batch.records)
+            position = session.get_one(AuditPosition, (topic_id, partition))
+            position.next_offset = batch.next_offset
+
+
+def accept(store: AuditStore, instance: int, reason: str) -> None:
+    """Note that an operator goes on without the word of an instance."""
+    with store.reading() as session:
+        ledger.check_known(session, instance)  # here, because it may read every count
+    with store.writing() as session:
+        ledger.accept(session, instance, reason, time.time_ns() // 1_000_000)

@@ -1,0 +1,325 @@
+"""Applying audit records to the database: who is known, what was reported, what was counted.
+
+Each function runs inside the caller's transaction and may be given a record again: a report counts by its
+number, a range by where it begins, a load by its number and part, a later edition right after the one before.
+What changes a window that was final before raises its revision. Passes no verdict on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session
+
+from millrace.errors import MillraceError
+from millrace_audit.auditor.store import (
+    CountedRow,
+    CoverageRow,
+    EditionRow,
+    EndedReaderRow,
+    InstanceRow,
+    InstanceTopicRow,
+    LoadPartRow,
+    LoadRow,
+    ReportedRow,
+    Row,
+    TierRow,
+    TopicRow,
+    UncountedRow,
+    UnheardRow,
+    WindowRow,
+)
+from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
+from millrace_audit.reports.messages import (
+    FOR_EVER,
+    NOTHING,
+    AuditRecord,
+    Count,
+    Heartbeat,
+    Hello,
+    LoadNumber,
+    Report,
+)
+from millrace_audit.reports.ranges import SequenceRanges, merged
+
+R = TypeVar("R", bound=Row)
+W = TypeVar("W", WindowRow, ReportedRow, CountedRow)
+_IN_ONE_QUERY = 500
+
+
+def apply(session: Session, record: AuditRecord) -> None:
+    """Take one audit record in; nothing happens if it was taken in before."""
+    if isinstance(record, Hello):
+        _hello(session, record)
+    elif isinstance(record, Report):
+        _report(session, record)
+    elif isinstance(record, Heartbeat):
+        _heartbeat(session, record)
+    else:
+        _count(session, record)
+
+
+def unheard(session: Session, topic_id: str, partition: int, start: int, end: int) -> None:
+    """Records [start, end) of an audit topic's partition expired before they were applied."""
+    heard = session.scalar(select(func.min(TierRow.heartbeat)))
+    since = NOTHING if heard is None else heard
+    session.add(
+        UnheardRow(topic_id=topic_id, partition=partition, start=start, end=end, since=since, until=FOR_EVER)
+    )
+
+
+def heard_again(session: Session, topic_id: str, partition: int, records: Iterable[AuditRecord]) -> None:
+    """Close the gap before these records, if there is one, with their first heartbeat."""
+    here = (UnheardRow.topic_id == topic_id, UnheardRow.partition == partition)
+    for row in session.scalars(select(UnheardRow).where(*here, UnheardRow.until == FOR_EVER)):
+        times = (r.time for r in records if isinstance(r, Heartbeat) and r.time != NOTHING)
+        row.until = next(times, FOR_EVER)
+
+
+def check_known(session: Session, instance: int) -> None:
+    """MillraceError when neither a word nor an event of the instance was ever heard of."""
+    of_it = select(CountedRow.instance).where(CountedRow.instance == instance).limit(1)
+    if session.get(InstanceRow, instance) is None and session.scalar(of_it) is None:
+        raise MillraceError(
+            f"nobody has heard of instance {instance}: the reasons beside a window name those that are silent"
+        )
+
+
+def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
+    """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
+    row = _instance_row(session, instance)
+    row.accepted, row.accepted_at = _storable(reason), now_ms
+    return row
+
+
+def _hello(session: Session, hello: Hello) -> None:
+    row = _instance(session, hello)
+    if not row.reports:
+        row.closed_through = max(row.closed_through, hello.closed_through)
+    _join(session, hello.instance, hello.topic)
+
+
+def _instance_row(session: Session, instance: int) -> InstanceRow:
+    return session.get(InstanceRow, instance) or _added(
+        session,
+        InstanceRow(
+            instance=instance, server="?", service="?", heard_at=NOTHING, closed_through=NOTHING, reports=[],
+            done=False,
+        ),
+    )  # fmt: skip
+
+
+def _instance(session: Session, word: Hello | Report) -> InstanceRow:
+    row = _instance_row(session, word.instance)
+    row.cluster, row.server, row.service = map(_storable, (word.cluster, word.server, word.service))
+    row.heard_at = max(row.heard_at, word.time)
+    return row
+
+
+def _join(session: Session, instance: int, topic: str) -> None:
+    _topic(session, topic)
+    if session.get(InstanceTopicRow, (topic, instance)) is None:
+        session.add(InstanceTopicRow(topic=topic, instance=instance))
+
+
+def _topic(session: Session, topic: str) -> TopicRow:
+    row = session.get(TopicRow, topic)
+    return row or _added(session, TopicRow(topic=topic, settled_through=NOTHING, foreign={}))
+
+
+def _report(session: Session, report: Report) -> None:
+    row = _instance(session, report)
+    numbers = SequenceRanges(row.reports)
+    if report.number in numbers:
+        return
+    newest = not numbers or report.number > numbers.last
+    numbers.add(report.number, report.number)
+    row.reports = numbers.pairs()
+    for topic in {window.topic for window in report.windows}:
+        _join(session, report.instance, topic)
+        _report_windows(session, report, topic, row.closed_through)
+    if newest:
+        row.closed_through = report.closed_through
+    row.done = row.closed_through == FOR_EVER and row.reports == [[0, numbers.last]]
+
+
+def _report_windows(session: Session, report: Report, topic: str, promised: int) -> None:
+    """What a report says of one topic; `promised` is what its instance had closed before."""
+    told = {window.window: window for window in report.windows if window.topic == topic}
+    windows = _windows(session, topic, told)
+    mine = ReportedRow.instance == report.instance
+    rows = {row.window: row for row in _rows(session, ReportedRow, topic, told, mine)}
+    for start, news in told.items():
+        window = windows[start]
+        late = promised >= start + WINDOW_MS  # it had said that nothing would follow
+        if window.settled is not None or (late and window.revision == 0):
+            window.revision += 1
+        window.settled = None
+        row = rows.get(start) or _added(
+            session,
+            ReportedRow(topic=topic, window=start, instance=report.instance, acknowledged=[], failed=[],
+                        reported_at=NOTHING),
+        )  # fmt: skip
+        row.acknowledged = merged((*row.acknowledged, *news.acknowledged)).pairs()
+        row.failed = merged((*row.failed, *news.failed)).pairs()
+        row.reported_at = max(row.reported_at, report.time)
+
+
+def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
+    tier = _turn(session, heartbeat.tier, heartbeat.reader)
+    # The newest word counts, not the largest: a clock that ran ahead is set right again.
+    if tier is not None and heartbeat.time != NOTHING:
+        tier.heartbeat = heartbeat.time
+    if tier is not None and heartbeat.positions:
+        _follow_positions(session, heartbeat)
+
+
+def _follow_positions(session: Session, heartbeat: Heartbeat) -> None:
+    """Where a reader stands beyond what it was heard of, the counts between have expired unread."""
+    rows = session.scalars(select(CoverageRow).where(CoverageRow.tier == heartbeat.tier))
+    covered = {(row.topic_id, row.partition): row for row in rows}
+    for position in heartbeat.positions:
+        row = covered.get((position.topic_id, position.partition))
+        if row is None:  # nothing of it is counted yet, or not since this database began
+            session.add(
+                CoverageRow(tier=heartbeat.tier, topic_id=position.topic_id, partition=position.partition,
+                            topic=position.topic, end=position.offset)
+            )  # fmt: skip
+        elif row.end < position.offset:
+            _uncounted(session, row, position.offset, heartbeat.time)
+            row.end = position.offset
+
+
+def _uncounted(session: Session, row: CoverageRow, end: int, noticed_at: int) -> None:
+    session.add(
+        UncountedRow(tier=row.tier, topic_id=row.topic_id, partition=row.partition, start=row.end, end=end,
+                     topic=row.topic, since=_topic(session, row.topic).settled_through, until=noticed_at)
+    )  # fmt: skip
+
+
+def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
+    """The tier, if it is that reader's turn (an unknown one takes over); the rule of `turns.Turns`."""
+    if session.get(EndedReaderRow, (tier, reader)) is not None:
+        return None
+    row = session.get(TierRow, tier) or _added(session, TierRow(tier=tier, heartbeat=NOTHING))
+    if row.reader is not None and row.reader != reader:
+        session.add(EndedReaderRow(tier=tier, reader=row.reader))
+    row.reader = reader
+    return row
+
+
+def _count(session: Session, count: Count) -> None:
+    if not _is_new(session, count):
+        return
+    topic = _topic(session, count.topic)
+    if count.foreign:
+        topic.foreign = {**topic.foreign, count.tier: topic.foreign.get(count.tier, 0) + count.foreign}
+    starts = {key.window for counts in (count.counts, count.removed) for key in counts.tallies}
+    for window in _windows(session, count.topic, starts).values():
+        if window.settled == "complete":
+            window.revision += 1
+        window.settled = None
+    here = CountedRow.tier == count.tier
+    rows = {(r.window, r.instance): r for r in _rows(session, CountedRow, count.topic, starts, here)}
+    for key, tally in count.counts.tallies.items():
+        row = rows.get((key.window, key.instance))
+        if row is None:
+            row = rows[key.window, key.instance] = _added(
+                session,
+                CountedRow(topic=count.topic, window=key.window, instance=key.instance, tier=count.tier,
+                           server=_storable(key.server), service=_storable(key.service), ranges=[]),
+            )  # fmt: skip
+        row.ranges = _sum(row.ranges, tally)
+    for key, tally in count.removed.tallies.items():
+        if (row := rows.get((key.window, key.instance))) is not None:
+            row.ranges = _difference(row.ranges, tally)
+
+
+def _sum(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
+    total = SequenceTally(ranges)
+    for first, last in tally.ranges():
+        total.add(first, last)
+    return [[first, last] for first, last in total.ranges()]
+
+
+def _difference(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
+    rest = SequenceTally(ranges)
+    for first, last in tally.ranges():
+        rest.remove(first, last)
+    return [[first, last] for first, last in rest.ranges()]
+
+
+def _is_new(session: Session, count: Count) -> bool:
+    """True if the source was not counted before; it is from now on."""
+    source = count.source
+    if isinstance(source, LoadNumber):
+        return _is_next_part(session, count.tier, count.topic, source)
+    if _turn(session, count.tier, source.reader) is None:
+        return False
+    row = session.get(CoverageRow, (count.tier, source.topic_id, source.partition))
+    if row is None:
+        row = _added(session, CoverageRow(tier=count.tier, topic_id=source.topic_id, topic=count.topic,
+                                          partition=source.partition, end=source.start))  # fmt: skip
+    if row.end != source.start:
+        return False
+    if count.expired:
+        _uncounted(session, row, source.end, count.time)
+    row.end = source.end
+    return True
+
+
+def _is_next_part(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
+    """True if it is the next thing to count of its load, which is counted once its last part is."""
+    key, edition = (tier, topic, source.load), source.edition
+
+    def counted(number: int) -> bool:
+        row = LoadRow if number == 1 else EditionRow
+        return session.get(row, key if number == 1 else (*key, number)) is not None
+
+    # An edition says nothing without the one before.
+    if counted(edition) or (edition > 1 and not counted(edition - 1)):
+        return False
+    begun = session.get(LoadPartRow, (*key, edition)) if source.parts > 1 else None
+    if source.part != (begun.counted if begun is not None else 0) + 1:
+        return False
+    which = {"tier": tier, "topic": topic, "load": source.load}
+    if source.part == source.parts:
+        session.add(LoadRow(**which) if edition == 1 else EditionRow(**which, edition=edition))
+    if begun is not None:
+        begun.counted = source.part
+    elif source.parts > 1:
+        session.add(LoadPartRow(**which, edition=edition, counted=source.part))
+    return True
+
+
+def _windows(session: Session, topic: str, starts: Iterable[int]) -> dict[int, WindowRow]:
+    """The rows of the windows; a new one of a time that was final already begins at revision 1."""
+    rows = {row.window: row for row in _rows(session, WindowRow, topic, starts)}
+    settled_through = _topic(session, topic).settled_through
+    for start in starts:
+        if start not in rows:
+            revision = int(start + WINDOW_MS <= settled_through)
+            rows[start] = _added(session, WindowRow(topic=topic, window=start, revision=revision))
+    return rows
+
+
+def _rows(
+    session: Session, table: type[W], topic: str, starts: Iterable[int], *also: ColumnElement[bool]
+) -> Iterator[W]:
+    """The rows of those windows; asking for each by itself would cost as much as everything else here."""
+    wanted = sorted(starts)
+    for index in range(0, len(wanted), _IN_ONE_QUERY):
+        some = wanted[index : index + _IN_ONE_QUERY]
+        yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some), *also))
+
+
+def _storable(text: str) -> str:
+    """What somebody called himself, without what PostgreSQL or UTF-8 cannot hold."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _added(session: Session, row: R) -> R:
+    session.add(row)
+    return row

@@ -1,0 +1,285 @@
+"""The auditor's database: what was read from the audit topics, and how far, in one transaction.
+
+Rows only; what they mean is decided in `ledger` and `verdict`. SQLite by default, or PostgreSQL.
+Sets of sequences are JSON lists of [first, last]. Times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import (
+    JSON,
+    URL,
+    BigInteger,
+    Connection,
+    Engine,
+    String,
+    Text,
+    create_engine,
+    event,
+    make_url,
+)
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from millrace.errors import MillraceError
+from millrace.service import sqlite
+from millrace_audit.reports.messages import NOTHING
+
+Ranges = list[list[int]]
+
+
+class Row(DeclarativeBase):
+    """Every table of the auditor."""
+
+    type_annotation_map = {int: BigInteger, Ranges: JSON}  # noqa: RUF012  # SQLAlchemy's own convention
+
+
+class AuditPosition(Row):
+    """How far a partition of an audit topic is applied: exactly as far as all the other rows say."""
+
+    __tablename__ = "audit_positions"
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    next_offset: Mapped[int]
+
+
+class UnheardRow(Row):
+    """Records of an audit topic's partition that expired before they were applied: offsets [start, end).
+
+    Who sent what in event times [since, until) is not known in full; nothing then may be called complete.
+    """
+
+    __tablename__ = "unheard"
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    end: Mapped[int]
+    since: Mapped[int]
+    until: Mapped[int]
+    """The first heartbeat behind the gap; for ever until there is one."""
+
+
+class InstanceRow(Row):
+    """One producer instance, or one that an operator has accepted without ever having heard of it."""
+
+    __tablename__ = "instances"
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    cluster: Mapped[str | None] = mapped_column(Text)
+    server: Mapped[str] = mapped_column(Text, default="?")
+    service: Mapped[str] = mapped_column(Text, default="?")
+    heard_at: Mapped[int] = mapped_column(default=NOTHING)
+    closed_through: Mapped[int] = mapped_column(default=NOTHING)
+    reports: Mapped[Ranges] = mapped_column(default=list)
+    """Numbers of the reports that were applied."""
+    done: Mapped[bool] = mapped_column(default=False, index=True)
+    """It has closed for ever and no report is missing: nothing of it is awaited."""
+    accepted: Mapped[str | None] = mapped_column(Text)
+    accepted_at: Mapped[int | None]
+
+
+class InstanceTopicRow(Row):
+    """An instance sends events of a topic."""
+
+    __tablename__ = "instance_topics"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class TopicRow(Row):
+    """A topic that a producer or a reader has spoken of."""
+
+    __tablename__ = "topics"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    settled_through: Mapped[int] = mapped_column(default=NOTHING)
+    """Windows before this were final once, even those without a row."""
+    foreign: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    """Tier -> messages without an audit header."""
+
+
+class WindowRow(Row):
+    """A window with events, and how often it changed after a final verdict."""
+
+    __tablename__ = "windows"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    revision: Mapped[int] = mapped_column(default=0)
+    settled: Mapped[str | None] = mapped_column(String(16))
+    """The verdict when the window was last seen final; None when it was not, or has changed since."""
+
+
+class ReportedRow(Row):
+    """What an instance reported of a window."""
+
+    __tablename__ = "reported"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    acknowledged: Mapped[Ranges]
+    failed: Mapped[Ranges]
+    reported_at: Mapped[int]
+
+
+class CountedRow(Row):
+    """What a tier holds of an instance in a window; ranges that overlap are there more than once."""
+
+    __tablename__ = "counted"
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    server: Mapped[str] = mapped_column(Text)
+    service: Mapped[str] = mapped_column(Text)
+    ranges: Mapped[Ranges]
+
+
+class TierRow(Row):
+    """A tier that readers count: whose turn it is and up to when everything is counted."""
+
+    __tablename__ = "tiers"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    heartbeat: Mapped[int] = mapped_column(default=NOTHING)
+    reader: Mapped[int | None]
+
+
+class EndedReaderRow(Row):
+    """A reader whose turn is over: it is not listened to again."""
+
+    __tablename__ = "ended_readers"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    reader: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class CoverageRow(Row):
+    """Up to which offset a partition of a tier is counted."""
+
+    __tablename__ = "coverage"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    topic: Mapped[str] = mapped_column(String(249))
+    end: Mapped[int]
+
+
+class UncountedRow(Row):
+    """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired."""
+
+    __tablename__ = "uncounted"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
+    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    end: Mapped[int]
+    topic: Mapped[str] = mapped_column(String(249), index=True)
+    since: Mapped[int]
+    """Start (ms) of the event times in doubt: what was final before stays as it is."""
+    until: Mapped[int]
+    """When the gap was noticed: later events cannot be in it."""
+
+
+class LoadRow(Row):
+    """A load whose rows are counted."""
+
+    __tablename__ = "loads"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class EditionRow(Row):
+    """A later edition of a load that is counted: what it has more and less than the one before."""
+
+    __tablename__ = "editions"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class LoadPartRow(Row):
+    """How much is counted of a load, or of a later edition, that takes several messages to tell."""
+
+    __tablename__ = "load_parts"
+    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    counted: Mapped[int]
+    """Parts that are counted, from the first one on."""
+
+
+class AuditStore:
+    """The database; its tables are made at the first start. Safe between threads of one process."""
+
+    def __init__(self, url: str) -> None:
+        """Raises MillraceError in one line when the URL or the database behind it will not do."""
+        try:
+            parsed = make_url(url)
+        except ArgumentError:
+            raise MillraceError(
+                f"--database-url {url!r} is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+            ) from None
+        shown = parsed.render_as_string(hide_password=True)
+        try:
+            self._engine = _engine(parsed)
+            Row.metadata.create_all(self._engine)
+        except ImportError as error:
+            raise MillraceError(f"database {shown}: install its driver, {error.name}") from None
+        except SQLAlchemyError as error:
+            raise MillraceError(f"cannot use database {shown}: {_line(error)}") from error
+        self._write_lock = threading.Lock()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session on one consistent state; what it changes is thrown away."""
+        with Session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session whose changes are committed together at the end, or not at all on an error."""
+        # One writer at a time: SQLite refuses, and does not queue, a reader that turns writer too late.
+        with self._write_lock, Session(self._engine) as session, session.begin():
+            _remember(session)
+            yield session
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def _remember(session: Session) -> None:
+    """Keep every row once read or added until the session ends: the next record asks for most of them again.
+
+    A session by itself holds its rows weakly and would read the same ones for each record anew.
+    """
+    held: list[object] = []
+    for moment in ("loaded_as_persistent", "pending_to_persistent"):
+        event.listen(session, moment, lambda _, row: held.append(row))
+
+
+def _engine(url: URL) -> Engine:
+    """An engine whose every transaction, a reading one too, sees one state of the database."""
+    if url.get_backend_name() == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+        return create_engine(url, isolation_level="REPEATABLE READ", pool_pre_ping=True)
+    if url.get_backend_name() != "sqlite":
+        raise MillraceError(
+            f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
+        )
+    engine = create_engine(url)
+
+    event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    return engine
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -1,0 +1,305 @@
+"""What the audit concludes of one topic's ten minutes: complete, incomplete or unknown. Pure logic.
+
+A window is *final* when nothing more can be said about it: every origin cluster's heartbeat is past its end
+plus grace, and every producer instance of the topic has closed it and misses no report. Then
+
+    complete     at every tier each acknowledged sequence is there exactly once, and nothing else
+    incomplete   a tier lacks something, or holds something twice or too much
+    unknown      not final, or a tier is not read as far as the producers' last report, or never in full
+
+What has an unknown outcome (failed, or sent by a silent instance that an operator accepted) may be there or
+not, but in one way: what is at one tier must be at all of them, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.ranges import Range, SequenceRanges, in_words
+
+DOWNSTREAM = (OFFLINE, WAREHOUSE)
+"""The tiers behind the cluster that an event was produced to, in the order it reaches them."""
+
+
+class Verdict(StrEnum):
+    """The three answers; `unknown` is an answer, never a yes."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A producer instance: who it is and what it has said."""
+
+    instance: int
+    server: str
+    service: str
+    cluster: str | None
+    """Where it produces to; None when it was never heard of and only its events are there."""
+    closed_through: int = NOTHING
+    missing_reports: SequenceRanges = field(default_factory=SequenceRanges)
+    accepted: str | None = None
+    """Why an operator goes on without its word."""
+
+    @property
+    def name(self) -> str:
+        """For people: instance, service and server."""
+        where = f" in {self.cluster}" if self.cluster else ""
+        return f"instance {self.instance} ({self.service} on {self.server}{where})"
+
+    def silent_about(self, end: int) -> str | None:
+        """Why it may still have something to say about the time before `end`; None when it has not."""
+        if self.cluster is None:
+            return f"{self.name} was never announced"
+        if self.missing_reports:
+            return f"report {in_words(self.missing_reports)} of {self.name} is missing"
+        if self.closed_through >= end:
+            return None
+        said = "nothing" if self.closed_through == NOTHING else f"only {iso(self.closed_through)}"
+        return f"{self.name} has closed {said} and may send more"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything known of one instance in one window."""
+
+    instance: Instance
+    acknowledged: SequenceRanges = field(default_factory=SequenceRanges)
+    failed: SequenceRanges = field(default_factory=SequenceRanges)
+    reported_at: int = NOTHING
+    """When its last report on the window was written."""
+    tiers: Mapping[str, SequenceTally] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What was said of events of [since, until) is not known in full, or of a tier what it holds of them."""
+
+    tier: str | None
+    """The tier that was not counted in full; None when records of the audit itself are lost."""
+    since: int
+    until: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What holds for every window: which clusters there are and how far their readers have come."""
+
+    origins: Sequence[str]
+    """Clusters that are produced to; each must be heard of before anything is final."""
+    heartbeats: Mapping[str, int]
+    """Tier -> time up to which its cluster is counted, ms. The warehouse has none: loads count themselves."""
+    grace_ms: int
+    gaps: Sequence[Gap] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFinding:
+    """Sequences of one instance that are `missing`, `duplicate` or `unexpected` at a tier."""
+
+    kind: str
+    tier: str
+    instance: Instance
+    sequences: Sequence[Range]
+
+    @property
+    def count(self) -> int:
+        """How many messages this is about."""
+        return sum(last - first + 1 for first, last in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on the window that starts at `window`, and all that led to it."""
+
+    window: int
+    verdict: Verdict
+    final: bool
+    acknowledged: int
+    failed: int
+    tiers: Mapping[str, int]
+    findings: Sequence[WindowFinding]
+    reasons: Sequence[str]
+
+
+def iso(time_ms: int) -> str:
+    """A time for people and programs: ISO 8601, UTC; the ends of time by name."""
+    try:
+        time = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
+    except (ValueError, OverflowError, OSError):
+        return "for ever" if time_ms > 0 else "nothing"
+    return time.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def final_through(instances: Iterable[Instance], around: Surroundings) -> int:
+    """Time (ms) up to which every window of the topic is final."""
+    through = FOR_EVER
+    for origin in around.origins:
+        through = min(through, around.heartbeats.get(origin, NOTHING) - around.grace_ms)
+    for instance in instances:
+        if instance.accepted is None:
+            through = min(through, NOTHING if instance.missing_reports else instance.closed_through)
+    return through
+
+
+def judge(
+    window: int, instances: Iterable[Instance], evidence: Sequence[Evidence], around: Surroundings
+) -> Judgement:
+    """The verdict on the ten minutes from `window`, given every instance known to send the topic."""
+    end = window + WINDOW_MS
+    waiting, visible = _silence(end, instances, evidence, around)
+    findings: list[WindowFinding] = []
+    gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until]
+    # What a tier holds matters for events that are known of; without the reports that is not certain either.
+    gaps = [gap for gap in gaps if evidence or gap.tier is None]
+    in_doubt = {gap.tier for gap in gaps}
+    behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
+    for entry in evidence:
+        home = _home(entry.instance, around)
+        if home is None and entry.instance.cluster is not None:
+            visible.append(_misnamed(entry.instance, around))
+        for tier in dict.fromkeys((*([home] if home else around.origins), OFFLINE)):
+            if not _is_read(tier, entry, around):
+                behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
+        for finding in _findings(entry, home, end):
+            read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)
+            if finding.kind != "missing" or read:
+                findings.append(finding)
+    if waiting:
+        verdict = Verdict.UNKNOWN
+    elif findings:
+        verdict = Verdict.INCOMPLETE
+    else:
+        verdict = Verdict.UNKNOWN if behind else Verdict.COMPLETE
+    return Judgement(
+        window=window,
+        verdict=verdict,
+        final=not waiting,
+        acknowledged=sum(len(entry.acknowledged - entry.failed) for entry in evidence),
+        failed=sum(len(entry.failed) for entry in evidence),
+        tiers=_totals(evidence, around),
+        findings=findings,
+        reasons=[*waiting, *behind, *visible],
+    )
+
+
+def _silence(
+    end: int, instances: Iterable[Instance], evidence: Sequence[Evidence], around: Surroundings
+) -> tuple[list[str], list[str]]:
+    """Why the window is not final, and which silent instances were accepted."""
+    waiting: list[str] = []
+    visible: list[str] = []
+    for origin in around.origins:
+        heartbeat = around.heartbeats.get(origin)
+        if heartbeat is None:
+            waiting.append(f"{origin} has sent no heartbeat")
+        elif heartbeat < end + around.grace_ms:
+            waiting.append(
+                f"{origin} is counted through {iso(heartbeat)}, not yet {around.grace_ms // 1000} s past the"
+                " window's end"
+            )
+    everyone = {entry.instance.instance: entry.instance for entry in evidence}
+    everyone |= {instance.instance: instance for instance in instances}
+    for instance in everyone.values():
+        silent = instance.silent_about(end)
+        if silent is None or (instance.cluster is None and instance.accepted is None):
+            continue  # of a stranger nothing is awaited: what it sent is unexpected
+        if instance.accepted is None:
+            waiting.append(silent)
+        else:
+            visible.append(f"{silent}; accepted: {instance.accepted}")
+    return waiting, visible
+
+
+def _home(instance: Instance, around: Surroundings) -> str | None:
+    """The cluster it produces to; None when it has not said so, or names one that there is not."""
+    return instance.cluster if instance.cluster in (*around.origins, OFFLINE) else None
+
+
+def _misnamed(instance: Instance, around: Surroundings) -> str:
+    return (
+        f"{instance.name} names a cluster that is none of {', '.join(around.origins)}: mend the name it is"
+        " given, or the auditor's --origins"
+    )
+
+
+def _findings(entry: Evidence, home: str | None, end: int) -> list[WindowFinding]:
+    """What is wrong with one instance at each tier."""
+    instance = entry.instance
+    silent = instance.silent_about(end) is not None
+    required = {**({home: None} if home else {}), **dict.fromkeys(DOWNSTREAM)}
+    # The usual case, decided without set operations: every tier holds just what was acknowledged.
+    if (
+        home
+        and not entry.failed
+        and entry.tiers.keys() == required.keys()
+        and all(tally.layers == [entry.acknowledged] for tally in entry.tiers.values())
+    ):
+        return []
+    anywhere = SequenceRanges()
+    for tally in entry.tiers.values():
+        anywhere = anywhere | tally.present
+    acknowledged = entry.acknowledged - entry.failed  # a failure after the fact takes the word back
+    uncertain = entry.failed
+    if silent and instance.accepted is not None:
+        uncertain = uncertain | (anywhere - acknowledged)
+    expected = acknowledged | (uncertain & anywhere)
+    allowed = acknowledged | uncertain
+    if silent and instance.accepted is None and instance.cluster is not None:
+        allowed = allowed | anywhere  # it has not told everything yet
+    findings = []
+    for tier in {**required, **dict.fromkeys(entry.tiers)}:
+        tally = entry.tiers.get(tier, SequenceTally())
+        # With nobody to say where it was produced, any cluster's own tier may be its origin.
+        foreign_tier = home is not None and tier not in required
+        problems = {
+            "missing": SequenceRanges() if foreign_tier else expected - tally.present,
+            "duplicate": tally.repeated,
+            "unexpected": tally.present if foreign_tier else tally.present - allowed,
+        }
+        findings += [
+            WindowFinding(kind, tier, instance, list(sequences))
+            for kind, sequences in problems.items()
+            if sequences
+        ]
+    return findings
+
+
+def _is_read(tier: str, entry: Evidence, around: Surroundings) -> bool:
+    """True if the tier has been counted since the instance reported: what it lacks now, it lacks."""
+    return tier == WAREHOUSE or around.heartbeats.get(tier, NOTHING) >= entry.reported_at
+
+
+def _behind(tier: str, around: Surroundings) -> str:
+    heartbeat = around.heartbeats.get(tier)
+    if heartbeat is None:
+        return f"tier {tier} is not counted: no audit reader has been heard of"
+    return f"tier {tier} is counted through {iso(heartbeat)}, before the producers' last report"
+
+
+def _totals(evidence: Sequence[Evidence], around: Surroundings) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for entry in evidence:
+        home = _home(entry.instance, around)
+        for tier in (*([home] if home else []), *entry.tiers):
+            totals.setdefault(tier, 0)
+        for tier, tally in entry.tiers.items():
+            totals[tier] += tally.total
+    return totals | {tier: totals.get(tier, 0) for tier in DOWNSTREAM}
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst of several: incomplete before unknown before complete."""
+    found = set(verdicts)
+    for verdict in (Verdict.INCOMPLETE, Verdict.UNKNOWN):
+        if verdict in found:
+            return verdict
+    return Verdict.COMPLETE

@@ -1,0 +1,215 @@
+"""`millrace auditor` and `millrace audit-reader` run the audit; `millrace audit` asks it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import UTC, datetime
+
+import click
+
+from millrace.errors import MillraceError
+from millrace_audit import client
+from millrace_audit.show import print_completeness
+
+log = logging.getLogger("millrace.audit")
+
+
+@click.command(
+    epilog="Example: millrace auditor --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081"
+    " --origins dc1,dc2 --database-url sqlite:////var/lib/auditor.db"
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8082",
+    show_default=True,
+    help="Address to serve on; port 0 takes a free one.",
+)
+@click.option(
+    "--database-url",
+    metavar="URL",
+    default="sqlite:///auditor.db",
+    show_default=True,
+    help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
+)
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the aggregate cluster.")
+@click.option("--registry", "registry_url", metavar="URL", required=True, help="The schema registry.")
+@click.option(
+    "--origins",
+    metavar="NAME,NAME",
+    required=True,
+    help="The clusters that are produced to: no window is final before each was heard of.",
+)
+@click.option(
+    "--grace-s",
+    type=click.IntRange(min=0),
+    default=60,
+    show_default=True,
+    help="A window can be final this long after its end at the earliest: how far clocks differ.",
+)
+def auditor(
+    listen: str, database_url: str, bootstrap: str, registry_url: str, origins: str, grace_s: int
+) -> None:
+    """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
+    from millrace.service.web import serve
+    from millrace_audit.auditor.answers import AuditRules
+    from millrace_audit.auditor.app import build_app
+    from millrace_audit.auditor.auditor import Auditor
+    from millrace_audit.auditor.store import AuditStore
+
+    names = [name.strip() for name in origins.split(",") if name.strip()]
+    if not names:
+        raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
+    rules = AuditRules(origins=names, grace_ms=grace_s * 1000)
+    store = AuditStore(database_url)
+    worker = Auditor(store, rules, bootstrap, registry_url)
+    worker.check()
+    stop, failure = threading.Event(), list[Exception]()
+
+    def apply() -> None:
+        try:
+            worker.run(stop)
+        except Exception as error:
+            log.exception("the audit topics are no longer applied")
+            failure.append(error)
+            # An auditor that no longer reads must not go on answering. Again and again, because the server
+            # may not listen to signals yet.
+            while not stop.wait(0.2):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=apply, name="audit-topics")
+    thread.start()
+    try:
+        serve(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
+    finally:
+        stop.set()
+        thread.join()
+        store.close()
+    if failure:
+        raise MillraceError(f"the auditor stopped: {failure[0]}")
+
+
+@click.command(
+    "audit-reader",
+    epilog="Example: millrace audit-reader --cluster dc1 --tier dc1 --bootstrap 127.0.0.1:9192"
+    " --registry http://127.0.0.1:8081 --audit-topic audit",
+)
+@click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
+@click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
+@click.option("--registry", "registry_url", metavar="URL", required=True, help="The schema registry.")
+@click.option(
+    "--audit-topic",
+    metavar="TOPIC",
+    default="audit",
+    show_default=True,
+    help="Where it publishes, in the same cluster; created if it is not there.",
+)
+@click.option(
+    "--topics", default="", metavar="NAME,NAME", help="Topics to count; without it all but the audit topics."
+)
+@click.option(
+    "--interval-ms",
+    type=click.IntRange(min=10),
+    default=1000,
+    show_default=True,
+    help="How often it looks for new messages and publishes.",
+)
+def audit_reader(
+    cluster: str,
+    tier: str | None,
+    bootstrap: str,
+    registry_url: str,
+    audit_topic: str,
+    topics: str,
+    interval_ms: int,
+) -> None:
+    """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own."""
+    from millrace_audit.reader.reader import AuditReader, ReaderConfig
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
+    config = ReaderConfig(
+        cluster=cluster,
+        tier=tier or cluster,
+        bootstrap=bootstrap,
+        registry=registry_url,
+        audit_topic=audit_topic,
+        topics=[name for name in topics.split(",") if name],
+        interval_ms=interval_ms,
+    )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    reader = AuditReader(config)
+    reader.check()
+    reader.take_over()
+    click.echo(f"ready: audit-reader of {cluster} on {bootstrap.partition(',')[0]}")
+    sys.stdout.flush()
+    reader.run(stop)
+
+
+@click.command(
+    epilog="Exit code: 0 when everything asked for is complete, 1 when it is not, 2 for a wrong option."
+    "\n\nExample: millrace audit PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z"
+)
+@click.argument("topic")
+@click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
+@click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
+@click.option("--auditor", "url", metavar="URL", default="http://127.0.0.1:8082", show_default=True,
+              help="The auditor to ask.")  # fmt: skip
+@click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
+@click.option(
+    "--accept",
+    "instance",
+    type=int,
+    metavar="INSTANCE",
+    help="Go on without the word of a silent producer instance; needs --reason.",
+)
+@click.option("--reason", metavar="TEXT", help="Why; it stays visible beside the instance's windows.")
+@click.option("--json", "as_json", is_flag=True, help="Print the auditor's answer for a script.")
+@click.pass_context
+def audit(
+    context: click.Context,
+    topic: str,
+    start: str | None,
+    end: str | None,
+    url: str,
+    windows: bool,
+    instance: int | None,
+    reason: str | None,
+    as_json: bool,
+) -> None:
+    """Ask whether every event of TOPIC has arrived everywhere: complete, incomplete or unknown, and why."""
+    if (instance is None) != (reason is None):
+        raise MillraceError("--accept INSTANCE and --reason TEXT belong together: give both")
+    if instance is not None and reason is not None:
+        client.accept(url, instance, reason)
+        click.echo(f"accepted: instance {instance} ({reason})", err=as_json)
+        if start is None and end is None:
+            return
+    if start is None or end is None:
+        raise MillraceError("--from and --to are both needed: which time is asked for?")
+    first, last = _time(start, "--from"), _time(end, "--to")
+    if first >= last:
+        raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
+    answer = client.completeness_answer(url, topic, first, last)
+    if as_json:
+        click.echo(json.dumps(answer, indent=1))
+    else:
+        print_completeness(client.Completeness.from_json(answer), by_window=windows)
+    context.exit(0 if answer["verdict"] == "complete" else 1)
+
+
+def _time(text: str, option: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise MillraceError(f"{option} {text!r} is no time: write it as 2015-05-17T10:00:00Z") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,315 @@
+"""The auditing reader: counts every message of one cluster and publishes what it counted.
+
+One process for a cluster. Reads raw batches up to the high watermark, looks at nothing but the audit header,
+and publishes for each partition the range of offsets it read with the sequences found there. A heartbeat
+says: all that was visible in the cluster at that time is counted. It keeps no state of its own: where to go
+on is read from the audit topic, so it may be killed at any moment. Memory is bounded by what one fetch
+holds and a number of ranges after which it publishes early.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.transactions import AbortedTransactions
+from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
+from millrace.records import Cursor, iter_records, split_batches
+from millrace_audit.reader.counting import BatchCounter
+from millrace_audit.reader.turns import PartitionKey, Turns
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.event import has_header
+from millrace_audit.reports.messages import (
+    NOTHING,
+    AuditCodec,
+    Count,
+    Heartbeat,
+    OffsetRange,
+    ReaderPosition,
+)
+from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
+from millrace_audit.reports.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+
+log = logging.getLogger("millrace.audit.reader")
+
+FETCH_BYTES = 8 << 20
+PARTITION_BYTES = 1 << 20
+RANGES_PER_COUNT = 20_000
+"""A partition with more ranges than this is published before the interval is over."""
+IDLE_HEARTBEAT_S = 5.0
+_RETRY_S = 1.0
+_CHECK_S = 3.0
+_ALWAYS_LEFT_OUT = {AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC}
+_FETCH_WAIT_MS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderConfig:
+    """One auditing reader."""
+
+    cluster: str
+    tier: str
+    """What the cluster stands for: its own name, or `offline` for the aggregate one."""
+    bootstrap: str
+    registry: str
+    """URL of the schema registry."""
+    audit_topic: str = AUDIT_TOPIC
+    """Where it publishes, in the same cluster."""
+    topics: Sequence[str] = ()
+    """Topics to count; none named means all but the audit topics."""
+    interval_ms: int = 1000
+    """How often it looks for new messages and publishes; the delay it adds to a verdict."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """What was read of one partition since it was last published."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    cursor: Cursor
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    foreign: int = 0
+    expired: int = 0
+
+
+class AuditReader:
+    """Counts one cluster until it is told to stop."""
+
+    def __init__(self, config: ReaderConfig) -> None:
+        self._config = config
+        self._registry = SchemaRegistryClient(config.registry)
+        self._codec = AuditCodec(self._registry)
+        self._client = ClusterClient(config.bootstrap, client_id="millrace-audit-reader")
+        self._publisher = AuditPublisher(config.bootstrap, config.audit_topic)
+        self._counter = BatchCounter(self._is_audited)
+        self._partitions: dict[PartitionKey, _Partition] = {}
+        self._turns = Turns()
+        self._followed = Cursor(0)
+        self._reader = 0
+        self._heartbeat_due = 0.0
+
+    def check(self) -> None:
+        """MillraceError in one line when no broker answers soon."""
+        with ClusterClient(self._config.bootstrap, timeout_s=_CHECK_S) as client:
+            client.topics()
+
+    def run(self, stop: threading.Event) -> None:
+        """After `take_over`: count until `stop` is set; what goes wrong is told, and tried again."""
+        taken_over = True
+        while not stop.is_set():
+            began = time.monotonic()
+            pause = self._config.interval_ms / 1000
+            try:
+                if not taken_over:
+                    self.take_over()
+                    taken_over = True
+                self.count_once()
+            except (MillraceError, BrokerError) as error:
+                # What of a failed publication got through is not known: find out from the topic.
+                log.warning("%s; trying again", error)
+                taken_over, pause = False, _RETRY_S
+            stop.wait(max(0.0, began + pause - time.monotonic()))
+        self._client.close()
+        self._publisher.close()
+        self._registry.close()
+
+    def take_over(self) -> None:
+        """Begin a turn: say so on the audit topic, and read from it where the counts before end."""
+        self._ensure_audit_topic()
+        self._reader = secrets.randbits(63)
+        self._partitions.clear()
+        self._heartbeat(NOTHING)
+        self._turns = Turns()
+        self._followed = Cursor(self._client.list_offsets(self._config.audit_topic, EARLIEST, [0])[0])
+        self._follow()
+        self._heartbeat_due = 0.0
+        log.info(
+            "reader %d counts %s from where %d partitions are covered",
+            self._reader, self._config.cluster, len(self._turns.covered),
+        )  # fmt: skip
+
+    def _ensure_audit_topic(self) -> None:
+        if self._config.audit_topic not in self._client.topics():
+            try:
+                self._client.create_topic(self._config.audit_topic, 1, AUDIT_TOPIC_SETTINGS)
+            except TopicAlreadyExists:
+                return
+
+    def _follow(self) -> None:
+        """Read on to the end of the audit topic; MillraceError unless it is this reader's turn there.
+
+        A request that was long on its way, or a second reader, may have taken the turn: nothing that this
+        one publishes counts from then on, and it would not notice in any other way.
+        """
+        topic = self._config.audit_topic
+        end = self._client.list_offsets(topic, LATEST, [0])[0]
+        while self._followed.next_offset < end:
+            fetched = self._client.fetch(
+                topic, {0: self._followed.next_offset}, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
+                partition_max_bytes=FETCH_BYTES,
+            )[0]  # fmt: skip
+            _check(fetched.error, f"{topic}-0")
+            for header, batch in split_batches(fetched.records):
+                if header.next_offset <= self._followed.next_offset:
+                    continue  # a fetch inside a batch returns the whole batch
+                for record in () if header.is_control else iter_records(header, batch):
+                    self._turns.apply(self._codec.decode(record.value), self._config.tier)
+                self._followed = self._followed.after(header)
+        if self._turns.current != self._reader:
+            raise MillraceError(
+                f"another audit reader counts tier {self._config.tier} on {topic}: there must be one only"
+            )
+
+    def count_once(self) -> None:
+        """Count all that is visible now, publish it, and beat when it is time or there was news."""
+        self._follow()
+        now = _now_ms()
+        news = False
+        topics = self._topics()
+        there = {topic.topic_id.hex for topic in topics}
+        # A deleted topic's partitions would stay in every heartbeat; nothing of them is unpublished here.
+        self._partitions = {key: state for key, state in self._partitions.items() if key[0] in there}
+        for topic in topics:
+            news |= self._count_topic(topic)
+        if news or time.monotonic() >= self._heartbeat_due:
+            self._heartbeat(now)
+
+    def _topics(self) -> list[TopicMetadata]:
+        wanted = self._config.topics
+        return [
+            topic
+            for name, topic in self._client.topics().items()
+            if (name in wanted if wanted else name not in _ALWAYS_LEFT_OUT and not name.startswith("__"))
+        ]
+
+    def _count_topic(self, topic: TopicMetadata) -> bool:
+        """Read a topic to its high watermark and publish; True if there was anything new."""
+        partitions = self._stand(topic)
+        ends = self._client.list_offsets(topic.name, LATEST, partitions)
+        for p, state in partitions.items():
+            if state.cursor.next_offset > ends[p]:
+                raise MillraceError(
+                    f"{topic.name}-{p} ends at {ends[p]}, but was counted up to {state.cursor.next_offset}:"
+                    " its log was lost"
+                )
+        news = False
+        while behind := {p: state for p, state in partitions.items() if state.cursor.next_offset < ends[p]}:
+            before = {p: state.cursor for p, state in behind.items()}
+            self._read(topic.name, behind, ends)
+            full = [s for s in behind.values() if s.counts.range_count > RANGES_PER_COUNT]
+            news |= self._publish(full)
+            if all(state.cursor == before[p] for p, state in behind.items()):
+                break  # the rest is not committed yet (an open transaction, on Apache Kafka)
+        return self._publish(list(partitions.values())) or news
+
+    def _stand(self, topic: TopicMetadata) -> dict[int, _Partition]:
+        """Where this reader stands in every partition; a new one from where it is covered, or earliest."""
+        topic_id = topic.topic_id.hex
+        new = [p for p in topic.partitions if (topic_id, p) not in self._partitions]
+        if new:
+            earliest = self._client.list_offsets(topic.name, EARLIEST, new)
+            for p in new:
+                start = self._turns.covered.get((topic_id, p), earliest[p])
+                state = _Partition(topic.name, topic_id, p, start, Cursor(start))
+                if start < earliest[p]:
+                    self._skip_expired(state, earliest[p])
+                self._partitions[topic_id, p] = state
+        return {p: self._partitions[topic_id, p] for p in topic.partitions}
+
+    def _skip_expired(self, state: _Partition, earliest: int) -> None:
+        at = state.cursor.next_offset
+        log.error(
+            "%s-%d: offsets %d to %d expired before they were counted",
+            state.topic, state.partition, at, earliest,
+        )  # fmt: skip
+        state.expired += earliest - at
+        state.cursor = Cursor(earliest)
+
+    def _read(self, topic: str, behind: dict[int, _Partition], ends: dict[int, int]) -> None:
+        offsets = {p: state.cursor.next_offset for p, state in behind.items()}
+        fetched = self._client.fetch(
+            topic, offsets, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
+            partition_max_bytes=PARTITION_BYTES,
+        )  # fmt: skip
+        for p, part in fetched.items():
+            state = behind[p]
+            if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset > offsets[p]:
+                self._skip_expired(state, part.log_start_offset)
+                continue
+            _check(part.error, f"{topic}-{p} at offset {offsets[p]}")
+            aborted = AbortedTransactions(part.aborted_transactions)
+            for header, batch in split_batches(part.records):
+                dropped = aborted.drops(header)  # must see every batch
+                if header.next_offset <= state.cursor.next_offset:
+                    continue  # counted before: a fetch inside a batch returns the whole batch
+                if not (dropped or header.is_control):
+                    state.foreign += self._counter.count(header, batch, state.counts)
+                state.cursor = state.cursor.after(header)
+
+    def _publish(self, partitions: Sequence[_Partition]) -> bool:
+        """Publish what was read of the partitions; True if there was anything."""
+        now = _now_ms()
+        read = [state for state in partitions if state.cursor.next_offset > state.start]
+        self._publisher.publish([self._codec.encode(self._count_of(state, now)) for state in read])
+        for state in read:
+            state.start, state.foreign, state.expired = state.cursor.next_offset, 0, 0
+            state.counts.clear()
+        return bool(read)
+
+    def _count_of(self, state: _Partition, now: int) -> Count:
+        source = OffsetRange(
+            reader=self._reader,
+            cluster=self._config.cluster,
+            topic_id=state.topic_id,
+            partition=state.partition,
+            start=state.start,
+            end=state.cursor.next_offset,
+        )
+        return Count(
+            time=now,
+            tier=self._config.tier,
+            topic=state.topic,
+            source=source,
+            foreign=state.foreign,
+            expired=state.expired,
+            counts=state.counts,
+        )
+
+    def _heartbeat(self, time_ms: int) -> None:
+        positions = [
+            ReaderPosition(state.topic, state.topic_id, state.partition, state.start)
+            for state in self._partitions.values()
+        ]
+        beat = Heartbeat(
+            time=time_ms,
+            cluster=self._config.cluster,
+            tier=self._config.tier,
+            reader=self._reader,
+            positions=positions,
+        )
+        self._publisher.publish([self._codec.encode(beat)])
+        self._heartbeat_due = time.monotonic() + IDLE_HEARTBEAT_S
+
+    def _is_audited(self, schema_id: int) -> bool:
+        try:
+            return has_header(self._registry.schema(schema_id))
+        except UnknownSchema:
+            return False
+
+
+def _check(error: int, where: str) -> None:
+    if error:
+        raise MillraceError(f"{where} cannot be read: error {error}; see the broker's log")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,226 @@
+"""What a place holds of every producer: sequence numbers per ten-minute window, each as often as it is there.
+
+Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. Knows
+no message, no file and no numpy until it is handed an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
+
+if TYPE_CHECKING:
+    import numpy
+
+WINDOW_MS = 600_000
+"""Windows are ten minutes of event time, aligned to the epoch."""
+
+
+def window_start(time_ms: int) -> int:
+    """Start of the window that `time_ms` falls into."""
+    return time_ms - time_ms % WINDOW_MS
+
+
+class CountKey(NamedTuple):
+    """One producer instance in one window; `window` is its start in ms."""
+
+    server: str
+    service: str
+    instance: int
+    window: int
+
+
+class SequenceTally:
+    """Sequence numbers with how often each occurs: layer k holds those that are there more than k times."""
+
+    __slots__ = ("layers",)
+
+    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+        self.layers: list[SequenceRanges] = [SequenceRanges()]
+        for first, last in ranges:
+            self.add(first, last)
+
+    def add(self, first: int, last: int) -> None:
+        """Count every number of first..last once more."""
+        repeated: Sequence[Range] = self.layers[0].add(first, last)
+        if repeated:
+            self._repeat(repeated)
+
+    def _repeat(self, repeated: Sequence[Range]) -> None:
+        level = 1
+        while repeated:
+            if level == len(self.layers):
+                self.layers.append(SequenceRanges())
+            again: list[Range] = []
+            for first, last in repeated:
+                again += self.layers[level].add(first, last)
+            repeated, level = again, level + 1
+
+    def remove(self, first: int, last: int) -> None:
+        """Count every number of first..last once less; one that is not there stays so."""
+        left = SequenceRanges([(first, last)])
+        for level in range(len(self.layers) - 1, -1, -1):
+            here = self.layers[level] & left
+            self.layers[level], left = self.layers[level] - here, left - here
+        while len(self.layers) > 1 and not self.layers[-1]:
+            self.layers.pop()
+
+    @property
+    def present(self) -> SequenceRanges:
+        """What is there at least once."""
+        return self.layers[0]
+
+    @property
+    def repeated(self) -> SequenceRanges:
+        """What is there more than once."""
+        return self.layers[1] if len(self.layers) > 1 else SequenceRanges()
+
+    @property
+    def total(self) -> int:
+        """Messages or rows counted, repeats included."""
+        return sum(len(layer) for layer in self.layers)
+
+    def ranges(self) -> Iterator[Range]:
+        """Every range, layer after layer; what overlaps is there more than once."""
+        for layer in self.layers:
+            yield from layer
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SequenceTally) and self.layers == other.layers
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def __repr__(self) -> str:
+        return f"SequenceTally({[list(r) for r in self.ranges()]})"
+
+
+class SequenceCounts:
+    """An accumulator: for every (server, service, instance, window) the sequence numbers that are there."""
+
+    __slots__ = ("tallies",)
+
+    def __init__(self) -> None:
+        self.tallies: dict[CountKey, SequenceTally] = {}
+
+    def add(
+        self, server: str, service: str, instance: int, window: int, first: int, last: int | None = None
+    ) -> None:
+        """Count one message, or those from `first` to `last`, in the window that starts at `window` ms."""
+        key = CountKey(server, service, instance, window)
+        tally = self.tallies.get(key)
+        if tally is None:
+            tally = self.tallies[key] = SequenceTally()
+        tally.add(first, first if last is None else last)
+
+    def add_arrays(
+        self,
+        instances: numpy.ndarray[Any, Any],
+        times_ms: numpy.ndarray[Any, Any],
+        sequences: numpy.ndarray[Any, Any],
+        producer_of: Callable[[int], tuple[str, str]],
+    ) -> None:
+        """Count many messages at once: int64 columns of equal length, one row per message.
+
+        `producer_of(row)` gives the (server, service) of a row; it is asked once per run of consecutive
+        sequence numbers, because all rows of one instance name the same producer.
+        """
+        import numpy as np  # only the warehouse side has numpy, and only it calls this
+
+        if len(sequences) == 0:
+            return
+        windows = times_ms - times_ms % WINDOW_MS
+        order = np.lexsort((sequences, windows, instances))
+        instances, windows, sequences = instances[order], windows[order], sequences[order]
+        breaks = (
+            (instances[1:] != instances[:-1])
+            | (windows[1:] != windows[:-1])
+            | (sequences[1:] != sequences[:-1] + 1)
+        )
+        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+        ends = np.concatenate((starts[1:] - 1, [len(sequences) - 1]))
+        for row, instance, window, first, last in zip(
+            order[starts].tolist(), instances[starts].tolist(), windows[starts].tolist(),
+            sequences[starts].tolist(), sequences[ends].tolist(), strict=True,
+        ):  # fmt: skip
+            server, service = producer_of(row)
+            self.add(server, service, instance, window, first, last)
+
+    def merge(self, other: SequenceCounts) -> None:
+        """Count everything `other` counted; what both hold is there twice."""
+        for key, tally in other.tallies.items():
+            for first, last in tally.ranges():
+                self.add(*key, first, last)
+
+    def without(self, other: SequenceCounts) -> SequenceCounts:
+        """What is counted here and not in `other`; what is here more often, as often as it is more."""
+        rest = SequenceCounts()
+        for key, tally in self.tallies.items():
+            left = SequenceTally(tally.ranges())
+            for first, last in other.tallies.get(key, SequenceTally()).ranges():
+                left.remove(first, last)
+            if left.total:
+                rest.tallies[key] = left
+        return rest
+
+    def clear(self) -> None:
+        """Start over at nothing."""
+        self.tallies.clear()
+
+    @property
+    def total(self) -> int:
+        """Messages or rows counted, repeats included."""
+        return sum(tally.total for tally in self.tallies.values())
+
+    @property
+    def range_count(self) -> int:
+        """How many ranges are held: the cost in memory and on the wire."""
+        return sum(layer.range_count for tally in self.tallies.values() for layer in tally.layers)
+
+    def __bool__(self) -> bool:
+        return bool(self.tallies)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SequenceCounts) and self.tallies == other.tallies
+
+    __hash__ = None  # type: ignore[assignment]  # mutable
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
+
+        `duplicates` names every number that is there again, once for each time too many.
+        """
+        return [
+            {
+                **key._asdict(),
+                "ranges": tally.present.pairs(),
+                "duplicates": [pair for layer in tally.layers[1:] for pair in layer.pairs()],
+            }
+            for key, tally in sorted(self.tallies.items())
+        ]
+
+    @classmethod
+    def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
+        """What `to_json` wrote."""
+        counts = cls()
+        for entry in entries:
+            for first, last in (*entry["ranges"], *entry["duplicates"]):
+                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
+        return counts
+
+    def to_avro(self) -> list[dict[str, Any]]:
+        """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
+        return [
+            {**key._asdict(), "ranges": to_deltas(tally.ranges())}
+            for key, tally in sorted(self.tallies.items())
+        ]
+
+    @classmethod
+    def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
+        """What `to_avro` wrote; ValueError when a list of ranges is broken."""
+        counts = cls()
+        for entry in entries:
+            for first, last in from_deltas(entry["ranges"]):
+                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
+        return counts

@@ -1,0 +1,323 @@
+"""The records on the audit topics as values, and their bytes.
+
+Every one is Avro behind a schema id, like any event. Knows the schemas in `schemas/`, not what follows from
+what is said. Times are ms since the epoch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol
+
+import fastavro
+
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, to_deltas
+from millrace_registry.client import UnknownSchema
+
+OFFLINE, WAREHOUSE = "offline", "warehouse"
+"""The tiers behind a cluster's own, which has the cluster's name."""
+
+NOTHING = -(1 << 63)
+"""As `closed_through`: no promise at all."""
+FOR_EVER = (1 << 63) - 1
+"""As `closed_through`: the instance has ended."""
+
+_ID_BYTES = 5
+_PACKAGE = Path(__file__).resolve().parents[2] / "millrace"
+
+
+class SchemaIds(Protocol):
+    """What a registry is asked for here."""
+
+    def schema(self, schema_id: int) -> Any:
+        """The schema with that id."""
+
+    def register(self, subject: str, schema: Any) -> int:
+        """The id of the schema under that subject; a new one if it is not there yet."""
+
+
+@cache
+def schema_file(name: str) -> Mapping[str, Any]:
+    """The schema that ships with Millrace under that name: of an audit record or of one of its events."""
+    # In an installed package the folder lies inside it, in a checkout beside its source root.
+    for folder in (_PACKAGE / "schemas", _PACKAGE.parent.parent / "schemas"):
+        if (path := folder / f"{name}.avsc").is_file():
+            schema: dict[str, Any] = json.loads(path.read_text())
+            return schema
+    raise MillraceError(f"schemas/{name}.avsc is missing from this installation: install millrace again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """An instance is about to send its first event of a topic."""
+
+    time: int
+    cluster: str
+    server: str
+    service: str
+    instance: int
+    topic: str
+    closed_through: int = NOTHING
+
+    def to_avro(self) -> dict[str, Any]:
+        """The fields of an AuditHello."""
+        return {
+            "time": self.time, "cluster": self.cluster, "server": self.server, "service": self.service,
+            "instance": self.instance, "topic": self.topic, "closedThrough": self.closed_through,
+        }  # fmt: skip
+
+    @classmethod
+    def from_avro(cls, record: Mapping[str, Any]) -> Hello:
+        """What `to_avro` wrote."""
+        return cls(closed_through=record["closedThrough"], **_plain(record, "closedThrough"))
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedWindow:
+    """Sequences of one topic and window; `failed` ones have an unknown outcome."""
+
+    topic: str
+    window: int
+    acknowledged: SequenceRanges
+    failed: SequenceRanges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What became of an instance's events since its report before; `number` counts from 0."""
+
+    time: int
+    cluster: str
+    server: str
+    service: str
+    instance: int
+    number: int
+    closed_through: int
+    windows: Sequence[ReportedWindow]
+
+    def to_avro(self) -> dict[str, Any]:
+        """The fields of an AuditReport."""
+        windows = [
+            {
+                "topic": window.topic,
+                "window": window.window,
+                "acknowledged": to_deltas(window.acknowledged),
+                "failed": to_deltas(window.failed),
+            }
+            for window in self.windows
+        ]
+        return {
+            "time": self.time, "cluster": self.cluster, "server": self.server, "service": self.service,
+            "instance": self.instance, "number": self.number, "closedThrough": self.closed_through,
+            "windows": windows,
+        }  # fmt: skip
+
+    @classmethod
+    def from_avro(cls, record: Mapping[str, Any]) -> Report:
+        """What `to_avro` wrote."""
+        windows = [
+            ReportedWindow(
+                window["topic"],
+                window["window"],
+                merged(from_deltas(window["acknowledged"])),
+                merged(from_deltas(window["failed"])),
+            )
+            for window in record["windows"]
+        ]
+        plain = _plain(record, "closedThrough", "windows")
+        return cls(closed_through=record["closedThrough"], windows=windows, **plain)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """The next offset a reader will count in a partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A reader has counted all that was visible in its cluster at `time`."""
+
+    time: int
+    cluster: str
+    tier: str
+    reader: int
+    positions: Sequence[ReaderPosition]
+
+    def to_avro(self) -> dict[str, Any]:
+        """The fields of an AuditHeartbeat."""
+        positions = [
+            {"topic": p.topic, "topicId": p.topic_id, "partition": p.partition, "offset": p.offset}
+            for p in self.positions
+        ]
+        return {
+            "time": self.time, "cluster": self.cluster, "tier": self.tier, "reader": self.reader,
+            "positions": positions,
+        }  # fmt: skip
+
+    @classmethod
+    def from_avro(cls, record: Mapping[str, Any]) -> Heartbeat:
+        """What `to_avro` wrote."""
+        positions = [
+            ReaderPosition(p["topic"], p["topicId"], p["partition"], p["offset"]) for p in record["positions"]
+        ]
+        return cls(positions=positions, **_plain(record, "positions"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """Offsets [start, end) of a partition, counted by one reader."""
+
+    reader: int
+    cluster: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadNumber:
+    """One load of the warehouse, which reading of its offsets, and which part of what is said of it."""
+
+    load: int
+    edition: int = 1
+    part: int = 1
+    parts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """What a tier holds of a topic, for one source."""
+
+    time: int
+    tier: str
+    topic: str
+    source: OffsetRange | LoadNumber
+    foreign: int
+    counts: SequenceCounts
+    expired: int = 0
+    """How many offsets of the range had expired before they could be read."""
+    removed: SequenceCounts = field(default_factory=SequenceCounts)
+    """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
+
+    def to_avro(self) -> dict[str, Any]:
+        """The fields of an AuditCount."""
+        source: tuple[str, dict[str, Any]]
+        if isinstance(self.source, LoadNumber):
+            source = ("millrace.audit.Load", asdict(self.source))
+        else:
+            part = self.source
+            source = (
+                "millrace.audit.OffsetRange",
+                {
+                    "reader": part.reader, "cluster": part.cluster, "topicId": part.topic_id,
+                    "partition": part.partition, "start": part.start, "end": part.end,
+                },
+            )  # fmt: skip
+        return {
+            "time": self.time, "tier": self.tier, "topic": self.topic, "source": source,
+            "foreign": self.foreign, "expired": self.expired, "counts": self.counts.to_avro(),
+            "removed": self.removed.to_avro(),
+        }  # fmt: skip
+
+    @classmethod
+    def from_avro(cls, record: Mapping[str, Any]) -> Count:
+        """What `to_avro` wrote."""
+        part = record["source"]
+        source: OffsetRange | LoadNumber
+        if "load" in part:
+            source = LoadNumber(**part)
+        else:
+            source = OffsetRange(topic_id=part["topicId"], **_plain(part, "topicId"))
+        counts, removed = (SequenceCounts.from_avro(record[name]) for name in ("counts", "removed"))
+        plain = _plain(record, "source", "counts", "removed")
+        return cls(source=source, counts=counts, removed=removed, **plain)
+
+
+def _plain(record: Mapping[str, Any], *left_out: str) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in left_out}
+
+
+AuditRecord = Hello | Report | Heartbeat | Count
+_KINDS: Mapping[str, type[AuditRecord]] = {
+    "AuditHello": Hello,
+    "AuditReport": Report,
+    "AuditHeartbeat": Heartbeat,
+    "AuditCount": Count,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+class AuditCodec:
+    """Audit records to bytes and back, through a schema registry."""
+
+    def __init__(self, registry: SchemaIds) -> None:
+        self._registry = registry
+        self._prefixes: dict[str, bytes] = {}
+        self._writers: dict[int, tuple[str, Any] | None] = {}
+
+    def encode(self, record: AuditRecord) -> bytes:
+        """The message for an audit topic; the first record of a kind registers its schema."""
+        name = _NAMES[type(record)]
+        schema = _parsed(name)
+        if name not in self._prefixes:
+            schema_id = self._registry.register(name, dict(schema_file(name)))
+            self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
+        out = BytesIO()
+        out.write(self._prefixes[name])
+        fastavro.schemaless_writer(out, schema, record.to_avro())
+        return out.getvalue()
+
+    def decode(self, message: bytes | None) -> AuditRecord | None:
+        """The record in a message; None for what is no audit record or cannot be read as one.
+
+        A registry that does not answer raises: what it would have told must not be taken for foreign.
+        """
+        if message is None or len(message) <= _ID_BYTES or message[0] != 0:
+            return None
+        schema_id = int.from_bytes(message[1:_ID_BYTES], "big")
+        if schema_id not in self._writers:
+            self._writers[schema_id] = self._writer(schema_id)
+        if (writer := self._writers[schema_id]) is None:
+            return None
+        name, schema = writer
+        try:
+            record = fastavro.schemaless_reader(BytesIO(message[_ID_BYTES:]), schema, _parsed(name))
+            return _KINDS[name].from_avro(record)  # type: ignore[arg-type]  # a record schema yields a dict
+        except Exception:  # whoever choked on it would choke on it again after every restart
+            return None
+
+    def _writer(self, schema_id: int) -> tuple[str, Any] | None:
+        try:
+            schema = self._registry.schema(schema_id)
+        except UnknownSchema:
+            return None
+        for name in _KINDS:
+            if isinstance(schema, dict) and _full_name(schema) == _full_name(schema_file(name)):
+                try:
+                    return name, fastavro.parse_schema(schema)
+                except Exception:  # as in `decode`
+                    return None
+        return None
+
+
+def _full_name(schema: Mapping[str, Any]) -> str:
+    name = str(schema.get("name", ""))
+    return name if "." in name else f"{schema.get('namespace', '')}.{name}"
+
+
+@cache
+def _parsed(name: str) -> Any:
+    return fastavro.parse_schema(dict(schema_file(name)))

@@ -1,0 +1,184 @@
+"""Publishing on an audit topic: one message at a time, each awaited until the brokers have it.
+
+What is published here may come twice (a retry whose first try did get through): every audit record says by
+itself whether it was seen before. So a plain acks=all producer will do, one that can never fail for good.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from millrace.client.confluent import text_of as text_of
+from millrace.errors import MillraceError
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber
+from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
+from millrace_registry.client import SchemaRegistryClient
+
+MAX_MESSAGE_BYTES = 8 << 20
+AUDIT_TOPIC_SETTINGS = {"max.message.bytes": str(MAX_MESSAGE_BYTES)}
+"""For a new audit topic: Apache Kafka takes no more than 1 MiB unless it is told to."""
+PART_BYTES = 512 << 10
+"""Size of the messages a load is told in. It must stay: what was told half is told on in the same parts."""
+_RANGE_BYTES, _NUMBERS_BYTES = 20, 40
+"""What a range takes at most, and what the numbers beside it do: Avro writes each in up to ten bytes."""
+_METADATA_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+# librdkafka looks for expired messages once a second, and those in a request wait for it to end first.
+EXPIRY_MARGIN_S = 5.0
+
+
+class AuditPublisher:
+    """Publishes to one audit topic of one cluster. One thread at a time; a context."""
+
+    def __init__(self, bootstrap: str, topic: str, *, timeout_s: float = 60) -> None:
+        self.topic = topic
+        self.bootstrap = bootstrap
+        self._timeout_s = timeout_s
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "acks": "all",
+                "linger.ms": 0,
+                "compression.type": "zstd",
+                "message.max.bytes": MAX_MESSAGE_BYTES,
+                "delivery.timeout.ms": int(timeout_s * 1000),
+                "log_level": 2,  # what goes wrong is raised; librdkafka would print it besides
+            }
+        )
+
+    def check_topics(self, *names: str) -> None:
+        """MillraceError unless a broker answers and has the audit topic and all the topics named."""
+        wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s)
+        for name in (*names, self.topic):
+            try:
+                found = self._producer.list_topics(name, timeout=wait_s).topics[name]
+            except KafkaException as error:
+                raise MillraceError(
+                    f"no broker answers at {self.bootstrap} ({text_of(error)}): start one or give the right"
+                    " address"
+                ) from error
+            if found.error is not None:
+                raise MillraceError(
+                    f"{self.bootstrap} has no topic {name} ({found.error.name()}):"
+                    f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
+                )
+
+    def publish(self, messages: Sequence[bytes]) -> None:
+        """Publish the messages in order and return when all are acknowledged.
+
+        MillraceError when one is not: it and those behind it may be in the topic or not.
+        """
+        outcomes: list[KafkaError | None] = []
+        try:
+            for message in messages:
+                # One partition, whatever the topic has: what is said later must be read later.
+                self._producer.produce(
+                    self.topic, message, partition=0, on_delivery=lambda error, _: outcomes.append(error)
+                )
+            give_up_at = time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S
+            while len(outcomes) < len(messages) and time.monotonic() < give_up_at:
+                self._producer.poll(_POLL_S)
+        except (KafkaException, BufferError) as error:
+            raise MillraceError(
+                f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}"
+            ) from error
+        failed = next((error for error in outcomes if error is not None), None)
+        if failed is not None:
+            raise MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(failed)}")
+        if len(outcomes) < len(messages):
+            raise MillraceError(f"{self.bootstrap} acknowledges nothing on {self.topic}")
+
+    def close(self) -> None:
+        """Give up what is not acknowledged and let librdkafka end."""
+        self._producer.purge()
+        self._producer.flush(1.0)
+
+    def __enter__(self) -> AuditPublisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def publish_load_counts(
+    bootstrap: str, registry_url: str, *, topic: str, load: int, counts: SequenceCounts
+) -> None:
+    """Tell the auditor what one load put into the warehouse; `bootstrap` is the aggregate cluster's.
+
+    May be repeated as often as one likes: a load counts once. MillraceError when it does not get through.
+    """
+    records = edition_records(topic, load, 1, SequenceCounts(), counts)
+    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
+
+
+def publish_edition_counts(
+    bootstrap: str, registry_url: str, *, topic: str, load: int, editions: Sequence[SequenceCounts]
+) -> None:
+    """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
+
+    May be repeated as often as one likes: each edition changes the counts once, right after the one before.
+    """
+    records: list[Count] = []
+    before = SequenceCounts()
+    for edition, counts in enumerate(editions, 1):
+        records += edition_records(topic, load, edition, before, counts)
+        before = counts
+    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
+
+
+def edition_records(
+    topic: str, load: int, edition: int, before: SequenceCounts, counts: SequenceCounts
+) -> list[Count]:
+    """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
+
+    The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
+    """
+    pieces = _pieces(counts.without(before), before.without(counts))
+    now = time.time_ns() // 1_000_000
+    return [
+        Count(
+            time=now, tier=WAREHOUSE, topic=topic, foreign=0, counts=more, removed=less,
+            source=LoadNumber(load, edition, part, len(pieces)),
+        )
+        for part, (more, less) in enumerate(pieces, 1)
+    ]  # fmt: skip
+
+
+def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCounts, SequenceCounts]]:
+    """Both in pieces that make no message above PART_BYTES; at least one, window after window."""
+    pieces = [(SequenceCounts(), SequenceCounts())]
+    size = 0
+    for key in sorted(more.tallies.keys() | less.tallies.keys(), key=lambda key: (key.window, key)):
+        ranges = [
+            (side, range_)
+            for side, each in enumerate((more, less))
+            if key in each.tallies
+            for range_ in each.tallies[key].ranges()
+        ]
+        name_bytes = 2 * (_NUMBERS_BYTES + len(f"{key.server}{key.service}".encode()))
+        # A producer's window stays in one piece, so that it changes at once, unless it fits in none.
+        most = max(1, (PART_BYTES - name_bytes) // _RANGE_BYTES)
+        for some in (ranges[index : index + most] for index in range(0, len(ranges), most)):
+            needed = name_bytes + _RANGE_BYTES * len(some)
+            if size and size + needed > PART_BYTES:
+                pieces.append((SequenceCounts(), SequenceCounts()))
+                size = 0
+            size += needed
+            for side, (first, last) in some:
+                pieces[-1][side].add(*key, first, last)
+    return pieces
+
+
+def publish_records(bootstrap: str, registry_url: str, topic: str, records: Sequence[AuditRecord]) -> None:
+    """Publish audit records on a topic that must be there, and wait until they are acknowledged."""
+    with SchemaRegistryClient(registry_url) as registry, AuditPublisher(bootstrap, topic) as publisher:
+        codec = AuditCodec(registry)
+        publisher.check_topics()
+        publisher.publish([codec.encode(record) for record in records])

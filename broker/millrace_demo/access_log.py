@@ -1,0 +1,182 @@
+"""A web server's access log as PageView events: parses Apache's combined format and publishes it.
+
+The event time is the time in the log, in UTC. Nothing is published from a file with a line that cannot be
+read, unless that is asked for; a line's number decides which of several parts publishes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from millrace.errors import MillraceError
+from millrace_audit.producer import AuditedProducer, Delivered
+
+SCHEMA = "PageView"
+SHOWN_BAD_LINES = 5
+
+# host identity user [time] "request" status bytes "referrer" "user agent"; quotes inside are escaped by \.
+# Real logs hold lines that were cut in their last field: what is left of it is kept.
+_LINE = re.compile(
+    r"(?P<client>\S+) (?P<identity>\S+) (?P<user>\S+)"
+    r" \[(?P<time>\d{2}/[A-Z][a-z]{2}/\d{4}:\d{2}:\d{2}:\d{2} [+-]\d{4})\]"
+    r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?P<bytes>\d+|-)'
+    r'(?: "(?P<referrer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)"?)?\s*'
+)
+_MONTHS = {name: n for n, name in enumerate(
+    ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
+)}  # fmt: skip
+
+
+class BadLine(ValueError):
+    """A line that is not in combined format; the text says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEvent:
+    """One line as an event: its number in the file from 1, its time in ms, a PageView's fields."""
+
+    line: int
+    time_ms: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Every `of`-th line of a file, beginning with line `number` (from 1)."""
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """`1/2` and the like; MillraceError when it is not."""
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2]):
+            raise MillraceError(f"--part {text!r} is no part: write 1/2 and 2/2 for the two halves")
+        return cls(int(match[1]), int(match[2]))
+
+    def takes(self, line: int) -> bool:
+        """True if that line belongs to this part."""
+        return (line - self.number) % self.of == 0
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLog:
+    """What was published of a file, and the lines that were left out because they cannot be read."""
+
+    instance: int
+    delivered: Delivered
+    bad_lines: int
+
+
+def parse_line(line: str) -> tuple[int, dict[str, Any]]:
+    """(time in ms, a PageView's fields without the header) of one line; BadLine when it is not one."""
+    match = _LINE.fullmatch(line)
+    if match is None:
+        raise BadLine("it is not in combined format")
+    method, url, protocol = _request(match["request"])
+    return _time_ms(match["time"]), {
+        "memberId": None,  # the log's user is a name, not a member's number
+        "clientAddress": match["client"],
+        "method": method,
+        "url": url,
+        "protocol": protocol,
+        "referrer": _absent(match["referrer"]),
+        "userAgent": _absent(match["agent"]),
+        "status": int(match["status"]),
+        "bytes": None if match["bytes"] == "-" else int(match["bytes"]),
+    }
+
+
+def _request(text: str) -> tuple[str, str, str]:
+    """Method, URL and protocol; what is no HTTP request (a scan's garbage) is all URL."""
+    parts = text.split(" ")
+    if len(parts) < 2:
+        return "", text, ""
+    if len(parts) > 2 and parts[-1].startswith("HTTP/"):
+        return parts[0], " ".join(parts[1:-1]), parts[-1]
+    return parts[0], " ".join(parts[1:]), ""  # HTTP/0.9 names no protocol
+
+
+def _absent(text: str | None) -> str | None:
+    return None if text is None or text in ("", "-") else text.replace('\\"', '"')
+
+
+def _time_ms(text: str) -> int:
+    """`17/May/2015:10:05:03 +0000` in ms since the epoch."""
+    day, month, rest = text.split("/")
+    year, hour, minute, second = rest[:-6].split(":")
+    sign = -1 if rest[-5] == "-" else 1
+    try:
+        zone = timezone(sign * timedelta(hours=int(rest[-4:-2]), minutes=int(rest[-2:])))
+        time = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), 0, zone)
+        return int(time.timestamp()) * 1000
+    except (ValueError, KeyError, OverflowError) as error:
+        raise BadLine(f"{text} is no time") from error
+
+
+def read_log(
+    path: Path, part: Part = Part(), on_bad: Callable[[int, BadLine], None] | None = None
+) -> Iterator[LogEvent]:
+    """Every event of a part of the file, in its order; empty lines are none.
+
+    A line that cannot be read goes to `on_bad`; without it, it is a MillraceError.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape") as file:
+            for number, line in enumerate(file, start=1):
+                if not part.takes(number) or not line.strip():
+                    continue
+                try:
+                    # Bytes that are no UTF-8 stay readable, as Apache's own \xNN.
+                    text = line.rstrip("\r\n").encode("utf-8", "surrogateescape")
+                    yield LogEvent(number, *parse_line(text.decode("utf-8", "backslashreplace")))
+                except BadLine as error:
+                    if on_bad is None:
+                        raise MillraceError(f"{path}, line {number}: {error}") from None
+                    on_bad(number, error)
+    except OSError as error:
+        raise MillraceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def check_log(path: Path, part: Part) -> tuple[int, list[tuple[int, str]]]:
+    """(how many events the part has, its bad lines with what is wrong with each)."""
+    bad: list[tuple[int, str]] = []
+    events = sum(1 for _ in read_log(path, part, lambda line, error: bad.append((line, str(error)))))
+    return events, bad
+
+
+def publish_log(
+    path: Path,
+    producer: AuditedProducer,
+    topic: str,
+    *,
+    part: Part = Part(),
+    skip_bad_lines: bool = False,
+    on_event: Callable[[], None] | None = None,
+) -> PublishedLog:
+    """Publish a part of the file and close the producer: every event acknowledged and reported.
+
+    Checks the part first: MillraceError naming the lines, and nothing published, when one cannot be read and
+    `skip_bad_lines` is not set. DeliveryFailed when an event was not acknowledged.
+    """
+    _, bad = check_log(path, part)
+    if bad and not skip_bad_lines:
+        named = "; ".join(f"line {line}: {why}" for line, why in bad[:SHOWN_BAD_LINES])
+        more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
+        raise MillraceError(
+            f"{path}: {len(bad)} lines cannot be read, nothing was published ({named}{more}): mend them or"
+            " use --skip-bad-lines"
+        )
+    for event in read_log(path, part, lambda _line, _error: None):
+        producer.send(topic, SCHEMA, event.fields, time_ms=event.time_ms)
+        if on_event is not None:
+            on_event()
+    producer.close()
+    delivered = next((d for d in producer.delivered() if d.topic == topic), Delivered(topic, (), ()))
+    return PublishedLog(producer.instance, delivered, len(bad))

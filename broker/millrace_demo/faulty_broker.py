@@ -1,0 +1,82 @@
+"""A broker whose mirror withholds or repeats one batch: what the proof must catch.
+
+`python -m millrace_demo.faulty_broker drop|duplicate CONFIG.toml` runs the ordinary broker with one function
+of its mirror replaced, as a mistake in that function would. A repeated batch is also refused by the log, so
+that check is taken away too. Nothing of this is in the broker's own code.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+from millrace.commands.broker import run
+from millrace.config import BrokerConfig, load
+from millrace.mirror import puller
+from millrace.mirror.runs import OffsetRules, Run, runs_of
+from millrace.records.mirror_position import MirrorPosition
+from millrace.storage import mirrored
+from millrace.wire.fetch import FetchedPartition
+
+log = logging.getLogger(__name__)
+
+TOPIC = "PageView"
+MIN_RECORDS = 2
+"""A batch of one message makes a poor example."""
+Runs = Callable[[MirrorPosition | None, MirrorPosition, FetchedPartition, OffsetRules], Iterator[Run]]
+
+
+def once(fault: Callable[[Run, int], Run]) -> Runs:
+    """`runs_of`, with the fault at the topic's first batch of several records."""
+    done = False
+
+    def faulty_runs_of(
+        recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
+    ) -> Iterator[Run]:
+        nonlocal done
+        for found in runs_of(recorded, before, fetched, rules):
+            large = [i for i, header in enumerate(found.headers) if header[-1] >= MIN_RECORDS]
+            if done or not large or before.origin.topic != TOPIC:
+                yield found
+                continue
+            done = True
+            log.warning("fault: %d records of %s", found.headers[large[0]][-1], before.origin)
+            yield replace(fault(found, large[0]), headers=())
+
+    return faulty_runs_of
+
+
+def drop(run: Run, index: int) -> Run:
+    """The run without one batch; its position still says that it is there."""
+    return replace(run, batches=run.batches[:index] + run.batches[index + 1 :])
+
+
+def duplicate(run: Run, index: int) -> Run:
+    """The run with one batch twice; a copy of it, because the log stamps each where it lies in memory."""
+    copy = memoryview(bytearray(run.batches[index]))
+    return replace(run, batches=(*run.batches[: index + 1], copy, *run.batches[index + 1 :]))
+
+
+def replace_function(module: ModuleType, name: str, by: Callable[..., object]) -> None:
+    """Put another function in the place of a module's own; AttributeError when it has none of that name."""
+    getattr(module, name)
+    setattr(module, name, by)
+
+
+def main() -> None:
+    """Run the broker of the file; only broker 1 is faulty, so that one batch is lost and not several."""
+    fault, file = sys.argv[1:]
+    config = load(BrokerConfig, Path(file))
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    if config.broker_id == 1:
+        replace_function(puller, "runs_of", once({"drop": drop, "duplicate": duplicate}[fault]))
+        replace_function(mirrored, "check_progress", lambda *_: None)
+    run(config)
+
+
+if __name__ == "__main__":
+    main()

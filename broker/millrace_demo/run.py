@@ -1,0 +1,325 @@
+"""The demo from end to end: start, publish, run the DAG, compare, tell.
+
+Every step uses what a user would use: the supervised processes of `millrace up`, the producer, the DAG
+through Airflow, the auditor's answer. Only the proof at the end reads the files by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rich.console import Console
+
+from millrace import config as settings
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.errors import ConfigError, MillraceError
+from millrace.process import die_with_parent
+from millrace.records import split_batches
+from millrace.wire.fetch import error_name
+from millrace_audit.client import Completeness, completeness
+from millrace_demo.proof import Finding, Proof, compare, merged
+from millrace_demo.publish import (
+    publish_access_log,
+    publish_made_events,
+    register_schemas,
+    span_of_log,
+)
+from millrace_demo.report import Hour, hours_of, print_hours
+from millrace_demo.up import ClusterConfig, Endpoints, Supervisor, UpConfig, start
+
+FETCH_BYTES = 4 << 20
+END_S, END_TRIES = 60.0, 3
+"""What Airflow gets to end its jobs and itself, and how often it is told."""
+WAIT_MINUTES = 3.0
+"""How long the DAG waits for the hours to be complete; a minute is plenty on an idle machine."""
+WAIT_MINUTES_WITH_FAULT = 0.5
+"""With a fault they never will be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """What the command line asks for."""
+
+    events: int
+    hours: int
+    access_log: Path | None
+    fault: str | None
+    kafka: Mapping[str, str]
+    """Datacenter -> bootstrap of a Kafka cluster that runs already and stands in for it."""
+    deployment: Path
+    dags: Path
+    schemas: Path
+    scratch: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the last line says, and why it failed if it did."""
+
+    published: int
+    mirrored: int
+    loaded: int
+    lost: int
+    duplicated: int
+    hours_complete: int
+    hours: int
+    failures: Sequence[str]
+
+    def __str__(self) -> str:
+        figures = (
+            f"published={self.published} mirrored={self.mirrored} loaded={self.loaded} lost={self.lost}"
+            f" duplicated={self.duplicated} hours_complete={self.hours_complete}/{self.hours}"
+        )
+        return (
+            f"DEMO FAILED: {figures}; {'; '.join(self.failures)}" if self.failures else f"DEMO OK: {figures}"
+        )
+
+
+def run_demo(options: DemoOptions, console: Console) -> Outcome:
+    """The whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
+    began = time.monotonic()
+
+    def tell(step: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {step}")
+
+    with _everything_up(options) as endpoints:
+        tell(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
+        register_schemas(endpoints, options.schemas)
+        if options.access_log is not None:
+            span = span_of_log(options.access_log)
+            published = publish_access_log(options.access_log, endpoints, console)
+        else:
+            span = past_hours(options.hours)
+            published = publish_made_events(options.events, span, endpoints, console)
+        topics = sorted({entry.topic for entry in published})
+        tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
+        tell("running the DAG warehouse_load through Airflow")
+        dag_failure = _run_dag(options, endpoints, topics, span, console)
+        tell("the DAG failed" if dag_failure else "the DAG succeeded")
+        answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
+        mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
+        tell(f"read {mirrored:,} messages back from the aggregate cluster")
+
+    warehouse = options.scratch / "warehouse"
+    loads = {topic: sorted((warehouse / topic).glob("load=*/date=*/hour=*/*.parquet")) for topic in topics}
+    proof = compare(published, loads)
+    hours = hours_of(answers, warehouse)
+    print_hours(hours, console)
+    outcome = _outcome(proof, answers, hours, mirrored, dag_failure)
+    if options.fault and not outcome.failures:
+        unnoticed = f"nobody noticed the fault {options.fault!r}: see logs/{endpoints.aggregate}-1.log"
+        return replace(outcome, failures=[unnoticed])
+    return outcome
+
+
+def _outcome(
+    proof: Proof,
+    answers: Sequence[Completeness],
+    hours: Sequence[Hour],
+    mirrored: int,
+    dag_failure: str | None,
+) -> Outcome:
+    complete = sum(hour.complete for hour in hours)
+    failures = [str(finding) for finding in proof.findings]
+    failures += _audit_findings(answers)
+    if not failures and dag_failure:
+        failures.append(dag_failure)
+    if mirrored != proof.published and not failures:
+        failures.append(f"the aggregate cluster has {mirrored} messages of {proof.published}")
+    if complete < len(hours) and not failures:
+        open_hours = ", ".join(
+            f"{hour.topic} {hour.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete
+        )
+        failures.append(f"not complete: {open_hours}")
+    if not hours or proof.published == 0:
+        failures.append("nothing was published")
+    return Outcome(
+        published=proof.published,
+        mirrored=mirrored,
+        loaded=proof.loaded,
+        lost=proof.count("lost"),
+        duplicated=proof.count("duplicated"),
+        hours_complete=complete,
+        hours=len(hours),
+        failures=failures,
+    )
+
+
+def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
+    """What the auditor names, one line for each kind, tier and instance."""
+    found: dict[tuple[str, str, str, int, str], list[tuple[int, int]]] = {}
+    for answer in answers:
+        for window in answer.windows:
+            for item in window.findings:
+                key = (item.kind, item.tier, item.server, item.instance, answer.topic)
+                found.setdefault(key, []).extend((first, last) for first, last in item.sequences)
+    return [
+        f"audit at tier {tier}: {Finding(kind, topic, server, instance, merged(sequences))}"
+        for (kind, tier, server, instance, topic), sequences in found.items()
+    ]
+
+
+@contextmanager
+def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
+    """The deployment on free ports in the scratch folder; stopped again in any case."""
+    config = on_free_ports(settings.load(UpConfig, options.deployment), options.scratch, options.kafka)
+    faulty = (sys.executable, "-m", "millrace_demo.faulty_broker", options.fault) if options.fault else ()
+    supervisor = Supervisor(options.scratch / "logs")
+    try:
+        for name in options.kafka:
+            _prepare(config.clusters[name], name)
+        endpoints = start(config, supervisor, faulty)
+        yield endpoints
+        supervisor.check()
+    finally:
+        supervisor.stop()
+
+
+def _prepare(cluster: ClusterConfig, name: str) -> None:
+    """Create what topics a cluster that runs already does not have; MillraceError when one holds messages."""
+    with ClusterClient(cluster.bootstrap) as client:
+        existing = client.topics()
+        for topic, partitions in cluster.topics.items():
+            if topic not in existing:
+                # Apache Kafka goes by the events' own times, and those of a log file may be years back.
+                client.create_topic(topic, partitions, {"retention.ms": "-1"})
+        topics = (*cluster.topics, cluster.audit_topic)
+        for topic in existing.keys() & topics:
+            if client.list_offsets(topic, EARLIEST) != client.list_offsets(topic, LATEST):
+                raise MillraceError(
+                    f"topic {topic} of {name} at {cluster.bootstrap} holds messages already, and the demo"
+                    " compares all there is with what it publishes: name another cluster, or delete the"
+                    f" topics {', '.join(topics)} there first"
+                )
+
+
+def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) -> UpConfig:
+    """The same deployment, every port free, in another folder, with a final verdict as soon as possible.
+
+    Clusters named in `kafka` are not started but found there.
+    """
+    if unknown := kafka.keys() - {name for name, cluster in config.clusters.items() if not cluster.mirror}:
+        raise ConfigError(f"--kafka {min(unknown)}=...: the deployment has no datacenter of that name")
+    clusters = {
+        name: replace(cluster, brokers=["127.0.0.1:0" for _ in cluster.brokers], metrics=())
+        if name not in kafka
+        else replace(cluster, brokers=(), metrics=(), bootstrap=kafka[name])
+        for name, cluster in config.clusters.items()
+    }
+    return replace(
+        config,
+        data_dir=str(data_dir),
+        zookeeper="127.0.0.1:0",
+        registry="127.0.0.1:0",
+        auditor="127.0.0.1:0",
+        grace_s=0,
+        clusters=clusters,
+    )
+
+
+def _run_dag(
+    options: DemoOptions,
+    endpoints: Endpoints,
+    topics: Sequence[str],
+    span: tuple[datetime, datetime],
+    console: Console,
+) -> str | None:
+    """Run the DAG once through Airflow; None, or why it failed."""
+    log = options.scratch / "logs" / "airflow.log"
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
+        "MILLRACE_TOPICS": ",".join(topics),
+        "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
+        "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
+    }
+    command = [
+        sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load",
+        "--dags-folder", str(options.dags),
+        "--airflow-home", str(options.scratch / "airflow"),
+        "--start", span[0].isoformat(),
+        "--end", span[1].isoformat(),
+    ]  # fmt: skip
+    last = ""
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=die_with_parent,
+        ) as airflow,
+    ):
+        assert airflow.stdout is not None
+        try:
+            for line in airflow.stdout:
+                last = line.rstrip()
+                console.print(f"          {last}", style="dim", highlight=False, markup=False)
+        except BaseException:
+            _end(airflow)
+            raise
+    if airflow.returncode == 0:
+        return None
+    return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
+
+
+def _end(airflow: subprocess.Popen[str]) -> None:
+    """Let Airflow end its jobs, then itself; told again, because a task that begins may take the signal."""
+    for _ in range(END_TRIES):
+        airflow.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            airflow.wait(END_S / END_TRIES)
+            return
+    airflow.kill()
+
+
+def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:
+    """The connection that the DAG's operators use."""
+    return {
+        "conn_type": "millrace",
+        "host": endpoints.bootstraps[endpoints.aggregate],
+        "extra": {
+            "registry": endpoints.registry_url,
+            "auditor": endpoints.auditor_url,
+            "warehouse": str(options.scratch / "warehouse"),
+            "origins": dict(endpoints.origins),
+            "spark_master": "local[2]",
+        },
+    }
+
+
+def _count_records(bootstrap: str, topic: str) -> int:
+    """Messages of a topic in a cluster, by reading every batch to the end; control batches do not count."""
+    total = 0
+    with ClusterClient(bootstrap) as client:
+        ends = client.list_offsets(topic, LATEST)
+        offsets = client.list_offsets(topic, EARLIEST)
+        while pending := {p: offset for p, offset in offsets.items() if offset < ends[p]}:
+            for partition, fetched in client.fetch(
+                topic, pending, max_bytes=FETCH_BYTES, max_wait_ms=500
+            ).items():
+                if fetched.error:
+                    raise MillraceError(f"cannot read {topic}-{partition}: {error_name(fetched.error)}")
+                for header, _ in split_batches(fetched.records):
+                    offsets[partition] = header.next_offset
+                    total += 0 if header.is_control else header.records_count
+    return total
+
+
+def past_hours(hours: int, now: datetime | None = None) -> tuple[datetime, datetime]:
+    """The last `hours` whole hours, as [start, end)."""
+    end = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
+    if hours < 1:
+        raise MillraceError(f"--hours {hours}: at least 1")
+    return end - timedelta(hours=hours), end

@@ -1,0 +1,303 @@
+"""An Avro schema's text: read strictly, names resolved, written again in one canonical way.
+
+Two texts that mean the same (white space, key order, ways to write a name) become the same canonical text;
+everything a reader could want stays in it: documentation, defaults, aliases, logical types, other attributes.
+Refuses what the Avro specification forbids, defaults that do not fit their field included. Knows no ids,
+subjects or compatibility.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from millrace_registry.defaults import fits
+from millrace_registry.errors import InvalidSchema
+
+Json: TypeAlias = Any
+"""A JSON value; trees below are JSON values whose names are full and whose simple types are bare strings."""
+
+PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
+NAMED = frozenset({"record", "error", "enum", "fixed"})
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_DEPTH = 64
+"""Nesting beyond this is refused: everything here, and every client's parser, recurses."""
+_KEY_ORDER = (
+    "type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size",
+    "default", "order", "aliases", "logicalType",
+)  # fmt: skip
+_FIELD_KEY_ORDER = ("name", "type", "doc", "default", "order", "aliases")
+
+
+@dataclass(frozen=True, slots=True)
+class AvroSchema:
+    """One parsed schema."""
+
+    text: str
+    """Canonical JSON text; types of referenced schemas appear by name only."""
+    tree: Json
+    """The same with every name in full and referenced types written out: it stands alone."""
+    definitions: Mapping[str, Json]
+    """Every named type it makes known, its own and the referenced ones, by full name."""
+
+    @property
+    def resolved_text(self) -> str:
+        """Canonical JSON text that stands alone."""
+        return _dump(_write(self.tree, ""))
+
+    def fingerprint(self, references: Sequence[Sequence[Any]] = ()) -> str:
+        """SHA-256 in hex; equal exactly when canonical text and references are."""
+        identity = json.dumps([json.loads(self.text), references], sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def parse(text: str, known: Mapping[str, Json] | None = None) -> AvroSchema:
+    """The schema in a JSON text; `known` holds the named types of the schemas it refers to.
+
+    Raises InvalidSchema, one line that says where and what.
+    """
+    referenced = dict(known or {})
+    reader = _Reader(dict(referenced))
+    tree = reader.read(_load(text), "", "schema", 0)
+    for where, field in reader.fields:
+        if "default" in field and not fits(field["default"], field["type"], reader.definitions):
+            default = json.dumps(field["default"])
+            raise InvalidSchema(f"{where}: default {default} does not fit its type")
+    alone = _inline(tree, referenced, set())
+    return AvroSchema(_dump(_write(tree, "")), alone, reader.definitions)
+
+
+def _load(text: str) -> Json:
+    def refuse(constant: str) -> NoReturn:
+        raise InvalidSchema(f"{constant} is not JSON")
+
+    def finite(number: str) -> float:
+        value = float(number)
+        return value if math.isfinite(value) else refuse(number)
+
+    try:
+        value = json.loads(text, parse_constant=refuse, parse_float=finite)
+        text.encode()
+        json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise InvalidSchema(f"the schema is not JSON: {error}") from None
+    except UnicodeEncodeError:
+        raise InvalidSchema("the schema holds half of a surrogate pair, which is no text") from None
+    except RecursionError:
+        raise InvalidSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InvalidSchema(f"the schema is not JSON: {error}") from None
+    return value
+
+
+class _Reader:
+    """Reads one schema top down, as Avro defines names: a type is known from its definition on."""
+
+    def __init__(self, definitions: dict[str, Json]) -> None:
+        self.definitions = definitions
+        self.fields: list[tuple[str, dict[str, Json]]] = []
+
+    def read(self, value: Json, namespace: str, where: str, depth: int) -> Json:
+        """The tree of one schema value inside `namespace`."""
+        if depth > _MAX_DEPTH:
+            raise InvalidSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels")
+        if isinstance(value, str):
+            return self._name(value, namespace, where)
+        if isinstance(value, list):
+            return self._union(value, namespace, where, depth)
+        if not isinstance(value, dict):
+            raise InvalidSchema(f"{where}: {json.dumps(value)} is not a schema")
+        kind = value.get("type")
+        if not isinstance(kind, str):
+            raise InvalidSchema(f"{where}: a schema object needs a `type` that is a string")
+        if kind in PRIMITIVES:
+            return kind if len(value) == 1 else dict(value)
+        if kind in NAMED:
+            return self._definition(kind, value, namespace, where, depth)
+        if kind in ("array", "map"):
+            key = "items" if kind == "array" else "values"
+            if key not in value:
+                raise InvalidSchema(f"{where}: {kind} without `{key}`")
+            return {**value, key: self.read(value[key], namespace, f"{where}.{key}", depth + 1)}
+        return self._name(kind, namespace, where)
+
+    def _name(self, name: str, namespace: str, where: str) -> str:
+        if name in PRIMITIVES:
+            return name
+        candidates = [name] if "." in name else [_join(namespace, name), name]
+        for candidate in candidates:
+            if candidate in self.definitions:
+                return candidate
+        raise InvalidSchema(f"{where}: unknown type {name!r}; define it before its first use")
+
+    def _union(self, branches: list[Json], namespace: str, where: str, depth: int) -> list[Json]:
+        if not branches:
+            raise InvalidSchema(f"{where}: a union needs at least one type")
+        tree = [self.read(b, namespace, f"{where}[{i}]", depth + 1) for i, b in enumerate(branches)]
+        seen = set()
+        for branch in tree:
+            if isinstance(branch, list):
+                raise InvalidSchema(f"{where}: a union must not hold a union directly")
+            kind = branch if isinstance(branch, str) else branch["type"]
+            label = branch["name"] if kind in NAMED else kind
+            if label in seen:
+                raise InvalidSchema(f"{where}: {label} is twice in the union")
+            seen.add(label)
+        return tree
+
+    def _definition(
+        self, kind: str, value: dict[str, Json], namespace: str, where: str, depth: int
+    ) -> dict[str, Json]:
+        full = _full_name(value, namespace, where)
+        if full in self.definitions:
+            raise InvalidSchema(f"{where}: the name {full} is defined twice")
+        tree = {key: item for key, item in value.items() if key != "namespace"}
+        tree["name"] = full
+        inner = full.rpartition(".")[0]
+        if "aliases" in value:
+            tree["aliases"] = [_join(inner, alias) for alias in _names(value["aliases"], where, dots=True)]
+        self.definitions[full] = tree
+        if kind == "enum":
+            _check_enum(tree, full)
+        elif kind == "fixed":
+            size = tree.get("size")
+            if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+                raise InvalidSchema(f"{full}: fixed needs a `size` of 0 or more")
+        else:
+            fields = tree.get("fields")
+            if not isinstance(fields, list):
+                raise InvalidSchema(f"{full}: record needs a list of `fields`")
+            tree["fields"] = list(self._read_fields(fields, full, inner, depth))
+        return tree
+
+    def _read_fields(
+        self, fields: list[Json], full: str, namespace: str, depth: int
+    ) -> Iterator[dict[str, Json]]:
+        seen: set[str] = set()
+        for field in fields:
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str):
+                raise InvalidSchema(f"{full}: a field needs a `name`")
+            name = field["name"]
+            where = f"{full}.{name}"
+            _names([name], full)
+            if name in seen:
+                raise InvalidSchema(f"{full}: field {name} is there twice")
+            seen.add(name)
+            if "type" not in field:
+                raise InvalidSchema(f"{where}: a field needs a `type`")
+            tree = {**field, "type": self.read(field["type"], namespace, where, depth + 1)}
+            order = tree.get("order", "ascending")
+            if order not in ("ascending", "descending", "ignore"):
+                raise InvalidSchema(f"{where}: order {order!r} is not ascending, descending or ignore")
+            if order == "ascending":
+                tree.pop("order", None)
+            if "aliases" in tree:
+                tree["aliases"] = _names(tree["aliases"], where)
+            self.fields.append((where, tree))
+            yield tree
+
+
+def _full_name(value: Mapping[str, Json], enclosing: str, where: str) -> str:
+    name, namespace = value.get("name"), value.get("namespace")
+    if not isinstance(name, str) or not (namespace is None or isinstance(namespace, str)):
+        raise InvalidSchema(f"{where}: {value['type']} needs a `name` that is a string")
+    full = name if "." in name else _join(enclosing if namespace is None else namespace, name)
+    _names([full], where, dots=True)
+    if full.rpartition(".")[2] in PRIMITIVES:
+        raise InvalidSchema(f"{where}: a type cannot be named {full}, after a primitive type")
+    return full
+
+
+def _join(namespace: str, name: str) -> str:
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+def _names(names: Json, where: str, *, dots: bool = False) -> list[str]:
+    if not isinstance(names, list):
+        raise InvalidSchema(f"{where}: `aliases` must be a list of names")
+    for name in names:
+        parts = name.split(".") if dots and isinstance(name, str) else [name]
+        if not all(isinstance(part, str) and _NAME.fullmatch(part) for part in parts):
+            raise InvalidSchema(
+                f"{where}: {json.dumps(name)} is not a name: letters, digits and _, no digit first"
+            )
+    return list(names)
+
+
+def _check_enum(tree: Mapping[str, Json], full: str) -> None:
+    symbols = tree.get("symbols")
+    if not isinstance(symbols, list):
+        raise InvalidSchema(f"{full}: enum needs a list of `symbols`")
+    _names(symbols, full)
+    if len(set(symbols)) < len(symbols):
+        raise InvalidSchema(f"{full}: a symbol is there twice")
+    if "default" in tree and tree["default"] not in symbols:
+        raise InvalidSchema(f"{full}: default {json.dumps(tree['default'])} is none of its symbols")
+
+
+def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str]) -> Json:
+    """The tree with each referenced type written out where it is used first, and only there."""
+    if isinstance(tree, list):
+        return [_inline(branch, referenced, written) for branch in tree]
+    if isinstance(tree, str):
+        if tree not in referenced or tree in written:
+            return tree
+        tree = referenced[tree]
+    if tree["type"] in NAMED:
+        if tree["name"] in written:
+            return tree["name"]
+        written.add(tree["name"])
+    result = dict(tree)
+    if tree["type"] in ("record", "error"):
+        result["fields"] = [
+            {**field, "type": _inline(field["type"], referenced, written)} for field in tree["fields"]
+        ]
+    for key in ("items", "values"):
+        if tree["type"] == {"items": "array", "values": "map"}[key]:
+            result[key] = _inline(tree[key], referenced, written)
+    return result
+
+
+def _write(tree: Json, enclosing: str) -> Json:
+    """The tree as it is written inside a namespace: shortest names, keys in one order."""
+    if isinstance(tree, str):
+        namespace, _, name = tree.rpartition(".")
+        return name if namespace == enclosing else tree
+    if isinstance(tree, list):
+        return [_write(branch, enclosing) for branch in tree]
+    result = dict(tree)
+    kind = tree["type"]
+    if kind in NAMED:
+        namespace, _, result["name"] = tree["name"].rpartition(".")
+        if namespace != enclosing:
+            result["namespace"] = namespace
+        if "aliases" in tree:
+            result["aliases"] = [_alias(alias, namespace) for alias in tree["aliases"]]
+        if "fields" in tree:
+            fields = ({**field, "type": _write(field["type"], namespace)} for field in tree["fields"])
+            result["fields"] = [_ordered(field, _FIELD_KEY_ORDER) for field in fields]
+    elif kind == "array":
+        result["items"] = _write(tree["items"], enclosing)
+    elif kind == "map":
+        result["values"] = _write(tree["values"], enclosing)
+    return _ordered(result, _KEY_ORDER)
+
+
+def _alias(alias: str, namespace: str) -> str:
+    own, _, name = alias.rpartition(".")
+    return name if own == namespace else alias
+
+
+def _ordered(value: Mapping[str, Json], order: Sequence[str]) -> dict[str, Json]:
+    rest = sorted(key for key in value if key not in order)
+    return {key: value[key] for key in (*order, *rest) if key in value}
+
+
+def _dump(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,117 @@
+"""`millrace registry` runs the schema registry; `millrace schemas` brings a folder of schemas into one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from millrace.commands.help_texts import Group
+from millrace.commands.tables import print_table
+from millrace.errors import MillraceError
+from millrace_registry import directory as folder
+from millrace_registry.client import SchemaRegistryClient
+
+_SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+_REGISTRY = click.option(
+    "--registry", "url", metavar="URL", required=True, help="The registry, http://HOST:PORT."
+)
+
+
+@click.command(
+    epilog="Example: millrace registry --listen 127.0.0.1:8081 --database-url sqlite:////var/lib/registry.db"
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default="127.0.0.1:8081",
+    show_default=True,
+    help="Address to serve on; port 0 takes a free one.",
+)
+@click.option("--database-url", metavar="URL", default="sqlite:///registry.db", show_default=True,
+              help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.")  # fmt: skip
+def registry(listen: str, database_url: str) -> None:
+    """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
+    from millrace.service.web import serve
+    from millrace_registry.app import create_app
+    from millrace_registry.store import Store
+
+    store = Store.open(database_url)
+    try:
+        serve(create_app(store), listen, "registry")
+    finally:
+        store.close()
+
+
+@click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
+def schemas() -> None:
+    """Check a folder of .avsc files, see what registering them would do, and do it."""
+
+
+@schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
+@_SCHEMAS
+@click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would take them.")
+@_JSON
+def check(directory: Path, url: str | None, as_json: bool) -> None:
+    """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it."""
+    if url is not None:
+        with SchemaRegistryClient(url) as client:
+            problems = {c.file: list(c.reasons) for c in folder.plan(directory, client)}
+    else:
+        problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
+    if as_json:
+        click.echo(json.dumps([{"file": file, "problems": found} for file, found in problems.items()]))
+    else:
+        for file, found in problems.items():
+            click.echo(f"{file}: {'; '.join(found) or 'ok'}")
+    bad = sum(bool(found) for found in problems.values())
+    if bad:
+        raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
+
+
+@schemas.command(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json")
+@_SCHEMAS
+@_REGISTRY
+@_JSON
+def plan(directory: Path, url: str, as_json: bool) -> None:
+    """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
+    with SchemaRegistryClient(url) as client:
+        changes = folder.plan(directory, client)
+    _show(changes, as_json)
+    bad = sum(not change.possible for change in changes)
+    if bad:
+        raise MillraceError(f"{bad} of {len(changes)} schemas would be refused, so apply would register none")
+
+
+@schemas.command(epilog="Example: millrace schemas apply schemas --registry http://127.0.0.1:8081")
+@_SCHEMAS
+@_REGISTRY
+@_JSON
+def apply(directory: Path, url: str, as_json: bool) -> None:
+    """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
+    with SchemaRegistryClient(url) as client:
+        changes = folder.apply(directory, client)
+    _show(changes, as_json)
+
+
+def _show(changes: Sequence[folder.Change], as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {"subject": c.subject, "file": c.file, "state": c.state, "version": c.version, "id": c.schema_id,
+             "reasons": list(c.reasons)}
+            for c in changes
+        ]  # fmt: skip
+        click.echo(json.dumps(rows))
+        return
+    table = Table("subject", "change", "version", "id", "reason", box=None, pad_edge=False)
+    colours = {folder.State.NEW: "green", folder.State.NEW_VERSION: "green", folder.State.UNCHANGED: "dim"}
+    for c in changes:
+        table.add_row(
+            c.subject, f"[{colours.get(c.state, 'red')}]{c.state}[/]", str(c.version or "-"),
+            str(c.schema_id or "-"), "\n".join(c.reasons),
+        )  # fmt: skip
+    print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log

@@ -1,0 +1,228 @@
+"""Whether data written with one schema can be read with another, and what the seven levels demand of that.
+
+The rules are those of Apache's `avro` library (Avro's schema resolution). Done here because the library
+does not: names of fields in the messages, paths through unions, aliases without a namespace, `error`
+records, and logical types. A decimal of another scale, or milliseconds read as microseconds, resolve in
+Avro and come out as wrong numbers: such a change is refused as incompatible.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import avro.compatibility
+import avro.name
+import avro.schema
+from avro.compatibility import SchemaCompatibilityResult, SchemaCompatibilityType, SchemaIncompatibilityType
+
+from millrace_registry.avro_schema import NAMED, PRIMITIVES, AvroSchema, Json
+from millrace_registry.errors import InvalidCompatibilityLevel
+
+_LOGICAL = "millrace.logicalType"
+"""Where the tree for the library keeps logical types: it would warn about those it does not know."""
+_NO_NAMESPACE = "__none__."
+"""Stands before a name without namespace, so that the library lets it inherit none."""
+
+
+class Level(StrEnum):
+    """What a new version must be able to do with the versions before it."""
+
+    NONE = "NONE"
+    BACKWARD = "BACKWARD"
+    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
+    FORWARD = "FORWARD"
+    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
+    FULL = "FULL"
+    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+
+    @classmethod
+    def of(cls, name: object) -> Level:
+        """The level of that name, in any case; InvalidCompatibilityLevel when there is none."""
+        if isinstance(name, str) and name.upper() in cls.__members__:
+            return cls[name.upper()]
+        raise InvalidCompatibilityLevel(f"compatibility level {name!r} is none of {', '.join(cls)}")
+
+    @property
+    def reads_old(self) -> bool:
+        """True when the new schema must read what older ones wrote."""
+        return self.startswith(("BACKWARD", "FULL"))
+
+    @property
+    def read_by_old(self) -> bool:
+        """True when older schemas must read what the new one writes."""
+        return self.startswith(("FORWARD", "FULL"))
+
+    @property
+    def transitive(self) -> bool:
+        """True when every version counts, not only the latest."""
+        return self.endswith("_TRANSITIVE")
+
+
+def incompatibilities(new: AvroSchema, old: Mapping[int, AvroSchema], level: Level) -> list[str]:
+    """What breaks the level between `new` and each version in `old`, one line each; empty: compatible."""
+    found = []
+    for version, schema in old.items():
+        if level.reads_old:
+            found += [
+                f"the new schema cannot read version {version}: {why}" for why in unreadable(new, schema)
+            ]
+        if level.read_by_old:
+            found += [
+                f"version {version} cannot read the new schema: {why}" for why in unreadable(schema, new)
+            ]
+    return found
+
+
+def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
+    """Why `reader` cannot read all that `writer` may write, one line each; empty: it can."""
+    result = _Checker().get_compatibility(_for_library(reader), _for_library(writer))
+    if result.compatibility is SchemaCompatibilityType.compatible:
+        return []
+    return sorted(result.messages)
+
+
+def _for_library(schema: AvroSchema) -> avro.schema.Schema:
+    return avro.schema.make_avsc_object(_bare(schema.tree), avro.name.Names())
+
+
+def _bare(tree: Json) -> Json:
+    """The tree with only what resolution looks at; every name has a namespace, so none is inherited."""
+    if isinstance(tree, str):
+        return tree if tree in PRIMITIVES else _dotted(tree)
+    if isinstance(tree, list):
+        return [_bare(branch) for branch in tree]
+    kind = tree["type"]
+    bare: dict[str, Json] = {"type": "record" if kind == "error" else kind}
+    for key in ("symbols", "size"):
+        if key in tree:
+            bare[key] = tree[key]
+    if kind in NAMED:
+        bare["name"] = _dotted(tree["name"])
+        bare["aliases"] = [_dotted(alias) for alias in tree.get("aliases", ())]
+    if kind == "enum" and "default" in tree:
+        bare["default"] = tree["default"]
+    if kind in ("record", "error"):
+        bare["fields"] = [
+            {key: _bare(field[key]) if key == "type" else field[key]
+             for key in ("name", "type", "default", "aliases") if key in field}
+            for field in tree["fields"]
+        ]  # fmt: skip
+    for key in ("items", "values"):
+        if kind == {"items": "array", "values": "map"}[key]:
+            bare[key] = _bare(tree[key])
+    if logical := _logical_type(tree):
+        bare[_LOGICAL] = logical
+    return bare
+
+
+def _dotted(name: str) -> str:
+    return name if "." in name else f"{_NO_NAMESPACE}{name}"
+
+
+def _logical_type(tree: Mapping[str, Json]) -> str | None:
+    name = tree.get("logicalType")
+    if not isinstance(name, str):
+        return None
+    return f"decimal({tree.get('precision')}, {tree.get('scale', 0)})" if name == "decimal" else name
+
+
+class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
+    """The library's checker, with paths of field names and one line per reason in `messages`."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._path: list[list[str]] = []
+
+    def get_compatibility(
+        self,
+        reader: Any,
+        writer: Any,
+        reference_token: str = "/",
+        location: list[str] | None = None,
+    ) -> SchemaCompatibilityResult:
+        """As the library's; a branch of a union keeps the union's place."""
+        if location is None and self._path:
+            *location, reference_token = self._path[-1]
+        return super().get_compatibility(reader, writer, reference_token, location)
+
+    def calculate_compatibility(
+        self, reader: Any, writer: Any, location: list[str]
+    ) -> SchemaCompatibilityResult:
+        """As the library's, and logical types must agree when both sides have one."""
+        self._path.append(location)
+        result = self._resolve(reader, writer, location)
+        self._path.pop()
+        new, old = reader.props.get(_LOGICAL), writer.props.get(_LOGICAL)
+        if new and old and new != old:
+            found = _incompatible(f"{new} would read {old}, whose numbers mean something else")
+            result = avro.compatibility.merge(found, result)
+        if result.messages:
+            result.messages = {_placed(message, reader, location) for message in result.messages}
+        return result
+
+    def _resolve(self, reader: Any, writer: Any, location: list[str]) -> SchemaCompatibilityResult:
+        if reader.type != "union":
+            return super().calculate_compatibility(reader, writer, location)
+        if writer.type == "union":
+            results = [self.get_compatibility(reader, branch) for branch in writer.schemas]
+            return functools.reduce(avro.compatibility.merge, results)
+        result = super().calculate_compatibility(reader, writer, location)
+        if result.compatibility is SchemaCompatibilityType.incompatible:
+            branches = [branch for branch in reader.schemas if branch.type != "null"]
+            same = [branch for branch in branches if branch.type == writer.type]
+            meant = same or branches
+            if len(meant) == 1:  # one was meant: say why it does not fit
+                return self.get_compatibility(meant[0], writer)
+        return result
+
+    def check_reader_writer_record_fields(
+        self, reader: Any, writer: Any, location: list[str]
+    ) -> SchemaCompatibilityResult:
+        """Every reader field must be readable from the writer's field, or have a default."""
+        result = SchemaCompatibilityResult(SchemaCompatibilityType.compatible)
+        for field in reader.fields:
+            written = avro.compatibility.lookup_writer_field(writer_schema=writer, reader_field=field)
+            if written is not None:
+                found = self.get_compatibility(field.type, written.type, field.name, location)
+            elif field.has_default:
+                continue
+            else:
+                found = _incompatible(f"field {field.name} has no default and is not in the data")
+            result = avro.compatibility.merge(result, found)
+        return result
+
+
+class _Placed(str):
+    """A message that says where already."""
+
+    __slots__ = ()
+
+
+def _placed(message: str, reader: Any, location: Sequence[str]) -> _Placed:
+    """The library's message in words, with the path of field names in front."""
+    if isinstance(message, _Placed):
+        return message
+    expected, _, found = message.removeprefix("expected: ").partition(", found: ")
+    if found:
+        text = f"fixed of size {found} cannot read size {expected}"
+    elif message.startswith("expected: "):
+        text = f"{reader.fullname} is not {expected} and has no such alias"
+    elif message.startswith("{"):
+        text = f"enum lacks the symbols {message.strip('{}')} and has no default"
+    elif message.startswith("reader union lacking"):
+        text = f"the union cannot hold {message.rsplit(' ', 1)[-1].lower()}"
+    elif message.startswith("reader type"):
+        text = f"{reader.type} cannot read {message.rsplit(' ', 1)[-1]}"
+    else:
+        text = message
+    path = ".".join(step for step in location if step != "/")
+    return _Placed(f"{path}: {text}".replace(_NO_NAMESPACE, "") if path else text.replace(_NO_NAMESPACE, ""))
+
+
+def _incompatible(message: str) -> SchemaCompatibilityResult:
+    return SchemaCompatibilityResult(
+        SchemaCompatibilityType.incompatible, [SchemaIncompatibilityType.type_mismatch], {message}
+    )

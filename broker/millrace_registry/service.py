@@ -1,0 +1,331 @@
+"""What the registry promises: ids, versions, compatibility, deletion.
+
+One id for each distinct schema, over all subjects, given once. A subject is a list of versions; a new one
+must keep the subject's compatibility level. Knows neither HTTP nor SQL: `app.py` calls it, `store.py` keeps
+its rows. Every change reads and writes in one transaction that no other writer overlaps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from millrace_registry.avro_schema import AvroSchema, Json, parse
+from millrace_registry.compatibility import Level, incompatibilities
+from millrace_registry.errors import (
+    IdDoesNotMatch,
+    IncompatibleSchema,
+    InvalidSchema,
+    InvalidVersion,
+    OperationNotPermitted,
+    ReferenceExists,
+    SchemaNotFound,
+    SubjectNotFound,
+    SubjectNotSoftDeleted,
+    SubjectSoftDeleted,
+    VersionNotFound,
+    VersionNotSoftDeleted,
+    VersionSoftDeleted,
+)
+from millrace_registry.settings import Mode, forget, level_of, mode_of
+from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
+
+_log = logging.getLogger("millrace.registry")
+
+LARGEST = 2**31 - 1
+"""The largest id and version: both travel as 32-bit signed numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schema that a client sends: to register, to look up or to check."""
+
+    text: str
+    references: tuple[Reference, ...] = ()
+    schema_id: int | None = None
+    """Only to import: the id it has elsewhere."""
+    version: int | None = None
+    """Only to import: the version it has elsewhere."""
+
+
+class Registry:
+    """The rules, on one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # Looking up
+
+    def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
+        """Names of subjects with live versions, deleted ones (True) or any (None)."""
+        with self._store.read() as rows:
+            return rows.subjects(prefix=prefix, deleted=deleted)
+
+    def versions(self, subject: str, *, deleted: bool | None = False) -> list[int]:
+        """Numbers of the subject's live versions, deleted ones (True) or all (None)."""
+        with self._store.read() as rows:
+            if not rows.versions(subject=subject, deleted=False if deleted is False else None):
+                raise SubjectNotFound(f"Subject '{subject}' not found.")
+            return [version.version for version in rows.versions(subject=subject, deleted=deleted)]
+
+    def version(self, subject: str, number: str, *, deleted: bool = False) -> StoredVersion:
+        """One version of a subject: a number, or `latest` or -1 for the newest live one."""
+        with self._store.read() as rows:
+            return _find(rows, subject, number, deleted=deleted)
+
+    def all_versions(self, *, prefix: str = "", deleted: bool | None = False) -> list[StoredVersion]:
+        """Every version of every subject, sorted."""
+        with self._store.read() as rows:
+            return rows.versions(prefix=prefix, deleted=deleted)
+
+    def schema(self, schema_id: int) -> StoredSchema:
+        """The schema of an id; readable as long as a version holds it, deleted or not."""
+        with self._store.read() as rows:
+            return _registered(rows, schema_id)[0]
+
+    def uses(self, schema_id: int, *, deleted: bool = False) -> list[StoredVersion]:
+        """The versions that hold the schema of an id."""
+        with self._store.read() as rows:
+            versions = _registered(rows, schema_id)[1]
+            return [version for version in versions if deleted or not version.deleted]
+
+    def referenced_by(self, subject: str, number: str) -> list[int]:
+        """Ids of the schemas that refer to a version."""
+        with self._store.read() as rows:
+            version = _find(rows, subject, number, deleted=True)
+            return rows.referenced_by(subject, version.version, deleted=False)
+
+    def standing_alone(self, schema: StoredSchema) -> str:
+        """The schema's text with every referenced type written out."""
+        if not schema.references:
+            return schema.text
+        with self._store.read() as rows:
+            return _parse_stored(rows, schema).resolved_text
+
+    def lookup(self, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
+        """The version under which the subject holds this schema; SchemaNotFound when it does not."""
+        with self._store.read() as rows:
+            if not rows.versions(subject=subject, deleted=None if deleted else False):
+                raise SubjectNotFound(f"Subject '{subject}' not found.")
+            found = _lookup(rows, subject, _fingerprint(rows, candidate), deleted=deleted)
+        if found is None:
+            raise SchemaNotFound("Schema not found")
+        return found
+
+    # Registering
+
+    def register(self, subject: str, candidate: Candidate) -> StoredVersion:
+        """Register a schema; the version that holds it, the existing one if the subject has it already."""
+        with self._store.read() as rows:  # the common case takes no lock: a client that starts again
+            existing = _lookup(rows, subject, _fingerprint(rows, candidate))
+        if existing is not None and candidate.schema_id in (None, existing.schema.id):
+            return existing
+        with self._store.write() as rows:
+            _check_mode(rows, subject, candidate)
+            schema = _parse(rows, candidate)
+            fingerprint = _fingerprint(rows, candidate)
+            if candidate.schema_id is not None:
+                return _import(rows, subject, candidate, schema, fingerprint)
+            existing = _lookup(rows, subject, fingerprint)
+            if existing is not None:
+                return existing
+            level = level_of(rows, subject)
+            reasons = _incompatibilities(rows, schema, rows.versions(subject=subject), level)
+            if reasons:
+                raise IncompatibleSchema(
+                    f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}"
+                )
+            stored = rows.schema_of(fingerprint)
+            if stored is None:
+                stored = rows.add_schema(fingerprint, schema.text, candidate.references)
+            version = rows.add_version(subject, stored)
+        _log.info("subject %s version %d is schema %d", subject, version.version, version.schema.id)
+        return version
+
+    def check(self, subject: str, candidate: Candidate, number: str | None = None) -> list[str]:
+        """Why the schema could not be registered, one line each; empty when it could.
+
+        Against one version, or by the subject's level against the latest or all. A subject without versions
+        takes every schema.
+        """
+        with self._store.read() as rows:
+            schema = _parse(rows, candidate)
+            versions = rows.versions(subject=subject)
+            if number is not None and (versions or not _is_latest(number)):
+                versions = [_find(rows, subject, number)]
+            return _incompatibilities(rows, schema, versions, level_of(rows, subject))
+
+    # Deleting
+
+    def delete_version(self, subject: str, number: str, *, permanent: bool = False) -> int:
+        """Delete a version, its number; permanently only what was deleted before."""
+        with self._store.write() as rows:
+            _check_writable(rows, subject)
+            version = _find(rows, subject, number, deleted=True)
+            what = f"Subject '{subject}' Version {version.version}"
+            if version.deleted and not permanent:
+                raise VersionSoftDeleted(f"{what} was soft deleted. Set permanent=true to delete permanently")
+            if permanent and not version.deleted:
+                raise VersionNotSoftDeleted(f"{what} was not deleted first before being permanently deleted")
+            _delete(rows, [version], permanent=permanent)
+            return version.version
+
+    def delete_subject(self, subject: str, *, permanent: bool = False) -> list[int]:
+        """Delete every version of a subject, their numbers; permanently only what was deleted before."""
+        with self._store.write() as rows:
+            _check_writable(rows, subject)
+            versions = rows.versions(subject=subject, deleted=None)
+            live = [version for version in versions if not version.deleted]
+            if not versions:
+                raise SubjectNotFound(f"Subject '{subject}' not found.")
+            if not live and not permanent:
+                raise SubjectSoftDeleted(
+                    f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently"
+                )
+            if live and permanent:
+                raise SubjectNotSoftDeleted(
+                    f"Subject '{subject}' was not deleted first before being permanently deleted"
+                )
+            chosen = versions if permanent else live
+            _delete(rows, chosen, permanent=permanent)
+            forget(rows, subject)
+            if permanent:
+                rows.remove_subject(subject)
+            return [version.version for version in chosen]
+
+
+def _is_latest(number: str) -> bool:
+    return number in ("latest", "-1")
+
+
+def _find(rows: Transaction, subject: str, number: str, *, deleted: bool = False) -> StoredVersion:
+    wanted = None if _is_latest(number) else _version_number(number)
+    versions = rows.versions(subject=subject, deleted=None if deleted else False)
+    if not versions:
+        raise SubjectNotFound(f"Subject '{subject}' not found.")
+    if wanted is None:
+        return next((v for v in reversed(versions) if not v.deleted), versions[-1])
+    for version in versions:
+        if version.version == wanted:
+            return version
+    raise VersionNotFound(f"Version {number} not found.")
+
+
+def _version_number(number: str) -> int:
+    if number.isascii() and number.isdigit() and len(number) <= 10 and 1 <= int(number) <= LARGEST:
+        return int(number)
+    raise InvalidVersion(
+        f"The specified version '{number}' is not a valid version id: take 1 to {LARGEST}, -1 or latest"
+    )
+
+
+def _registered(rows: Transaction, schema_id: int) -> tuple[StoredSchema, list[StoredVersion]]:
+    schema = rows.schema(schema_id) if 0 < schema_id <= LARGEST else None
+    versions = rows.versions(schema_id=schema_id, deleted=None) if schema else []
+    if schema is None or not versions:
+        raise SchemaNotFound(f"Schema {schema_id} not found")
+    return schema, versions
+
+
+def _lookup(
+    rows: Transaction, subject: str, fingerprint: str, *, deleted: bool = False
+) -> StoredVersion | None:
+    stored = rows.schema_of(fingerprint)
+    if stored is None:
+        return None
+    versions = rows.versions(subject=subject, schema_id=stored.id, deleted=None if deleted else False)
+    return versions[-1] if versions else None
+
+
+def _parse(rows: Transaction, candidate: Candidate) -> AvroSchema:
+    return parse(candidate.text, _known(rows, candidate.references))
+
+
+def _parse_stored(rows: Transaction, schema: StoredSchema) -> AvroSchema:
+    return parse(schema.text, _known(rows, schema.references))
+
+
+def _known(rows: Transaction, references: Sequence[Reference]) -> dict[str, Json]:
+    """Every named type that the references bring, by full name."""
+    known: dict[str, Json] = {}
+    for reference in references:
+        versions = rows.versions(subject=reference.subject, deleted=None)
+        match = [version for version in versions if version.version == reference.version]
+        where = f"reference {reference.name!r}: subject {reference.subject!r} version {reference.version}"
+        if not match:
+            raise InvalidSchema(f"{where} is not registered: register it first")
+        definitions = _parse_stored(rows, match[0].schema).definitions
+        if reference.name not in definitions:
+            raise InvalidSchema(f"{where} defines {', '.join(definitions) or 'no named type'}")
+        for name, definition in definitions.items():
+            if known.setdefault(name, definition) != definition:
+                raise InvalidSchema(f"{where} defines {name} otherwise than another reference")
+    return known
+
+
+def _fingerprint(rows: Transaction, candidate: Candidate) -> str:
+    references = sorted((r.name, r.subject, r.version) for r in candidate.references)
+    return _parse(rows, candidate).fingerprint(references)
+
+
+def _incompatibilities(
+    rows: Transaction, schema: AvroSchema, versions: Sequence[StoredVersion], level: Level
+) -> list[str]:
+    if level is Level.NONE:
+        return []
+    chosen = versions if level.transitive else versions[-1:]
+    old = {version.version: _parse_stored(rows, version.schema) for version in reversed(chosen)}
+    return incompatibilities(schema, old, level)
+
+
+def _check_writable(rows: Transaction, subject: str) -> None:
+    if mode_of(rows, subject) is Mode.READONLY:
+        raise OperationNotPermitted(f"Subject {subject} is in read-only mode")
+
+
+def _check_mode(rows: Transaction, subject: str, candidate: Candidate) -> None:
+    _check_writable(rows, subject)
+    importing = mode_of(rows, subject) is Mode.IMPORT
+    if candidate.schema_id is not None and not importing:
+        raise OperationNotPermitted(f"Subject {subject} is not in import mode: send no id")
+    if candidate.schema_id is None and importing:
+        raise OperationNotPermitted(f"Subject {subject} is in import mode: send the schema's id")
+
+
+def _import(
+    rows: Transaction, subject: str, candidate: Candidate, schema: AvroSchema, fingerprint: str
+) -> StoredVersion:
+    """Register under the id, and version if given, that the schema has in another registry."""
+    assert candidate.schema_id is not None
+    stored = rows.schema_of(fingerprint)
+    if stored is not None and stored.id != candidate.schema_id:
+        raise IdDoesNotMatch(f"the schema has id {stored.id} here, not {candidate.schema_id}")
+    if stored is None and rows.schema(candidate.schema_id) is not None:
+        raise OperationNotPermitted(f"Overwrite new schema with id {candidate.schema_id} is not permitted.")
+    held = {version.version: version for version in rows.versions(subject=subject, deleted=None)}
+    if candidate.version in held:
+        version = held[candidate.version]
+        if stored is None or version.schema.id != stored.id or version.deleted:
+            raise OperationNotPermitted(f"version {version.version} of subject {subject} exists already")
+        return version
+    if stored is None:
+        stored = rows.add_schema(fingerprint, schema.text, candidate.references, candidate.schema_id)
+    existing = _lookup(rows, subject, fingerprint)
+    return existing or rows.add_version(subject, stored, candidate.version)
+
+
+def _delete(rows: Transaction, versions: Sequence[StoredVersion], *, permanent: bool) -> None:
+    for version in versions:
+        # A deleted schema is still read by its id, so it needs its references until it is forgotten.
+        if users := rows.referenced_by(version.subject, version.version, deleted=permanent):
+            raise ReferenceExists(
+                f"version {version.version} of subject {version.subject} is referenced by schema"
+                f" {', '.join(map(str, users))}: delete that first"
+            )
+        if permanent:
+            rows.remove_version(version)
+        else:
+            rows.mark_deleted(version)
+        how = " permanently" if permanent else ""
+        _log.info("subject %s version %d is deleted%s", version.subject, version.version, how)

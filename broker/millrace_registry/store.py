@@ -1,0 +1,286 @@
+"""The registry's rows, in SQLite or PostgreSQL: schemas, versions of subjects, settings.
+
+Knows rows and transactions, no rule of the registry. A schema's row is never changed and never deleted, so
+its id is never used again, whatever is deleted above it. Writers take turns (one lock for the database),
+also across processes, so what a writer has read holds until it commits. Ids are acknowledged only after a
+commit that survives a power cut.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from millrace.errors import MillraceError
+from millrace.service import sqlite
+
+_LOCK_WAIT_S = 30
+_POSTGRES_LOCK = 0x6D696C6C72616365  # "millrace": one advisory lock for every writer of this registry
+
+_metadata = sa.MetaData()
+_schemas = sa.Table(
+    "schemas", _metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
+    sa.Column("text", sa.Text, nullable=False),
+    sa.Column("reference_list", sa.Text, nullable=False),  # JSON [[name, subject, version], ...]
+)  # fmt: skip
+_subjects = sa.Table(
+    "subjects", _metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("last_version", sa.Integer, nullable=False),  # survives the deletion of the version itself
+)  # fmt: skip
+_versions = sa.Table(
+    "subject_versions", _metadata,
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False, index=True),
+    sa.Column("deleted", sa.Boolean, nullable=False),
+    sa.Index("one_live_version_of_a_schema", "subject", "schema_id", unique=True,
+             sqlite_where=sa.text("NOT deleted"), postgresql_where=sa.text("NOT deleted")),
+)  # fmt: skip
+_references = sa.Table(
+    "schema_references", _metadata,
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
+    sa.Column("subject", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+)  # fmt: skip
+_settings = sa.Table(
+    "settings", _metadata,
+    sa.Column("subject", sa.Text, primary_key=True),  # the empty name holds the global settings
+    sa.Column("name", sa.String(16), primary_key=True),
+    sa.Column("value", sa.String(32), nullable=False),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A type that a schema takes from a version of a subject."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchema:
+    """One schema, immutable."""
+
+    id: int
+    text: str
+    references: tuple[Reference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredVersion:
+    """One version of a subject."""
+
+    subject: str
+    version: int
+    deleted: bool
+    schema: StoredSchema
+
+
+class Transaction:
+    """Reads and writes of one transaction."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def schema(self, schema_id: int) -> StoredSchema | None:
+        """The schema of that id, deleted or not; None when the id was never given."""
+        row = self._connection.execute(sa.select(_schemas).where(_schemas.c.id == schema_id)).first()
+        return None if row is None else _schema(row.id, row)
+
+    def schema_of(self, fingerprint: str) -> StoredSchema | None:
+        """The schema with that fingerprint, or None."""
+        query = sa.select(_schemas).where(_schemas.c.fingerprint == fingerprint)
+        row = self._connection.execute(query).first()
+        return None if row is None else _schema(row.id, row)
+
+    def add_schema(
+        self, fingerprint: str, text: str, references: Sequence[Reference], schema_id: int | None = None
+    ) -> StoredSchema:
+        """Store a schema under the next id, or under a given one that nobody has."""
+        if schema_id is None:
+            last = self._connection.execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
+            schema_id = (last or 0) + 1
+        listed = json.dumps([[r.name, r.subject, r.version] for r in references])
+        values = {"id": schema_id, "fingerprint": fingerprint, "text": text, "reference_list": listed}
+        self._connection.execute(_schemas.insert(), values)
+        for subject, version in {(r.subject, r.version) for r in references}:
+            row = {"schema_id": schema_id, "subject": subject, "version": version}
+            self._connection.execute(_references.insert(), row)
+        return StoredSchema(schema_id, text, tuple(references))
+
+    def versions(
+        self,
+        *,
+        subject: str | None = None,
+        schema_id: int | None = None,
+        prefix: str = "",
+        deleted: bool | None = False,
+    ) -> list[StoredVersion]:
+        """Versions by subject and number; live ones, deleted ones (True) or both (None)."""
+        query = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
+        if subject is not None:
+            query = query.where(_versions.c.subject == subject)
+        if schema_id is not None:
+            query = query.where(_versions.c.schema_id == schema_id)
+        if prefix:
+            query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
+        if deleted is not None:
+            query = query.where(_versions.c.deleted == deleted)
+        rows = self._connection.execute(query).all()
+        found = [StoredVersion(r.subject, r.version, r.deleted, _schema(r.schema_id, r)) for r in rows]
+        # Sorted here: databases disagree on the order of text.
+        return sorted(found, key=lambda version: (version.subject, version.version))
+
+    def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
+        """Names of the subjects that have live versions, deleted ones (True) or any (None), sorted."""
+        query = sa.select(_versions.c.subject).distinct()
+        if prefix:
+            query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
+        if deleted is not None:
+            query = query.where(_versions.c.deleted == deleted)
+        return sorted(self._connection.execute(query).scalars())
+
+    def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
+        """Store a live version under the subject's next number, or under a given one that is free."""
+        query = sa.select(_subjects.c.last_version).where(_subjects.c.name == subject)
+        last = self._connection.execute(query).scalar()
+        number = (last or 0) + 1 if version is None else version
+        if last is None:
+            self._connection.execute(_subjects.insert(), {"name": subject, "last_version": number})
+        elif number > last:
+            change = _subjects.update().where(_subjects.c.name == subject)
+            self._connection.execute(change.values(last_version=number))
+        row = {"subject": subject, "version": number, "schema_id": schema.id, "deleted": False}
+        self._connection.execute(_versions.insert(), row)
+        return StoredVersion(subject, number, False, schema)
+
+    def mark_deleted(self, version: StoredVersion) -> None:
+        """Hide a version from everything but look-ups by id and those that ask for deleted ones."""
+        self._connection.execute(_versions.update().where(_same(version)).values(deleted=True))
+
+    def remove_version(self, version: StoredVersion) -> None:
+        """Forget a version; its schema keeps its id and its number is not given again."""
+        self._connection.execute(_versions.delete().where(_same(version)))
+
+    def remove_subject(self, subject: str) -> None:
+        """Forget a subject that has no versions left: its numbers start at 1 again."""
+        self._connection.execute(_subjects.delete().where(_subjects.c.name == subject))
+
+    def referenced_by(self, subject: str, version: int, *, deleted: bool) -> list[int]:
+        """Ids of the schemas that refer to this version and have live versions, or deleted ones too."""
+        query = (
+            sa.select(_references.c.schema_id)
+            .join(_versions, _versions.c.schema_id == _references.c.schema_id)
+            .where(_references.c.subject == subject, _references.c.version == version)
+            .distinct()
+        )
+        if not deleted:
+            query = query.where(sa.not_(_versions.c.deleted))
+        return sorted(self._connection.execute(query).scalars())
+
+    def setting(self, subject: str, name: str) -> str | None:
+        """A setting of a subject (the empty name: the global one), or None."""
+        query = sa.select(_settings.c.value)
+        query = query.where(_settings.c.subject == subject, _settings.c.name == name)
+        return self._connection.execute(query).scalar()
+
+    def set(self, subject: str, name: str, value: str | None) -> None:
+        """Change a setting; None removes it."""
+        match = sa.and_(_settings.c.subject == subject, _settings.c.name == name)
+        self._connection.execute(_settings.delete().where(match))
+        if value is not None:
+            row = {"subject": subject, "name": name, "value": value}
+            self._connection.execute(_settings.insert(), row)
+
+
+def _same(version: StoredVersion) -> sa.ColumnElement[bool]:
+    return sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
+
+
+def _schema(schema_id: int, row: Any) -> StoredSchema:
+    references = tuple(Reference(*reference) for reference in json.loads(row.reference_list))
+    return StoredSchema(schema_id, row.text, references)
+
+
+class Store:
+    """The registry's database; every process that opens the same one sees the same schemas."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._postgres = engine.dialect.name == "postgresql"
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Open the database and create what is missing; MillraceError, one line, when it cannot be used."""
+        try:
+            parsed = sa.engine.make_url(url)
+        except sa.exc.ArgumentError:
+            raise MillraceError(
+                f"database URL {url!r} is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+            ) from None
+        shown = parsed.render_as_string(hide_password=True)
+        try:
+            engine = _engine(parsed)
+            store = cls(engine)
+            with store.write() as transaction:
+                _metadata.create_all(transaction._connection)
+        except ModuleNotFoundError as error:
+            raise MillraceError(f"database {shown}: install its driver, {error.name}") from None
+        except sa.exc.SQLAlchemyError as error:
+            reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            raise MillraceError(f"cannot use database {shown}: {reason}") from error
+        return store
+
+    @contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A transaction that reads one consistent state."""
+        options = {"isolation_level": "REPEATABLE READ"} if self._postgres else {"millrace_begin": "BEGIN"}
+        with self._engine.connect() as connection, connection.execution_options(**options).begin():
+            yield Transaction(connection)
+
+    @contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
+        options = {"millrace_begin": "BEGIN IMMEDIATE"}
+        with self._engine.connect() as connection, connection.execution_options(**options).begin():
+            if self._postgres:
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'")
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
+            yield Transaction(connection)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    if url.get_backend_name() == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+        return sa.create_engine(url, pool_pre_ping=True)
+    if url.get_backend_name() != "sqlite":
+        raise MillraceError(
+            f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
+        )
+    if not url.database or url.database == ":memory:":
+        raise MillraceError(
+            "a registry in memory would give the same ids again after a restart: name a file,"
+            " for example sqlite:////var/lib/millrace/registry.db"
+        )
+    engine = sa.create_engine(url)
+    sa.event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get("millrace_begin", "BEGIN"))
+
+    return engine

@@ -1,0 +1,217 @@
+"""Runs a job under spark-submit of the installed PySpark, and gives back what it prints.
+
+Knows processes, not jobs. The driver runs here, whatever the master (client mode): it prints the answer, and
+it dies with whoever started it. A driver left alone does no harm (loads are published exclusively), but it
+would hold two cores for nothing. Executors of a cluster end by themselves when their driver is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import importlib.util
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import millrace_spark
+from millrace.coordination.embedded import find_java
+from millrace.errors import ConfigError, MillraceError
+
+FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""JVM options for jobs whose JVM only schedules: a third less CPU until the first task runs (measured)."""
+LAST_LINES = 40
+JOIN_S = 10
+"""For the last lines of a job that has ended; something it left running may hold the pipe open."""
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class JobRefused(MillraceError):
+    """The job itself said in one sentence what is wrong: what Spark wrote beside it explains nothing."""
+
+
+OnLine = Callable[[str], None]
+"""Called with every line the job writes, but for its answer."""
+
+
+def submit(
+    job: str,
+    settings: Mapping[str, Any],
+    *,
+    master: str,
+    on_line: OnLine,
+    fast_start: bool,
+    conf: Mapping[str, str] | None = None,
+    archives: Sequence[str] = (),
+) -> Any:
+    """Run `jobs/<job>.py` to its end; its result, or JobRefused with its own line, MillraceError without one.
+
+    `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
+    the tasks run; the first is an environment with Python and this package, and runs them.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+    with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
+        folder = Path(name)
+        path = folder / "settings.json"  # a year of hours is too long for an argument
+        path.write_text(json.dumps(dict(settings)))
+        confs = _confs(job, master, fast_start, archives) | dict(conf or {})
+        if confs.get("spark.submit.deployMode", "client") != "client":
+            raise ConfigError(
+                "spark.submit.deployMode must be client: the command waits for the driver's answer"
+            )
+        options = [word for key, value in confs.items() for word in ("--conf", f"{key}={value}")]
+        script = Path(millrace_spark.__path__[0], "jobs", f"{job}.py")
+        command = [str(_spark_home() / "bin" / "spark-submit"), "--master", master, *options, str(script)]
+        where = _stand_in(folder, archives[0]) if archives else None
+        answers, code = _run([*command, str(path)], where, last, on_line)
+    return _answer(job, code, answers, last)
+
+
+def _run(
+    command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
+) -> tuple[list[str], int]:
+    """The answers in the output, as lines, and the exit code; all other lines go to `on_line` and `last`."""
+    with subprocess.Popen(
+        command,
+        env=_environment(),
+        cwd=where,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        preexec_fn=_end_with_the_parent,  # one prctl call, no lock is taken
+    ) as process:
+
+        def follow(stream: Iterable[str]) -> None:
+            for line in stream:
+                last.append(line.rstrip("\n"))
+                on_line(last[-1])
+
+        reader = threading.Thread(target=follow, args=(process.stderr,), daemon=True)
+        reader.start()
+        answers: list[str] = []
+        try:
+            # What a driver in Python writes to standard error, spark-submit writes to standard output.
+            follow(_without_answers(process.stdout or (), answers))
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            reader.join(JOIN_S)
+    return answers, code
+
+
+def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
+    """The lines that are no answer of a job; those that are go to `answers`."""
+    for line in lines:
+        if line.startswith(('{"result": ', '{"error": ')):
+            answers.append(line)
+        else:
+            yield line
+
+
+def _confs(job: str, master: str, fast_start: bool, archives: Sequence[str]) -> dict[str, str]:
+    """The settings of an application, before those that the user gives."""
+    confs = {
+        "spark.app.name": f"millrace {job}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.pyspark.driver.python": sys.executable,
+    }
+    if _on_this_machine(master):
+        confs |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if fast_start:
+        confs["spark.driver.extraJavaOptions"] = FAST_START
+    if archives:
+        paths = [_split(archive) for archive in archives]
+        # Absolute, because spark-submit runs in another folder then.
+        confs["spark.archives"] = ",".join(f"{_absolute(path)}#{name}" for path, name in paths)
+        confs["spark.pyspark.python"] = f"./{paths[0][1]}/bin/python"
+    return confs
+
+
+def _on_this_machine(master: str) -> bool:
+    """True for a local master and for a cluster that listens on the loopback address."""
+    return master.startswith("local") or urllib.parse.urlparse(master).hostname in ("127.0.0.1", "localhost")
+
+
+def _split(archive: str) -> tuple[str, str]:
+    """File and name of FILE#NAME; ConfigError when it is not of that form."""
+    path, _, name = archive.partition("#")
+    if not path or not name or "/" in name or "," in archive:
+        raise ConfigError(
+            f"--archives {archive!r} is not FILE#NAME, for example environment.tar.gz#environment"
+        )
+    return path, name
+
+
+def _absolute(path: str) -> str:
+    """A local file as every folder finds it, other URIs as they are; ConfigError when it is not there."""
+    if urllib.parse.urlparse(path).scheme:
+        return path
+    if not Path(path).is_file():
+        raise ConfigError(f"--archives: no file {path}: pack an environment first, see docs/clusters.md")
+    return str(Path(path).absolute())
+
+
+def _stand_in(folder: Path, archive: str) -> Path:
+    """A folder to run spark-submit in, where the executors' Python has the same relative path as theirs.
+
+    Spark has one path of Python for all workers, and some of them run beside the driver (those that ask a
+    Python data source for its partitions), where nobody unpacks an archive.
+    """
+    python = folder / _split(archive)[1] / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    return folder
+
+
+def _spark_home() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise MillraceError("Spark is not installed: pip install 'millrace[spark]'")
+    return Path(spec.origin).parent
+
+
+def _environment() -> dict[str, str]:
+    java = Path(find_java())
+    environment = dict(os.environ)
+    # Workers otherwise take whatever `python3` is first on the path, spark-submit whatever SPARK_HOME says.
+    # A `spark.pyspark.python` in the settings or in spark-defaults.conf counts for more.
+    environment |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment["SPARK_HOME"] = str(_spark_home())
+    environment["PATH"] = f"{java.parent}{os.pathsep}{environment.get('PATH', '')}"
+    return environment
+
+
+def _end_with_the_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque[str]) -> Any:
+    for line in reversed(answers):
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            continue
+        if "error" in answer:
+            raise (MillraceError if answer.get("unforeseen") else JobRefused)(answer["error"])
+        if code == 0:
+            return answer["result"]
+    words = next((line for line in reversed(last) if line.strip()), "it left no word")
+    raise MillraceError(f"the Spark job `{job}` ended with exit code {code}: {words.strip()}")

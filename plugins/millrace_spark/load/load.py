@@ -1,0 +1,308 @@
+"""One load: what is new in a topic, read once, accounted for, made visible by one rename.
+
+The run: heal what a crash left, freeze the end, then until one attempt is published or nothing is left to
+do: start at the published end, have the rows written and accounted for (`load_writing`), rename. Another
+driver that was first makes the rename fail; then this one starts over from what that one published. Written
+without Spark: sinks bring it along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load.same_log import check_same_log
+from millrace_spark.load.writing import (
+    Heading,
+    Pinned,
+    Reached,
+    WritingRun,
+    byte_positions,
+    now,
+    parts_of,
+    reached_by,
+    write_ranges,
+)
+from millrace_spark.topic.bounds import NO_BOUNDS, Bounds, bounded_ends
+from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
+from millrace_spark.warehouse.editions import expired_path
+from millrace_spark.warehouse.layout import (
+    STAGING,
+    check_topic_name,
+    load_folder,
+    newest_load,
+    publish,
+    read_load,
+    record,
+    sweep_staging,
+)
+from millrace_spark.warehouse.manifest import LoadManifest, sealed
+from millrace_spark.warehouse.plan import Plan, PlannedEnd, check_planned_log, freeze
+from millrace_spark.warehouse.promotions import PinnedId, dropped_fields, pinned_id
+
+ATTEMPTS = 20
+"""Races lost in a row before a run gives up: each means that another one got its load through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRun(WritingRun):
+    """Everything one run needs; built in one place, by the job."""
+
+    pin: Callable[[str, PinnedId | None], Pinned]
+    """The source of a topic, with the newest registered schema where none is pinned; asked per attempt."""
+    publish_counts: Callable[[LoadManifest], None]
+    """Tells the auditor what a load holds; harmless to repeat."""
+    bounds: Bounds = NO_BOUNDS
+    """How much to take; a run that has its plan keeps to what that says."""
+    accept_new_topic: bool = False
+    """Go on with a topic that was deleted and created anew, or is of a new cluster, from its beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What a run did, for people and for scripts."""
+
+    topic: str
+    run_id: str
+    load: int | None
+    """The load that holds everything this run set out to load; None while the topic is empty."""
+    published: bool
+    """True if this call published it."""
+    rows: int
+    rejected: int
+    hours: Mapping[str, int]
+    gaps: Sequence[str]
+    message: str
+    notes: Sequence[str] = ()
+    """What somebody should know of a load that is all right."""
+    left_offsets: int = 0
+    """What waits behind the newest load, in offsets."""
+    left_bytes: int = 0
+    """The same in bytes of log; reckoned on Apache Kafka."""
+
+
+def load_topic(run: LoadRun, topic: str) -> LoadResult:
+    """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
+    check_topic_name(topic)
+    metadata = _metadata(run.client, topic)
+    topic_id = metadata.topic_id.hex
+    _check_same_log(run, topic_id, newest_load(run.fs, topic))  # before anything is written or counted
+    newest = _healed(run, topic, None)
+    sweep_staging(run.fs, topic)
+    plan, fresh = freeze(run.fs, topic, run.run_id, lambda: _propose(run, metadata, newest))
+    run.progress("planned")
+    for _ in range(ATTEMPTS):
+        newest = _healed(run, topic, newest)
+        check_planned_log(plan, run.client.cluster_id, _metadata(run.client, topic).topic_id.hex)
+        _check_same_log(run, plan.topic_id, newest)
+        if _covered(plan, newest):
+            return _with_lag(run, plan, newest, _nothing_to_do(run.fs, plan, newest, fresh))
+        done = _attempt(run, plan, newest)
+        if done is not None:
+            run.publish_counts(done.manifest)
+            run.progress("counted")
+            result = dataclasses.replace(_published(done.manifest), notes=done.notes)
+            return _with_lag(run, plan, done.manifest, result)
+    raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
+
+
+def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
+    try:
+        return client.topic(topic)
+    except UnknownTopicOrPartition:
+        raise MillraceError(
+            f"topic {topic!r} does not exist on {client.bootstrap}: check its name, or create it first"
+        ) from None
+
+
+def _healed(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
+    """The newest load, its ledger entry and its counts made good unless it is the one seen before.
+
+    Asked before every attempt: whoever publishes the next load hides this one from all later runs, and the
+    driver that published it may have died right after its rename.
+    """
+    newest = newest_load(run.fs, topic)
+    if newest is not None and newest != seen:
+        record(run.fs, topic, load_folder(newest.load), newest)
+        run.publish_counts(newest)
+        run.progress("healed")
+    return newest
+
+
+def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
+    ends = run.client.list_offsets(metadata.name, LATEST, metadata.partitions)
+    reached = _reached(metadata.topic_id.hex, newest)
+    for partition, stand in reached.items():
+        if ends.get(partition, 0) < stand.offset:
+            raise MillraceError(
+                f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
+                f" up to {stand.offset}: its log has lost messages; restore it before you load on"
+            )
+    if run.bounds != NO_BOUNDS:
+        waiting = _waiting(run.client, metadata.name, reached, ends)
+        positions = byte_positions(run.client)
+        bounded = bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
+        # What takes nothing stays where it stood, also when that has expired: the next load tells the gap.
+        stands = {p: reached.get(p, Reached()).offset for p, end in bounded.items() if end == waiting[p][0]}
+        ends |= bounded | stands
+    return Plan(
+        topic=metadata.name,
+        topic_id=metadata.topic_id.hex,
+        cluster_id=run.client.cluster_id,
+        run_id=run.run_id,
+        created=now(),
+        ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
+        max_bytes=run.bounds.max_bytes,
+        until_ms=run.bounds.until_ms,
+    )
+
+
+def _reached(topic_id: str, newest: LoadManifest | None) -> dict[int, Reached]:
+    """Where the loads stand; at the beginning when they are of an earlier topic of that name."""
+    return reached_by(newest.partitions) if newest is not None and newest.topic_id == topic_id else {}
+
+
+def _waiting(
+    client: ClusterClient, topic: str, reached: Mapping[int, Reached], ends: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
+    """Partition -> offsets (start, end) that are there and not loaded; those without any are left out."""
+    starts = {p: reached.get(p, Reached()).offset for p, end in ends.items()}
+    news = [partition for partition, end in ends.items() if end > starts[partition]]
+    earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
+    spans = {p: (max(starts[p], earliest[p]), ends[p]) for p in news}
+    return {partition: (start, end) for partition, (start, end) in spans.items() if end > start}
+
+
+def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
+    if newest is not None and not run.accept_new_topic:
+        check_same_log(run.client, topic_id, newest)
+
+
+def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
+    if newest is None:
+        return not any(plan.end_offsets.values())
+    return newest.covers(plan.topic_id, plan.end_offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A load that is ready to be published."""
+
+    manifest: LoadManifest
+    notes: Sequence[str]
+
+
+def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> _Written | None:
+    """One try to load from the published end to the plan's; None when another driver was first."""
+    staging = f"{plan.topic}/{STAGING}/{uuid.uuid4().hex}"
+    try:
+        written = _write(run, plan, newest, staging)
+    except BaseException:
+        run.fs.delete(staging)
+        raise
+    run.progress("verified")
+    folder = load_folder(written.manifest.load)
+    return written if publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress) else None
+
+
+def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
+    """MillraceError when a load of that number is said to have expired: this one would be taken for it."""
+    path = expired_path(topic, folder)
+    try:
+        fs.read(path)
+    except FileNotFoundError:
+        return
+    raise MillraceError(
+        f"{path} says that {folder} has expired, a load made anew would be deleted: restore the folder from a"
+        " copy, or move it away together with that file"
+    )
+
+
+def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> _Written:
+    reached = _reached(plan.topic_id, newest)
+    parts = parts_of(run.client, plan.topic, plan.topic_id, reached, plan.end_offsets)
+    heading = Heading(
+        topic=plan.topic,
+        topic_id=plan.topic_id,
+        cluster_id=plan.cluster_id,
+        load=1 if newest is None else newest.load + 1,
+        previous=None if newest is None else newest.sha256,
+    )
+    _check_not_expired(run.fs, plan.topic, load_folder(heading.load))
+    pinned = run.pin(plan.topic, pinned_id(run.fs, plan.topic, newest))
+    manifest = sealed(write_ranges(run, heading, pinned, parts, staging))
+    return _Written(manifest, _dropped(pinned, manifest))
+
+
+def _dropped(pinned: Pinned, manifest: LoadManifest) -> list[str]:
+    """A note for the fields of the messages that the table has no column for."""
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.table_schema_id}
+    fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
+    if not fields:
+        return []
+    return [
+        f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
+        f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
+    ]
+
+
+def _with_lag(run: LoadRun, plan: Plan, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
+    """The result, with what waits in the log behind the newest load."""
+    latest = run.client.list_offsets(plan.topic, LATEST)
+    ends = newest.ends if newest is not None else {}
+    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
+    each = 1.0 if byte_positions(run.client) else _bytes_per_offset(newest)
+    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * each))
+
+
+def _bytes_per_offset(newest: LoadManifest | None) -> float:
+    """What an offset of an Apache Kafka topic is worth in bytes, by what was loaded last."""
+    read = [part for part in newest.partitions if part.bytes] if newest is not None else []
+    offsets = sum(part.end - part.start for part in read)
+    return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
+
+
+def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
+    bounded = plan.max_bytes is not None or plan.until_ms is not None
+    if newest is None:
+        empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
+        return _result(plan.topic, plan.run_id, None, f"{empty}, there is nothing to load")
+    holder = newest
+    while holder.load > 1:
+        earlier = read_load(fs, plan.topic, holder.load - 1)
+        if not earlier.covers(plan.topic_id, plan.end_offsets):
+            break
+        holder = earlier
+    if fresh:
+        message = f"nothing new{' within its bounds' if bounded else ''} since load={newest.load:010d}"
+        return _result(plan.topic, plan.run_id, newest, message)
+    return _result(plan.topic, plan.run_id, holder, f"load={holder.load:010d} holds it already")
+
+
+def _published(manifest: LoadManifest) -> LoadResult:
+    gaps = [
+        f"{manifest.topic}-{part.partition} offsets [{gap.start}, {gap.end}) are {gap.reason}"
+        for part in manifest.partitions
+        for gap in part.gaps
+        if gap.reason != "control"
+    ]
+    return LoadResult(
+        topic=manifest.topic, run_id=manifest.run_id, load=manifest.load, published=True,
+        rows=manifest.rows, rejected=manifest.rejected, hours=manifest.rows_by_hour(), gaps=gaps,
+        message=f"published load={manifest.load:010d}",
+    )  # fmt: skip
+
+
+def _result(topic: str, run_id: str, load: LoadManifest | None, message: str) -> LoadResult:
+    """What to say when nothing is left to do; a load that this very run published is told in full."""
+    if load is not None and load.run_id == run_id:
+        return dataclasses.replace(_published(load), published=False, message=message)
+    return LoadResult(
+        topic=topic, run_id=run_id, load=None if load is None else load.load, published=False,
+        rows=0, rejected=0, hours={}, gaps=(), message=message,
+    )  # fmt: skip

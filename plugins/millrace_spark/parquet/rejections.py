@@ -1,0 +1,132 @@
+"""Records that could not be decoded: written aside with reason and bytes, counted, and how many may be.
+
+A few broken records are a producer's mistake and must not hold up the rest; many of them are a mistake of
+this side (a registry that was swapped, a decoder that is wrong), and a load full of them must not be seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.errors import ConfigError
+from millrace_spark.avro.messages import Rejected
+from millrace_spark.parquet.hour_files import data_file
+from millrace_spark.warehouse.manifest import REJECTED, DataFile
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("records", pa.int64()),
+        ("schema_id", pa.int32()),
+        ("reason", pa.string()),
+        ("raw", pa.binary()),
+    ]
+)
+"""`_rejected/*.parquet`: a row is one record, or `records` of them where a batch cannot be unpacked."""
+HELD_BYTES = 16 << 20
+"""Raw bytes a task holds before it writes them: a cut may be nothing but rejected records."""
+REASONS = 20
+"""Reasons counted apart in a task; what comes after them is counted together."""
+OTHER = "other reasons"
+
+
+@dataclass(slots=True)
+class Reasons:
+    """How many records were rejected for which reason, a bounded number of reasons."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        """Count some records."""
+        for each in rejected:
+            self._count(each.reason, each.records)
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Count what another task has counted."""
+        for reason, records in counts.items():
+            self._count(reason, records)
+
+    def _count(self, reason: str, records: int) -> None:
+        known = reason in self.counts or len(self.counts) < REASONS
+        key = reason if known else OTHER
+        self.counts[key] = self.counts.get(key, 0) + records
+
+    def __str__(self) -> str:
+        """The most frequent ones, as `12 times a reason, 3 times another`."""
+        most = sorted(self.counts.items(), key=lambda item: (item[0] == OTHER, -item[1], item[0]))
+        shown = ", ".join(f"{records:,} times {reason!r}" for reason, records in most[:3])
+        return f"{shown}, and more" if len(most) > 3 else shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedLimit:
+    """How many records of one load may be rejected: a number, a share, or the larger of both."""
+
+    records: int = 0
+    percent: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> RejectedLimit:
+        """`50` or `0.5%`; ConfigError for anything else."""
+        match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)\s*%", text.strip())
+        if match is None or float(match[2] or 0) > 100:
+            raise ConfigError(f"--max-rejected {text!r} is neither a number of records like 50 nor 0.5%")
+        return cls(records=int(match[1])) if match[1] else cls(percent=float(match[2]))
+
+    def allowed(self, read: int) -> int:
+        """How many of so many records."""
+        return max(self.records, int(read * self.percent / 100))
+
+    def __str__(self) -> str:
+        limits = [f"{self.percent:g} %"] if self.percent else []
+        return " or ".join([*limits, f"{self.records:,} records"] if self.records or not limits else limits)
+
+
+DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
+"""A share alone would make one broken record of ten fatal, a number alone would not notice a broken hour."""
+
+
+class RejectedFile:
+    """One task's file in `_rejected/`, made when there is something to put into it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._path = f"{REJECTED}/{name}.parquet"
+        self._held: list[Rejected] = []
+        self._held_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = self._records = 0
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        """Put records aside, with reason and raw bytes."""
+        self._held += rejected
+        self._held_bytes += sum(len(each.raw) for each in rejected)
+        if self._held_bytes >= HELD_BYTES:
+            self._write()
+
+    def close(self) -> list[DataFile]:
+        """Write what is held; the file, if there is one."""
+        self._write()
+        if self._writer is None:
+            return []
+        self._writer.close()
+        return [data_file(self._folder, self._path, self._rows, self._records)]
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows = [{name: getattr(each, name) for name in REJECTED_SCHEMA.names} for each in self._held]
+        if self._writer is None:
+            (self._folder / self._path).parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._folder / self._path, REJECTED_SCHEMA, compression="zstd")
+        self._writer.write_table(pa.Table.from_pylist(rows, REJECTED_SCHEMA))
+        self._rows += len(rows)
+        self._records += sum(each.records for each in self._held)
+        self._held, self._held_bytes = [], 0

@@ -1,0 +1,268 @@
+"""The options of the data source: which topics, from where to where, how much at a time, decoded or raw.
+
+Names and meaning follow Spark's own Kafka source where it has the option. An unknown one is refused: a
+misspelt limit or start would otherwise be ignored in silence. Only reads what was written; asks no broker.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.config import parse_addresses
+from millrace.errors import ConfigError
+
+NAMES = (
+    "bootstrap", "kafka.bootstrap.servers", "subscribe", "subscribePattern", "assign", "startingOffsets",
+    "startingOffsetsByTimestamp", "startingTimestamp", "startingOffsetsByTimestampStrategy",
+    "endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp", "minPartitions", "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger", "failOnDataLoss", "mode", "registry.url", "registry.subject",
+    "registry.schema.id",
+)  # fmt: skip
+KNOWN = {name.lower(): name for name in NAMES}
+
+HINTS = {
+    "includeheaders": "headers are always a column; leave it out",
+    "kafka.group.id": "this source uses no consumer group; leave it out",
+    "groupidprefix": "this source uses no consumer group; leave it out",
+    "minoffsetspertrigger": "set a longer trigger interval",
+    "maxtriggerdelay": "set a longer trigger interval",
+    "maxrecordsperpartition": "give minPartitions",
+    "columnnameofcorruptrecord": "the column is always named _corrupt_record",
+    "avroschema": "give registry.url: columns follow the newest schema there, or registry.schema.id",
+}
+"""What to do instead, for options of Spark's own sources that are not known here."""
+
+Places = Mapping[str, Mapping[int, int]]
+"""Topic -> partition -> offset (or EARLIEST, LATEST), or a time in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which topics: names, or a pattern, or certain partitions of some."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    partitions: Mapping[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: one place for all partitions, or one for each."""
+
+    places: int | Places
+    by_time: bool = False
+    """The places are times in ms: the first record at or after it."""
+    option: str = ""
+    """The option that said so, for messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What was asked for; None where nothing was."""
+
+    bootstrap: str
+    subscription: Subscription
+    starting: Position | None = None
+    ending: Position | None = None
+    latest_if_no_record: bool = False
+    """Begin at the end where no record is as late as the time asked for, instead of refusing."""
+    min_partitions: int = 1
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    fail_on_data_loss: bool = True
+    permissive: bool = False
+    registry_url: str | None = None
+    registry_subject: str | None = None
+    """Whose newest schema the columns follow; the topic's name by default."""
+    registry_schema_id: int | None = None
+    """The schema the columns follow, instead of a subject's newest."""
+
+    @property
+    def limited(self) -> bool:
+        """True if a trigger reads only so much."""
+        return self.max_offsets is not None or self.max_bytes is not None
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """The options of `spark.read` or `spark.readStream`, in any case; ConfigError names what is wrong."""
+    given = _known(options)
+    if not given.get("bootstrap", "").strip():
+        raise ConfigError("option 'kafka.bootstrap.servers' (or 'bootstrap') is missing")
+    parse_addresses(given["bootstrap"])
+    subscription = _subscription(given)
+    if "maxOffsetsPerTrigger" in given and "maxBytesPerTrigger" in given:
+        raise ConfigError("give one of 'maxOffsetsPerTrigger' and 'maxBytesPerTrigger'")
+    _check_registry(given, subscription)
+    return SourceOptions(
+        bootstrap=given["bootstrap"],
+        subscription=subscription,
+        starting=_position("starting", given, subscription),
+        ending=_position("ending", given, subscription),
+        latest_if_no_record=_one_of(given, "startingOffsetsByTimestampStrategy", "error", "latest"),
+        min_partitions=_positive(given, "minPartitions") or 1,
+        max_offsets=_positive(given, "maxOffsetsPerTrigger"),
+        max_bytes=_positive(given, "maxBytesPerTrigger"),
+        fail_on_data_loss=not _one_of(given, "failOnDataLoss", "true", "false"),
+        permissive=_one_of(given, "mode", "failfast", "permissive"),
+        registry_url=given.get("registry.url"),
+        registry_subject=given.get("registry.subject"),
+        registry_schema_id=_positive(given, "registry.schema.id"),
+    )
+
+
+def check_batch(options: SourceOptions) -> None:
+    """Refuse what only a stream may ask for."""
+    if options.limited:
+        raise ConfigError("'maxOffsetsPerTrigger' and 'maxBytesPerTrigger' are for spark.readStream")
+    if options.starting is not None and LATEST in places_of(options.starting):
+        raise ConfigError(
+            f"option {options.starting.option!r} cannot be the latest offset in spark.read: nothing would be"
+            " read"
+        )
+
+
+def check_stream(options: SourceOptions) -> None:
+    """Refuse what only a batch may ask for."""
+    if options.ending is not None:
+        raise ConfigError(f"option {options.ending.option!r} is for spark.read: a stream has no end")
+
+
+def places_of(position: Position) -> set[int]:
+    """Every offset a position names; none when it names times."""
+    if position.by_time:
+        return set()
+    if isinstance(position.places, int):
+        return {position.places}
+    return {place for each in position.places.values() for place in each.values()}
+
+
+def _known(options: Mapping[str, str]) -> dict[str, str]:
+    """The options by their proper names."""
+    given: dict[str, str] = {}
+    for key, value in options.items():
+        name = KNOWN.get(key.lower())
+        if name is None:
+            raise ConfigError(f"unknown option {key!r}; {_hint(key.lower())}")
+        name = "bootstrap" if name == "kafka.bootstrap.servers" else name
+        if given.setdefault(name, value) != value:
+            raise ConfigError("options 'bootstrap' and 'kafka.bootstrap.servers' differ; give one of them")
+    return given
+
+
+def _hint(key: str) -> str:
+    if key in HINTS:
+        return HINTS[key]
+    if close := difflib.get_close_matches(key, KNOWN, n=1, cutoff=0.75):
+        return f"did you mean {KNOWN[close[0]]!r}?"
+    if key.startswith("kafka."):
+        return "of the kafka.* options only kafka.bootstrap.servers means something to this source"
+    return f"known: {', '.join(NAMES)}"
+
+
+def _subscription(given: Mapping[str, str]) -> Subscription:
+    asked = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
+    if len(asked) != 1:
+        what = (
+            "'subscribe' is missing" if not asked else f"{' and '.join(map(repr, asked))} exclude each other"
+        )
+        raise ConfigError(f"option {what}: give one of 'subscribe', 'subscribePattern' and 'assign'")
+    text = given[asked[0]].strip()
+    if asked[0] == "subscribe":
+        return Subscription(tuple(dict.fromkeys(t.strip() for t in text.split(",") if t.strip())))
+    if asked[0] == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ConfigError(f"option 'subscribePattern' is no regular expression: {error}") from None
+        return Subscription(pattern=text)
+    try:
+        partitions = {str(topic): tuple(map(_natural, each)) for topic, each in json.loads(text).items()}
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(f"option 'assign' is not JSON like {{\"topic\": [0, 1]}}: {text!r}") from None
+    return Subscription(tuple(partitions), partitions=partitions)
+
+
+def _check_registry(given: Mapping[str, str], subscription: Subscription) -> None:
+    if "registry.url" in given:
+        if len(subscription.topics) != 1:
+            raise ConfigError("with 'registry.url' give one topic: its schema names the columns")
+        if "registry.subject" in given and "registry.schema.id" in given:
+            raise ConfigError("give one of 'registry.subject' and 'registry.schema.id'")
+        return
+    for name in ("registry.subject", "registry.schema.id", "mode"):
+        if name in given:
+            raise ConfigError(f"option {name!r} needs 'registry.url': without it nothing is decoded")
+
+
+def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:
+    """One timestamp goes before timestamps by partition, and those before offsets, as in Spark's source."""
+    if (option := f"{side}Timestamp") in given:
+        return Position(_time(option, given[option]), by_time=True, option=option)
+    if (option := f"{side}OffsetsByTimestamp") in given:
+        places = _places(option, given[option], subscription, smallest=0)
+        return Position(places, by_time=True, option=option)
+    option = f"{side}Offsets"
+    text = given.get(option)
+    if text is None:
+        return None
+    words = {"earliest": EARLIEST, "latest": LATEST} if side == "starting" else {"latest": LATEST}
+    if text.strip().lower() in words:
+        return Position(words[text.strip().lower()], option=option)
+    return Position(
+        _places(option, text, subscription, smallest=EARLIEST, words=" or ".join(words)), option=option
+    )
+
+
+def _places(option: str, text: str, subscription: Subscription, *, smallest: int, words: str = "") -> Places:
+    try:
+        places = {
+            topic: {_natural(int(p)): _at_least(smallest, at) for p, at in each.items()}
+            for topic, each in json.loads(text).items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        needed = f"neither {words} nor JSON" if words else "not JSON"
+        raise ConfigError(f'option {option!r} is {needed} like {{"topic": {{"0": 23}}}}: {text!r}') from None
+    if subscription.topics and (strange := set(places) ^ set(subscription.topics)):
+        raise ConfigError(f"option {option!r} and the topics asked for differ in {min(strange)!r}")
+    if option == "endingOffsets" and any(at == EARLIEST for each in places.values() for at in each.values()):
+        raise ConfigError(f"option {option!r} cannot hold {EARLIEST}")
+    return places
+
+
+def _at_least(smallest: int, value: Any) -> int:
+    if type(value) is not int or value < smallest:
+        raise ValueError(value)
+    return value
+
+
+def _natural(value: Any) -> int:
+    return _at_least(0, value)
+
+
+def _time(option: str, text: str) -> int:
+    if not text.strip().isdecimal():
+        raise ConfigError(f"option {option!r} is not a time in milliseconds since 1970: {text!r}")
+    return int(text)
+
+
+def _positive(given: Mapping[str, str], option: str) -> int | None:
+    text = given.get(option)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise ConfigError(f"option {option!r} is not a positive number: {text!r}")
+    return int(text)
+
+
+def _one_of(given: Mapping[str, str], option: str, default: str, other: str) -> bool:
+    """True if the option says `other`."""
+    text = given.get(option, default).strip().lower()
+    if text not in (default, other):
+        raise ConfigError(f"option {option!r} is neither {default} nor {other}: {given[option]!r}")
+    return text == other

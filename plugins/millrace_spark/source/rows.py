@@ -1,0 +1,202 @@
+"""The rows of a task's cut: raw, or decoded into the columns of one schema.
+
+A task that is run again, also speculatively, gives the same rows in the same order or fails; it never gives
+fewer. Knows no Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.errors import ConfigError, CorruptMessage, MillraceError
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_spark.avro.messages import (
+    SLICE_ROWS,
+    Decoder,
+    Rejected,
+    frames_of,
+    keys,
+    nullable_bytes,
+    timestamps,
+)
+from millrace_spark.source.options import SourceOptions
+from millrace_spark.topic.framing import Frames, read_headers
+from millrace_spark.topic.ranges import Cut, Gap, RangeStats
+from millrace_spark.topic.reading import FetchedBatches, read_cut
+
+_HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+RAW_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.field("element", _HEADER))),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_reason", pa.string())]
+"""In permissive mode: the bytes of a message that could not be decoded, and why; null for all others."""
+
+
+class RegistryLookup:
+    """Schemas by id for a `Decoder`: None for those the registry does not know."""
+
+    def __init__(self, registry: SchemaRegistryClient) -> None:
+        self.registry = registry
+
+    def __call__(self, schema_id: int) -> dict[str, Any] | None:
+        """The schema of an id."""
+        try:
+            schema: dict[str, Any] = self.registry.schema(schema_id)
+        except UnknownSchema:
+            return None
+        return schema
+
+
+def table_schema(asked: SourceOptions) -> dict[str, Any] | None:
+    """The schema the columns follow, looked up now; None for raw columns."""
+    if asked.registry_url is None:
+        return None
+    with SchemaRegistryClient(asked.registry_url) as registry:
+        if asked.registry_schema_id is not None:
+            schema: dict[str, Any] = registry.schema(asked.registry_schema_id)
+        else:
+            schema = registry.latest(asked.registry_subject or asked.subscription.topics[0]).schema
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Reads cuts with one pinned schema; travels to the tasks."""
+
+    asked: SourceOptions
+    table: Mapping[str, Any] | None
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of every batch of rows."""
+        if self.table is None:
+            return RAW_SCHEMA
+        schema = Decoder(self.table, lambda _: None).arrow_schema
+        if not self.asked.permissive:
+            return schema
+        for field in CORRUPT_FIELDS:
+            if field.name in schema.names:
+                raise ConfigError(f"the schema has a field {field.name}: read it with mode=FAILFAST")
+        return pa.schema([*schema, *CORRUPT_FIELDS])
+
+    def read(self, cut: Cut) -> Iterator[pa.RecordBatch]:
+        """The rows of a cut."""
+        stats = RangeStats.of(cut)
+        with ClusterClient(self.asked.bootstrap) as client:
+            for batch in self._batches(cut, read_cut(client, cut, stats), stats):
+                self._check_loss(cut, stats)
+                if batch.num_rows:
+                    yield batch
+        self._check_loss(cut, stats)
+
+    def _batches(
+        self, cut: Cut, fetched: Iterator[FetchedBatches], stats: RangeStats
+    ) -> Iterator[pa.RecordBatch]:
+        if self.table is None or self.asked.registry_url is None:
+            for frames, broken in frames_of(cut, fetched, stats):
+                _refuse(cut, broken)
+                for first in range(0, len(frames), SLICE_ROWS):
+                    yield raw_batch(cut, frames.select(slice(first, first + SLICE_ROWS)))
+            return
+        schema = self.arrow_schema
+        with SchemaRegistryClient(self.asked.registry_url) as registry:
+            for decoded in Decoder(self.table, RegistryLookup(registry)).decode(cut, fetched, stats):
+                if not self.asked.permissive:
+                    _refuse(cut, decoded.rejected)
+                    yield decoded.rows
+                    continue
+                nulls = [pa.nulls(decoded.rows.num_rows, field.type) for field in CORRUPT_FIELDS]
+                yield pa.RecordBatch.from_arrays([*decoded.rows.columns, *nulls], schema=schema)
+                yield _corrupt_rows(decoded.rejected, schema)
+
+    def _check_loss(self, cut: Cut, stats: RangeStats) -> None:
+        if not self.asked.fail_on_data_loss:
+            return
+        for gap in [*_gap_before(cut, stats), *stats.gaps]:
+            what = f"{stats.topic}-{stats.partition}: offsets [{gap.start}, {gap.end})"
+            if gap.reason == "expired":
+                raise MillraceError(
+                    f"{what} expired while the query ran; run it again from a later offset, or set"
+                    " failOnDataLoss=false"
+                )
+            if cut.range.byte_positions:  # Apache Kafka's compaction leaves such gaps on purpose
+                raise MillraceError(
+                    f"{what} are missing in the middle of the log: run `millrace log verify` on its broker,"
+                    " or set failOnDataLoss=false"
+                )
+
+
+def _gap_before(cut: Cut, stats: RangeStats) -> list[Gap]:
+    """What is missing before the first batch of a range, if it is known where that must begin."""
+    base = cut.range.start_base
+    if not cut.is_first or base is None or stats.first_base is None or stats.gaps:
+        return []
+    if stats.first_base <= cut.range.start or stats.first_base == base:
+        return []
+    return [Gap(cut.range.start, stats.first_base, "absent")]
+
+
+def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
+    if rejected:
+        first = rejected[0]
+        raise MillraceError(
+            f"{cut.range.topic}-{first.partition} offset {first.offset}: {first.reason}; set mode=PERMISSIVE"
+            " to have such messages as rows of nulls, use `millrace load` to set them aside"
+        )
+
+
+def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordBatch:
+    rows = [
+        {
+            "_partition": each.partition,
+            "_offset": each.offset,
+            "_schema_id": each.schema_id,
+            "_corrupt_record": each.raw,
+            "_corrupt_reason": each.reason,
+        }
+        for each in rejected
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def raw_batch(cut: Cut, frames: Frames) -> pa.RecordBatch:
+    """Records with their bytes as they are."""
+    count = len(frames)
+    columns = [
+        keys(frames),
+        nullable_bytes(frames, frames.value, frames.value_size),
+        _headers(cut, frames),
+        pa.repeat(pa.scalar(cut.range.topic), count),
+        pa.repeat(pa.scalar(cut.range.partition, pa.int32()), count),
+        pa.array(frames.offset),
+        timestamps(frames),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+
+
+def _headers(cut: Cut, frames: Frames) -> pa.Array:
+    type_ = RAW_SCHEMA.field("headers").type
+    some = np.flatnonzero(frames.header_count > 0).tolist()
+    if not some:
+        return pa.repeat(pa.scalar([], type_), len(frames))
+    values: list[list[dict[str, Any]]] = [[] for _ in range(len(frames))]
+    for row in some:
+        try:
+            values[row] = [{"key": key, "value": value} for key, value in read_headers(frames, row)]
+        except CorruptMessage as error:
+            raise MillraceError(f"{cut.range.topic}-{cut.range.partition}: {error}") from None
+    return pa.array(values, type_)

@@ -1,0 +1,263 @@
+"""Deleting what nobody needs any more: data files of loads that are folded into hours, old revisions, plans.
+
+A load expires when every hour it ever had rows of is published from its newest edition and the files of those
+revisions are the published ones. That is written down first, in `_expired/`, then the files are deleted:
+after a crash at any step the next run goes on where this one stopped. Manifests, `_rejected/` and the files
+beside a manifest stay, so the history can still be checked from end to end, and the offsets read again while
+the log has them. A revision expires when the next one is old enough. Knows no Spark and reads no rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from millrace.errors import MillraceError
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.table.revisions import (
+    Revision,
+    newest_revisions,
+    read_revision,
+    revision_folder,
+    revision_numbers,
+)
+from millrace_spark.table.sources import LoadHistory
+from millrace_spark.warehouse.editions import (
+    ExpiredEntry,
+    deletion_path,
+    deletions,
+    edition_folder,
+    expired_folders,
+    expired_name,
+    expired_path,
+    reloads_table,
+)
+from millrace_spark.warehouse.layout import (
+    HOURLY,
+    PLANS,
+    STALE_STAGING_S,
+    Progress,
+    newest_load,
+    recorded_at,
+    recorded_folders,
+    sweep_staging,
+)
+from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
+
+READER_GRACE_S = 6 * 3600
+"""A superseded revision stays at least that long, for queries that began before the next one was there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireRun:
+    """Everything one run needs; built in one place, by the command."""
+
+    fs: Filesystem
+    older_than_s: float
+    progress: Progress
+    reader_grace_s: float = READER_GRACE_S
+    dry_run: bool = False
+    """Say what would be deleted, and delete nothing."""
+    clock: Callable[[], float] = time.time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpireResult:
+    """What a run deleted, or would have."""
+
+    topic: str
+    loads: int
+    """Editions of loads whose data files went."""
+    revisions: int
+    plans: int
+    files: int
+    bytes: int
+    kept: Mapping[str, str]
+    """Old loads and revisions that stay -> why."""
+
+
+ProblemOf = Callable[[str], str | None]
+"""What is wrong with the files of an hour's newest revision; None when they are the published ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expiring:
+    """A folder whose data files go, and the folder's table."""
+
+    table: str
+    entry: ExpiredEntry
+    paths: list[str]
+
+
+def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
+    """Delete what is old and not needed; MillraceError when the history has a hole or a copy is damaged."""
+    if newest_load(run.fs, topic) is None:
+        raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
+    if not run.dry_run:
+        _finish(run, topic)
+        for table in (topic, f"{topic}{HOURLY}", reloads_table(topic)):
+            sweep_staging(run.fs, table)
+    kept: dict[str, str] = {}
+    newest = {each.manifest.hour: each for each in newest_revisions(run.fs, topic)}
+    problem_of = functools.cache(lambda hour: _problem(run.fs, newest[hour]))
+    # Loads first: the revision that stands for one is checked while all that led to it is still there.
+    loads = [_delete(run, each) for each in _old_loads(run, topic, newest, problem_of, kept)]
+    revisions = [_delete(run, each) for each in _old_revisions(run, topic, newest, problem_of, kept)]
+    plans = _old_plans(run, topic)
+    return ExpireResult(
+        topic=topic, loads=len(loads), revisions=len(revisions), plans=plans,
+        files=sum(each.files for each in [*loads, *revisions]),
+        bytes=sum(each.bytes for each in [*loads, *revisions]), kept=kept,
+    )  # fmt: skip
+
+
+def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
+    entry = expiring.entry
+    if not run.dry_run:
+        # In this order: whoever finds a file missing finds the reason as well, and the next run what is left.
+        run.fs.create(deletion_path(expiring.table, expired_name(entry.folder)), b"")
+        run.fs.create(expired_path(expiring.table, entry.folder), encode(entry))
+        run.progress("written down")
+        for path in expiring.paths:
+            run.fs.delete(f"{expiring.table}/{entry.folder}/{path}")
+            run.progress("deleted")
+    return entry
+
+
+def _finish(run: ExpireRun, topic: str) -> None:
+    """Delete what earlier runs had only written down, and what a power cut has brought back.
+
+    A deletion is looked at for a day, as long as somebody may be in the middle of it, and until all is gone.
+    """
+    for table in (topic, f"{topic}{HOURLY}"):
+        expired = expired_folders(run.fs, table)
+        for name in deletions(run.fs, table):
+            folder = f"{table}/{_folder(name)}"
+            left = [each for each in run.fs.names(folder) if name in expired and not each.startswith("_")]
+            for inside in left:
+                run.fs.delete(f"{folder}/{inside}")
+            if not left and run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
+                run.fs.delete(deletion_path(table, name))
+
+
+def _folder(name: str) -> str:
+    """The folder of what `expired_name` names: an edition of a load, or an hour's revision."""
+    if not name.startswith("load="):
+        return name.replace(",", "/")
+    load, _, edition = name.removeprefix("load=").partition(",edition=")
+    return edition_folder(int(load), int(edition or 1))
+
+
+def _old_loads(
+    run: ExpireRun, topic: str, revisions: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+) -> Iterator[_Expiring]:
+    """Every edition of every old load that is folded, the newest edition of each last."""
+    history = LoadHistory.of(run.fs, topic)
+    for load in history.numbers:
+        if history.has_expired(load):
+            continue
+        if not _old(run, history.manifest(load, 1).created):
+            return  # the later ones are younger
+        editions = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
+        if not _old(run, editions[-1].created):
+            continue
+        touched = sorted({hour for manifest in editions for hour in manifest.rows_by_hour()})
+        holding = {hour: revisions[hour].manifest for hour in touched if hour in revisions}
+        damaged = next(filter(None, map(problem_of, holding)), None)
+        if reason := _not_folded(editions, holding) or damaged:
+            kept[history.folder(load)] = reason
+            continue
+        for manifest in editions:
+            folder = edition_folder(load, manifest.edition)
+            if expired_name(folder) not in history.expired:
+                held = {hour: newest.revision for hour, newest in holding.items()}
+                yield _expiring(run, topic, folder, manifest, held)
+
+
+def _not_folded(editions: list[LoadManifest], holding: Mapping[str, HourManifest]) -> str | None:
+    """Why the newest edition must stay: an hour that lacks it, or still has an earlier one."""
+    newest = editions[-1]
+    for hour, rows in newest.rows_by_hour().items():
+        if hour not in holding:
+            return f"{rows} rows of {hour} are in no hour: run `millrace hourly {newest.topic} --hour {hour}`"
+    for hour, revision in holding.items():
+        found = next((part for part in revision.loads if part.load == newest.load), None)
+        rows = newest.rows_by_hour().get(hour, 0)
+        wanted = LoadPart(load=newest.load, edition=newest.edition, sha256=newest.sha256, rows=rows)
+        if found != wanted and (found is not None or rows):
+            return f"{hour} was published without it: run `millrace hourly {newest.topic} --late`"
+    return None
+
+
+def _problem(fs: Filesystem, revision: Revision) -> str | None:
+    """What is wrong with a revision's files; None when they are the published ones."""
+    for file in revision.manifest.files:
+        path = f"{revision.folder}/{file.path}"
+        try:
+            if fs.sha256(path) == file.sha256:
+                continue
+        except FileNotFoundError:
+            pass
+        return f"{path} is missing or was changed: run `millrace verify`"
+    return None
+
+
+def _old_revisions(
+    run: ExpireRun, topic: str, newest: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+) -> Iterator[_Expiring]:
+    """Every revision whose successor has been there for long enough, while the newest one is whole."""
+    table = f"{topic}{HOURLY}"
+    expired = expired_folders(run.fs, table)
+    recorded = set(recorded_folders(run.fs, table))
+    age_s = max(run.older_than_s, run.reader_grace_s)
+    for hour in newest:
+        numbers = revision_numbers(run.fs, topic, hour)
+        for number, successor in itertools.pairwise(numbers):
+            folder = revision_folder(hour, number)
+            if expired_name(folder) in expired or revision_folder(hour, successor) not in recorded:
+                continue
+            # Not what its manifest says: a driver may stand still for hours before it publishes.
+            if recorded_at(run.fs, table, revision_folder(hour, successor)) > run.clock() - age_s:
+                continue
+            if reason := problem_of(hour):
+                kept[f"{table}/{folder}"] = reason
+            else:
+                manifest = read_revision(run.fs, topic, hour, number).manifest
+                yield _expiring(run, table, folder, manifest, {hour: numbers[-1]})
+
+
+def _old_plans(run: ExpireRun, topic: str) -> int:
+    """Delete plans that no retry needs any more; how many. The newest one stays: it shows that loads ran."""
+    age_s = max(run.older_than_s, STALE_STAGING_S)
+    paths = [f"{topic}/{PLANS}/{name}" for name in run.fs.names(f"{topic}/{PLANS}")]
+    old = sorted((path for path in paths), key=run.fs.age_s)[1:]
+    old = [path for path in old if run.fs.age_s(path) > age_s]
+    for path in old if not run.dry_run else ():
+        run.fs.delete(path)
+    return len(old)
+
+
+def _expiring(
+    run: ExpireRun, table: str, folder: str, manifest: LoadManifest | HourManifest, held: Mapping[str, int]
+) -> _Expiring:
+    files = list(_data_files(manifest.files, isinstance(manifest, HourManifest)))
+    now = datetime.fromtimestamp(run.clock(), UTC)
+    entry = ExpiredEntry(
+        folder=folder, sha256=manifest.sha256, expired=now.isoformat(timespec="seconds"),
+        rows=manifest.rows, files=len(files), bytes=sum(file.bytes for file in files), revisions=dict(held),
+    )  # fmt: skip
+    # Of a load whole folders, `date=…`: their emptied shells would be listed by every later run.
+    return _Expiring(table, entry, sorted({file.path.partition("/")[0] for file in files}))
+
+
+def _data_files(files: Iterable[DataFile], of_an_hour: bool) -> Iterator[DataFile]:
+    """The files with rows of hours: all of a revision's, all but the rejected ones of a load's."""
+    return (file for file in files if of_an_hour or file.hour is not None)
+
+
+def _old(run: ExpireRun, created: str) -> bool:
+    return datetime.fromisoformat(created).timestamp() <= run.clock() - run.older_than_s

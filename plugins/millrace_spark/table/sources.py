@@ -1,0 +1,316 @@
+"""What every hour is made from: its newest revision's rows, and those of the loads that came since.
+
+To a revision are added the loads with rows of the hour that it lacks, and the newest editions of loads that
+were read again. An hour without a revision is made from every load that has rows of it. Which ones have is
+known from `hour_index`, so that old loads cost nothing. Expired ones are left out, all of their hours have a
+revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millrace.errors import MillraceError
+from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.parquet.hour_files import hour_folder
+from millrace_spark.table.index import HourIndex, hour_index
+from millrace_spark.table.revisions import newest_revisions, revision_folder
+from millrace_spark.warehouse.editions import (
+    edition_folder,
+    expired_folders,
+    expired_name,
+    newest_editions,
+    read_edition,
+)
+from millrace_spark.warehouse.layout import HOURLY, load_numbers
+from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart
+
+ByDate = Mapping[str, set[str]]
+"""`date=…` -> the `hour=…` folders that are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets [start, end) of a partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourSource:
+    """What an hour is made from: its parts, and the files that hold their rows."""
+
+    hour: str
+    parts: Sequence[LoadPart]
+    files: Sequence[tuple[str, DataFile]]
+    """(folder, file): those of the base, then those of the loads in their order."""
+    base: int | None = None
+    """The revision whose files stand for the parts it was made from."""
+    base_folder: str = ""
+    replaced: Sequence[OffsetRange] = ()
+    """What of the base is left out: newer editions hold these offsets."""
+    table_schema_id: int = 0
+    promotion: int | None = None
+    schema_file: str = ""
+    """The file whose columns are the hour's; empty when there are no rows at all."""
+    schema_age: tuple[int, int] = (0, 0)
+    """(promotion, load): of two hours the one with the larger has the newer columns."""
+
+    def left_out(self, folder: str) -> Sequence[OffsetRange]:
+        """The offsets whose rows are not taken from the files of that folder."""
+        return self.replaced if self.base is not None and folder == self.base_folder else ()
+
+
+@dataclass(slots=True)
+class LoadHistory:
+    """The loads and editions that could be seen at one moment; manifests are read once."""
+
+    fs: Filesystem
+    topic: str
+    numbers: Sequence[int]
+    editions: Mapping[int, int]
+    """Loads that were read again -> their newest edition."""
+    expired: set[str]
+    _manifests: dict[tuple[int, int], LoadManifest] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, fs: Filesystem, topic: str) -> LoadHistory:
+        """Everything that is there now."""
+        # First what has expired: its files are gone before, so nothing is taken for empty later on.
+        expired = expired_folders(fs, topic)
+        # No number is left out, as it may be in a listing while loads are published: a gap is an error.
+        numbers = range(1, max(load_numbers(fs, topic), default=0) + 1)
+        return cls(fs, topic, numbers, newest_editions(fs, topic), expired)
+
+    def edition(self, load: int) -> int:
+        """The newest edition of a load."""
+        return self.editions.get(load, 1)
+
+    def folder(self, load: int) -> str:
+        """Where the newest edition of a load lies, its topic's folder included."""
+        return f"{self.topic}/{edition_folder(load, self.edition(load))}"
+
+    def has_expired(self, load: int) -> bool:
+        """True if the files of the newest edition were deleted: its hours have them all."""
+        return expired_name(edition_folder(load, self.edition(load))) in self.expired
+
+    def manifest(self, load: int, edition: int | None = None) -> LoadManifest:
+        """The manifest of an edition, the newest when none is named; its hash is checked."""
+        key = load, self.edition(load) if edition is None else edition
+        if key not in self._manifests:
+            manifest = read_edition(self.fs, self.topic, *key)
+            if key[1] > 1 and manifest.previous != self.manifest(load, key[1] - 1).sha256:
+                raise MillraceError(
+                    f"{self.topic}/{edition_folder(*key)} replaces another load={load:010d} than the one"
+                    " that is there: if the load was made anew, move this edition and its ledger entry away"
+                )
+            self._manifests[key] = manifest
+        return self._manifests[key]
+
+    def having(self, hour: str, index: HourIndex) -> list[int]:
+        """The loads whose newest edition has rows of an hour that have not expired, ascending."""
+        first = {load for load in index.loads(hour) if load not in self.editions}
+        later = {load for load in self.editions if self.manifest(load).rows_by_hour().get(hour)}
+        return [load for load in sorted(first | later) if not self.has_expired(load)]
+
+    def hours_of(self, load: int, wanted: ByDate) -> set[str]:
+        """Those of the wanted hours that the newest edition of a load has a folder for."""
+        folder = self.folder(load)
+        return {
+            f"{date[5:]}T{clock[5:]}"
+            for date in wanted.keys() & set(self.fs.names(folder))
+            for clock in wanted[date] & set(self.fs.names(f"{folder}/{date}"))
+        }
+
+
+def by_date(hours: Sequence[str]) -> ByDate:
+    """The folders of some hours."""
+    found: dict[str, set[str]] = {}
+    for hour in hours:
+        date, _, clock = hour_folder(hour).partition("/")
+        found.setdefault(date, set()).add(clock)
+    return found
+
+
+def hours_with_news(fs: Filesystem, topic: str) -> list[str]:
+    """The published hours whose newest revision lacks a load's rows, or has those of an earlier edition."""
+    # In this order, as in `publish_hours`.
+    revisions = {each.manifest.hour: each.manifest for each in newest_revisions(fs, topic)}
+    history = LoadHistory.of(fs, topic)
+    folded = {hour: _editions(newest) for hour, newest in revisions.items()}
+    news = {
+        hour
+        for hour, parts in folded.items()
+        for load, edition in parts.items()
+        if history.edition(load) > edition
+    }
+    index = hour_index(fs, topic, len(history.numbers))
+    for hour, parts in folded.items():
+        if any(load not in parts for load in history.having(hour, index)):
+            news.add(hour)
+    return sorted(news)
+
+
+def hour_sources(
+    fs: Filesystem, topic: str, revisions: Mapping[str, HourManifest | None]
+) -> list[HourSource]:
+    """What each hour is made from, given its newest revision; MillraceError when a part of it is gone."""
+    history = LoadHistory.of(fs, topic)
+    bases = {hour: newest if _still_holds(history, newest) else None for hour, newest in revisions.items()}
+    index = hour_index(fs, topic, len(history.numbers))
+    rows: dict[str, list[LoadManifest]] = {}
+    for hour, base in bases.items():
+        folded = _editions(base)
+        lacking = [load for load in history.having(hour, index) if folded.get(load) != history.edition(load)]
+        rows[hour] = [history.manifest(load) for load in lacking]
+    return [
+        _increment(history, base, rows[hour]) if base else _anew(history, hour, revisions[hour], rows[hour])
+        for hour, base in bases.items()
+    ]
+
+
+def _editions(revision: HourManifest | None) -> dict[int, int]:
+    """Load -> edition of what a revision was made from."""
+    return {part.load: part.edition for part in revision.loads} if revision is not None else {}
+
+
+def _last_load(revision: HourManifest | None) -> int:
+    return max((part.load for part in revision.loads), default=0) if revision is not None else 0
+
+
+def _still_holds(history: LoadHistory, newest: HourManifest | None) -> bool:
+    """True if the newest of the loads a revision was made from is still that load.
+
+    Loads are made anew from one number on, never in the middle: if any was, the newest was.
+    """
+    if newest is None or not newest.loads:
+        return False
+    last = max(newest.loads, key=lambda part: part.load)
+    if last.load not in history.numbers:
+        return False
+    for part in newest.loads:
+        if part.edition > history.edition(part.load):
+            raise MillraceError(
+                f"{history.topic}/{edition_folder(part.load, part.edition)} with {part.rows} rows of"
+                f" {newest.hour} is gone: restore it from a copy"
+            )
+    return history.manifest(last.load, last.edition).sha256 == last.sha256
+
+
+def _part(hour: str, manifest: LoadManifest) -> LoadPart:
+    rows = manifest.rows_by_hour().get(hour, 0)
+    return LoadPart(load=manifest.load, edition=manifest.edition, sha256=manifest.sha256, rows=rows)
+
+
+def _files(history: LoadHistory, hour: str, manifests: Sequence[LoadManifest]) -> list[tuple[str, DataFile]]:
+    return [
+        (history.folder(manifest.load), file)
+        for manifest in manifests
+        for file in manifest.files
+        if file.hour == hour
+    ]
+
+
+def _increment(history: LoadHistory, base: HourManifest, news: Sequence[LoadManifest]) -> HourSource:
+    """The hour from its newest revision and from what that one lacks."""
+    stale = [part for part in base.loads if part.edition < history.edition(part.load)]
+    parts = {part.load: part for part in base.loads}
+    parts |= {part.load: _part(base.hour, history.manifest(part.load)) for part in stale}
+    parts |= {manifest.load: _part(base.hour, manifest) for manifest in news}
+    replaced = [history.manifest(part.load, part.edition) for part in stale if part.rows]
+    kept = [part for part in base.loads if part not in stale]
+    if replaced and not _tell_apart(history, replaced, kept):
+        return _anew(history, base.hour, base, [*(history.manifest(part.load) for part in kept), *news])
+    folder = f"{history.topic}{HOURLY}/{revision_folder(base.hour, base.revision)}"
+    files = [(folder, file) for file in base.files]
+    mine = (base.promotion or 0, _last_load(base)), base.table_schema_id, files
+    return _described(
+        [mine, *_schemas(history, base.hour, news)],
+        hour=base.hour,
+        parts=[parts[load] for load in sorted(parts)],
+        files=[*files, *_files(history, base.hour, news)],
+        base=base.revision,
+        base_folder=folder,
+        replaced=[
+            OffsetRange(part.partition, part.start, part.end)
+            for manifest in replaced
+            for part in manifest.partitions
+            if part.end > part.start
+        ],
+    )
+
+
+def _tell_apart(history: LoadHistory, replaced: Sequence[LoadManifest], kept: Sequence[LoadPart]) -> bool:
+    """True if partition and offset say of each row whether it is one of the replaced.
+
+    Not so in an hour of two topics of one name, the second created when the first was deleted.
+    """
+    topic_ids = {manifest.topic_id for manifest in replaced}
+    return len(topic_ids | {history.manifest(part.load, part.edition).topic_id for part in kept}) == 1
+
+
+def _anew(
+    history: LoadHistory, hour: str, newest: HourManifest | None, manifests: Sequence[LoadManifest]
+) -> HourSource:
+    """The hour from all of its loads; a load that has lost its rows to a later edition stays as a part."""
+    manifests = sorted(manifests, key=lambda manifest: manifest.load)
+    found = {manifest.load for manifest in manifests}
+    parts = {manifest.load: _part(hour, manifest) for manifest in manifests}
+    for part in newest.loads if newest is not None else ():
+        if part.load in history.numbers:
+            _check_there(history, hour, part, found)
+            if history.edition(part.load) > 1:
+                parts.setdefault(part.load, _part(hour, history.manifest(part.load)))
+    return _described(
+        _schemas(history, hour, manifests),
+        hour=hour,
+        parts=[parts[load] for load in sorted(parts)],
+        files=_files(history, hour, manifests),
+    )
+
+
+def _check_there(history: LoadHistory, hour: str, part: LoadPart, found: set[int]) -> None:
+    """MillraceError when the rows of a part cannot be read again: their folder is gone, or has expired.
+
+    A load that was made anew may have other hours; it has another hash.
+    """
+    manifest = history.manifest(part.load)
+    folder = f"{history.folder(part.load)}/{hour_folder(hour)}"
+    rows = manifest.rows_by_hour().get(hour, 0)
+    if rows and history.has_expired(part.load):
+        raise MillraceError(
+            f"{folder} with {rows} rows has expired and its hour must be made anew: restore it from a copy"
+        )
+    if rows and part.load not in found and manifest.sha256 == part.sha256:
+        raise MillraceError(f"{folder} with {rows} rows is gone: restore it from a copy")
+
+
+Schema = tuple[tuple[int, int], int, Sequence[tuple[str, DataFile]]]
+"""(promotion, load), the schema's id, and the files that have its columns."""
+
+
+def _schemas(history: LoadHistory, hour: str, manifests: Sequence[LoadManifest]) -> list[Schema]:
+    return [
+        ((each.promotion or 0, each.load), each.table_schema_id, _files(history, hour, [each]))
+        for each in manifests
+    ]
+
+
+def _described(schemas: Sequence[Schema], **values: object) -> HourSource:
+    """The source with the newest columns of any of its files.
+
+    By promotion, then by load: schema ids rise with time in one subject, but not where another had the
+    same schema before. Of two editions of one load the later one is the last here.
+    """
+    usable = [each for each in schemas if each[2]] or [*schemas, ((0, 0), 0, ())]
+    age, schema_id, files = max(reversed(usable), key=lambda each: each[0])
+    return HourSource(
+        schema_file="/".join((files[0][0], files[0][1].path)) if files else "",
+        table_schema_id=schema_id,
+        promotion=age[0] or None,
+        schema_age=age,
+        **values,  # type: ignore[arg-type]
+    )

@@ -1,0 +1,251 @@
+"""Reading a cut: whole raw batches of one partition through `wire.client`, in order, or an error.
+
+Skips what belongs to another cut, control batches and aborted transactions, and counts them. Does not look
+inside batches: single records outside the range are left out by `decode`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from millrace.client.transactions import AbortedTransactions
+from millrace.errors import CorruptMessage, ErrorCode, MillraceError
+from millrace.mirror.runs import OffsetRules
+from millrace.records import BatchHeader, Cursor, split_batches
+from millrace_spark.topic.ranges import Cut, Gap, RangeStats
+
+FETCH_BYTES = 8 << 20
+"""Asked of the broker at a time. A larger batch still comes whole."""
+
+_WAIT_MS = 500
+Batch = tuple[BatchHeader, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
+
+    batches: list[Batch]
+    log_start: int = 0
+    """Records before this offset are gone, though the first batch may still hold some: Apache Kafka answers
+    with the whole batch that holds its log start."""
+
+
+class FetchedPartition(Protocol):
+    """One partition of a fetch answer, as `wire.client` gives it."""
+
+    @property
+    def error(self) -> int:
+        """0, or the code of the reason why there are no records."""
+
+    @property
+    def high_watermark(self) -> int:
+        """The last visible record's offset + 1."""
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset still there."""
+
+    @property
+    def records(self) -> memoryview:
+        """Batches, the last one possibly cut off."""
+
+    @property
+    def aborted_transactions(self) -> tuple[tuple[int, int], ...]:
+        """(producer id, first offset) of transactions that were aborted."""
+
+
+class TopicMetadata(Protocol):
+    """A topic, as `wire.client` gives it."""
+
+    @property
+    def topic_id(self) -> UUID:
+        """The topic's own id; a topic created anew has another."""
+
+
+class Client(Protocol):
+    """What reading needs of `wire.client.ClusterClient`."""
+
+    def topic(self, name: str) -> TopicMetadata:
+        """The topic's metadata."""
+
+    def fetch(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        partition_max_bytes: int,
+    ) -> Mapping[int, FetchedPartition]:
+        """One round of fetches."""
+
+
+def read_cut(
+    client: Client,
+    cut: Cut,
+    stats: RangeStats,
+    *,
+    fetch_bytes: int = FETCH_BYTES,
+    timeout_s: float = 60.0,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[FetchedBatches]:
+    """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
+
+    The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged,
+    the topic is another one or becomes one on the way, the log ends before the cut does or nothing arrives
+    for `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`.
+    """
+    if cut.first >= cut.last:
+        return
+    _check_topic(client, cut)
+    reader = _CutReader(cut, stats)
+    deadline = clock() + timeout_s
+    while not reader.done:
+        fetched = client.fetch(
+            cut.range.topic, {cut.range.partition: reader.wanted},
+            max_bytes=fetch_bytes, max_wait_ms=_WAIT_MS, partition_max_bytes=fetch_bytes,
+        )[cut.range.partition]  # fmt: skip
+        before = reader.wanted
+        batches = reader.take(fetched)
+        if batches:
+            yield FetchedBatches(batches, reader.log_start)
+        if reader.wanted > before:
+            deadline = clock() + timeout_s
+        elif not reader.done and clock() > deadline:
+            raise MillraceError(
+                f"{reader.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
+                f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
+                "smaller the log has lost messages, else see the broker's log and run again"
+            )
+    # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+    _check_topic(client, cut)
+
+
+def _check_topic(client: Client, cut: Cut) -> None:
+    expected, topic = cut.range.topic_id, cut.range.topic
+    if expected is not None and (found := client.topic(topic).topic_id) != expected:
+        raise MillraceError(
+            f"topic {topic!r} was deleted and created anew (its id is {found}, planned was {expected}): "
+            "its old offsets mean nothing now; plan the load anew"
+        )
+
+
+@dataclass(slots=True)
+class _CutReader:
+    """Where the reading of one cut stands; pure, one fetch answer at a time."""
+
+    cut: Cut
+    stats: RangeStats
+    cursor: Cursor | None = None
+    done: bool = False
+    log_start: int = 0
+    """Where the log began when it was found that offsets have expired."""
+    lost_from: int | None = None
+    """The first expired offset, until the next batch tells which of them are this cut's."""
+    name: str = field(init=False)
+    rules: OffsetRules = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = OffsetRules(byte_positions=self.cut.range.byte_positions)
+        self.name = f"{self.cut.range.topic}-{self.cut.range.partition}"
+        if self.cut.is_first:
+            self.cursor = Cursor(self.cut.range.start, self.cut.range.start_base)
+
+    @property
+    def wanted(self) -> int:
+        """The offset to fetch next."""
+        return self.cut.first if self.cursor is None else self.cursor.next_offset
+
+    def take(self, fetched: FetchedPartition) -> list[Batch]:
+        """The data batches of an answer that belong to the cut."""
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > self.wanted:
+            self._expired(fetched.log_start_offset)
+            return []
+        if fetched.error:
+            self._refuse(fetched)
+        aborted = AbortedTransactions(fetched.aborted_transactions)
+        taken: list[Batch] = []
+        for header, batch in self._split(fetched.records):
+            dropped = aborted.drops(header)  # must see every batch, also those of another cut
+            if header.next_offset <= self.wanted:
+                continue  # read already
+            self._settle(header.base_offset)
+            if header.base_offset >= self.cut.last:
+                self.done = True
+                break
+            mine = header.base_offset >= self.cut.first or self.cut.is_first
+            if mine:
+                self._count(header, dropped)
+                if not dropped and not header.is_control:
+                    taken.append((header, batch))
+            self.cursor = self._after(header)
+        if self.wanted >= self.cut.last:
+            self._settle(self.cut.last)
+            self.done = True
+        return taken
+
+    def _split(self, records: memoryview) -> Iterator[Batch]:
+        try:
+            yield from split_batches(records)
+        except CorruptMessage as error:
+            raise MillraceError(f"{self.name}: {error}; run `millrace log verify` on its broker") from None
+
+    def _count(self, header: BatchHeader, dropped: bool) -> None:
+        stats = self.stats
+        if stats.first_base is None:
+            stats.first_base = header.base_offset
+        elif self.cursor is not None and not self.cursor.follows(header):
+            stats.gaps.append(Gap(self.cursor.next_offset, header.base_offset, "absent"))
+        if dropped or header.is_control:
+            stats.control_batches += 1
+        else:
+            stats.data_batches += 1
+        stats.bytes += header.size
+        after = self._after(header)
+        stats.next_offset, stats.next_base = after.next_offset, after.next_base
+
+    def _after(self, header: BatchHeader) -> Cursor:
+        return self.rules.after(header, self.cursor or Cursor(0))
+
+    def _expired(self, log_start: int) -> None:
+        """Go on at the log's start."""
+        if self.cursor is not None and self.cursor.next_base == log_start:
+            self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
+            self.done = log_start >= self.cut.last
+            return
+        if self.lost_from is None:
+            self.lost_from = self.wanted
+        self.log_start = log_start
+        self.cursor = Cursor(log_start, log_start)
+
+    def _settle(self, base: int) -> None:
+        """Say what has expired, now that the base of the next batch is known.
+
+        A batch may begin before the log's start. The cut its base lies in reads it, and answers for all of
+        its offsets, those that are gone among them: to other cuts they are not lost.
+        """
+        start, self.lost_from = self.lost_from, None
+        if start is None or (base < self.cut.first and not self.cut.is_first):
+            return
+        end = self.log_start if base < self.cut.last else min(self.log_start, self.cut.last)
+        self.stats.gaps.append(Gap(start, end, "expired"))
+        if self.stats.first_base is None:
+            self.stats.first_base = start
+        self.cursor = Cursor(end, end)
+        self.stats.next_offset = self.stats.next_base = end
+
+    def _refuse(self, fetched: FetchedPartition) -> None:
+        where = f"{self.name} at offset {self.wanted}"
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise MillraceError(
+                f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "
+                "that were there are lost; restore the log or plan anew from its end"
+            )
+        if fetched.error == ErrorCode.CORRUPT_MESSAGE:
+            raise MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")
+        raise MillraceError(f"{where}: the broker answers with error {fetched.error}")
