@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check up compat test-hdfs soak bench-broker bench-load clean setup kcat fault-load
+.PHONY: help demo test check mutants up compat test-hdfs soak attack bench-broker bench-load clean setup kcat fault-load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -13,7 +13,7 @@ help: ## Show this list
 demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n]
 	$(BIN)/millrace demo $(DEMO)
 
-test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow
+test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow [ACCESS_LOG=file]
 	$(BIN)/python -m pytest -n 2 --dist loadfile  # they wait more than they compute: two at a time take half as long
 
 check: setup ## Style, types and layers
@@ -25,7 +25,7 @@ check: setup ## Style, types and layers
 	$(BIN)/lint-imports
 
 up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
-	$(BIN)/millrace up deploy/local.toml
+	$(BIN)/millrace up
 
 compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against live brokers
 	$(BIN)/python -m pytest tests/compat
@@ -33,9 +33,16 @@ compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs
 
-soak: setup ## The property tests on new examples, then the kill and power-cut tests, ROUNDS rounds each (10)
+soak: setup ## The property tests on new examples, then kills, power cuts and the attack, ROUNDS rounds each (10)
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not long" tests/unit
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -m "soak or long"
+	$(MAKE) attack
+
+attack: setup ## Crafted and random requests for every API, counted in the broker's CPU time and memory [ROUNDS=n] [SEED=n]
+	$(BIN)/python -m tests.attack --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+mutants: setup ## Faults put into a copy, one at a time: the test of each row of the paper must notice its own [ONLY="row ..."]
+	$(BIN)/python -m tests.mutants $(if $(ONLY),--only $(ONLY))
 
 fault-load: setup ## 100 loads while every part is killed at random, then 20 power cuts (35 min) [LOADS=n] [POWER_CUTS=n] [SEED=n]
 	$(BIN)/python -m tests.faultload $(if $(LOADS),--loads $(LOADS)) $(if $(POWER_CUTS),--power-cuts $(POWER_CUTS)) $(if $(SEED),--seed $(SEED))
@@ -52,8 +59,12 @@ setup: .venv/.installed ## Install everything into .venv
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "millrace needs Python 3.11 or newer: set PYTHON=/path/to/python3.11")'
 	@java -version 2>&1 | awk -F '"' '/version/ {split($$2, v, "."); found = 1; if (v[1] < 17) bad = 1} END {exit !(found && !bad)}' \
 	  || { echo "millrace needs Java 17 or newer on the PATH for ZooKeeper and Spark" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[spark,airflow,dev]'
+	@echo "Installing Millrace with Spark, Airflow and the tools of the tests into .venv, once: 1.4 GB on the disk."
+	@echo "It takes minutes; these are its large parts:"
+	@$(PYTHON) -m venv .venv
+	@bash -o pipefail -c "$(BIN)/pip install --disable-pip-version-check --progress-bar off \
+	  --constraint constraints.txt --editable '.[spark,airflow,postgres,dev]' \
+	  | awk '/ MB\)|^Building wheel/ {print} /^Installing/ {print \"Installing\", NF - 3, \"packages\"} {fflush()}'"
 	@touch $@
 
 kcat:

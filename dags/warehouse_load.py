@@ -18,10 +18,12 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TriggerRule, task
 
+from millrace_airflow.command_line import WHOLE_HOUR
 from millrace_airflow.hooks.millrace import MillraceHook
 from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
@@ -31,6 +33,8 @@ TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
 MIRRORED_BY_BATCH = "SearchQuery"
 SCHEMAS = os.environ.get("MILLRACE_SCHEMAS", str(Path(__file__).resolve().parent.parent / "schemas"))
 WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
+
+HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 
 START = "{{ params.start or data_interval_start }}"
 END = "{{ params.end or data_interval_end }}"
@@ -53,8 +57,8 @@ with DAG(
     max_active_runs=24,
     default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
     params={
-        "start": Param(None, type=["null", "string"], description="First hour to publish, ISO 8601."),
-        "end": Param(None, type=["null", "string"], description="End of the last hour to publish."),
+        "start": Param(None, type=["null", "string"], **HOUR, description="First hour to publish, ISO 8601."),
+        "end": Param(None, type=["null", "string"], **HOUR, description="End of the last hour to publish."),
     },
     tags=["millrace"],
     doc_md=__doc__,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.records import BatchHeader, Record, iter_records, split_batches
-from tests.support import Process, wait_until
+from tests.support import WAIT_S, Process, wait_until
 
 Start = Callable[..., Process]
 _given_out: set[int] = set()  # whoever asked first may not listen yet
@@ -142,7 +142,7 @@ def read_topic(client: ClusterClient, topic: str) -> dict[int, Contents]:
 
 
 def wait_for_values(
-    client: ClusterClient, topic: str, count: int, *, timeout_s: float = 30
+    client: ClusterClient, topic: str, count: int, *, timeout_s: float = WAIT_S
 ) -> Mapping[int, Contents]:
     """The whole topic, once it holds `count` records."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from hypothesis import Phase
 
 # Airflow reads these once, at its first import, wherever in the run that is.
 _AIRFLOW_HOME = tempfile.TemporaryDirectory(prefix="millrace-airflow-")
@@ -22,14 +23,23 @@ os.environ["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = f"sqlite:///{_AIRFLOW_HOME.n
 # Spark's workers would otherwise take whatever `python3` is first on the path.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
+from tests import postgres  # noqa: E402
+from tests.access_log import AccessLog, access_log_names, open_access_log  # noqa: E402
 from tests.support import Process  # noqa: E402  # the environment must be set first
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# One answer for one commit, on every machine; `make soak` draws other examples each time.
-hypothesis.settings.register_profile("same-examples", derandomize=True, database=None)
-hypothesis.settings.register_profile("new-examples", derandomize=False)
+# One answer for one commit, on every machine, however busy; `make soak` draws other examples each time.
+hypothesis.settings.register_profile("same-examples", derandomize=True, database=None, deadline=None)
+hypothesis.settings.register_profile("new-examples", derandomize=False, deadline=None)
+hypothesis.settings.register_profile(
+    "first-failure",  # for `make mutants`, which needs no smallest one
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+)
 hypothesis.settings.load_profile("new-examples" if "MILLRACE_ROUNDS" in os.environ else "same-examples")
 
 Start = Callable[..., Process]
@@ -89,6 +99,12 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     process.kill()
 
 
+@pytest.fixture(params=access_log_names())
+def access_log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AccessLog:
+    """The log written for tests; where ACCESS_LOG names a file, the test runs once more on that one."""
+    return open_access_log(request.param, tmp_path_factory.mktemp("access-log"))
+
+
 @pytest.fixture(scope="session")
 def spark_jars() -> str:
     """Jars of other projects for the Spark session, as `spark.jars` takes them: none."""
@@ -121,3 +137,12 @@ def spark(spark_jars: str) -> Iterator[SparkSession]:
     gateway.shutdown()
     gateway.proc.communicate(timeout=30)  # closes its input, which ends the JVM
     SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A database on a PostgreSQL server of the run's own; whoever uses it empties it first."""
+    if not postgres.installed():
+        pytest.skip("needs PostgreSQL's server and psycopg: apt-get install postgresql")
+    with postgres.postgresql() as url:
+        yield url

@@ -1,7 +1,8 @@
 """A consumer of a group as a process that a test may kill, and consumers in threads that it can look into.
 
 Run as `python -m tests.consuming ZOOKEEPER CLUSTER GROUP TOPIC STREAMS FILE`, it appends a line `partition
-offset value` to FILE for each message, before it asks for the next one.
+offset value` to FILE for each message, before it asks for the next one. It takes 3 ms for each, so that it is
+behind what it has pulled, and commits five times a second.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.consumer import Consumer, Message, MessageStream
-from tests.support import REPOSITORY, die_with_the_test_run
+from tests.support import REPOSITORY, start_for_the_test_run
 
 SESSION_MS = 2000
 
@@ -89,11 +91,11 @@ class ConsumerProcess:
     ) -> None:
         self.file = file
         arguments = [zookeeper, cluster, group, topic, str(streams), str(file)]
-        self._process = subprocess.Popen(
+        self._process = start_for_the_test_run(lambda ends_with_us: subprocess.Popen(
             [sys.executable, "-m", "tests.consuming", *arguments], cwd=REPOSITORY,
             env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'broker'}"},
-            stdin=subprocess.PIPE, preexec_fn=die_with_the_test_run,
-        )  # fmt: skip
+            stdin=subprocess.PIPE, preexec_fn=ends_with_us,
+        ))  # fmt: skip
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -159,6 +161,7 @@ def main() -> None:
 
     def collect(stream: MessageStream) -> None:
         for message in stream:
+            time.sleep(0.003)
             value = (message.value or b"").decode()
             os.write(out, f"{message.partition} {message.offset} {value}\n".encode())
 

@@ -5,7 +5,6 @@ Nothing here knows what a test wants to show; it only starts, awaits, kills and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,34 +15,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from millrace.process import start_child
+
 T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-ACCESS_LOG = REPOSITORY.parent / "shared" / "data" / "access.log"
-"""Real input; it is not part of the project. Use `access_log()`, which says so when it is missing."""
-
 ROUNDS = int(os.environ.get("MILLRACE_ROUNDS", "2"))
 """Kill rounds per test: 2 in `make test`, more in `make soak`."""
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
+WAIT_S = float(os.environ.get("MILLRACE_WAIT_S", "60"))
+"""How long a test waits for what must come; only to end a test that hangs, so busy machines have time."""
+START_S = 180.0
+"""How long a process may take to start or to stop: one that fails ends sooner."""
 
 
-def die_with_the_test_run() -> None:
-    """In the child: be killed when the test process ends, however it ends."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def start_for_the_test_run(start: Callable[[Callable[[], None]], T]) -> T:
+    """Start a process that is killed when the test process ends; `start` gets the `preexec_fn` for it."""
+    return start_child(start, signal.SIGKILL)
 
 
-def access_log() -> Path:
-    """The real access log; a missing one is an error that names it, never a skip."""
-    if not ACCESS_LOG.is_file():
-        raise FileNotFoundError(
-            f"this test reads the real log {ACCESS_LOG}, which is not there: put the file there and run again"
-        )
-    return ACCESS_LOG
-
-
-def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = 30) -> T:
+def wait_until(what: str, condition: Callable[[], T], *, timeout_s: float = WAIT_S) -> T:
     """The condition's first true value; AssertionError naming `what` when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -61,14 +52,16 @@ class Process:
         self, arguments: Sequence[str], *, env: Mapping[str, str] | None = None, module: str = "millrace.cli"
     ) -> None:
         self.arguments = list(arguments)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *self.arguments],
-            env={**os.environ, **(env or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=die_with_the_test_run,  # one prctl call, no lock is taken
+        self._process = start_for_the_test_run(
+            lambda ends_with_us: subprocess.Popen(
+                [sys.executable, "-m", module, *self.arguments],
+                env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                preexec_fn=ends_with_us,
+            )
         )
         self.pid = self._process.pid
         self.lines: list[str] = []
@@ -91,7 +84,7 @@ class Process:
         """True until the process has ended."""
         return self._process.poll() is None
 
-    def ready(self, *, timeout_s: float = 30) -> str:
+    def ready(self, *, timeout_s: float = START_S) -> str:
         """HOST:PORT of the ready line; AssertionError with the output when the process ends before it."""
 
         def address() -> str | None:
@@ -113,7 +106,7 @@ class Process:
         self.signal(signal.SIGKILL)
         self.wait()
 
-    def stop(self, *, timeout_s: float = 20) -> int:
+    def stop(self, *, timeout_s: float = START_S) -> int:
         """SIGTERM; the exit code. A process that does not end in time is killed and that is an error."""
         self.signal(signal.SIGTERM)
         try:
@@ -129,7 +122,7 @@ class Process:
         if self.running:
             self._process.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 60) -> int:
+    def wait(self, *, timeout_s: float = START_S) -> int:
         """The exit code, once the process has ended and its output is read."""
         code = self._process.wait(timeout_s)
         self._reader.join(5)
@@ -137,7 +130,10 @@ class Process:
 
 
 def run_millrace(
-    *arguments: str, timeout_s: float = 120, stdin: str | None = None, env: Mapping[str, str] | None = None
+    *arguments: str,
+    timeout_s: float = 2 * START_S,
+    stdin: str | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run one `millrace` command to its end: exit code, standard output and error, nothing checked."""
     return subprocess.run(

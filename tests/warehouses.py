@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from tests.brokers import TestCluster
-from tests.support import REPOSITORY, Process, access_log, wait_until
+from tests.support import REPOSITORY, Process, wait_until
 
 Start = Callable[..., Process]
 AUDIT_TOPICS = ("audit", "audit-offline")
@@ -116,18 +114,3 @@ def loaded_rows(
             place = (row["_partition"], row["_offset"])
             rows.append(LoadedRow(header["instance"], header["sequence"], header["time"], *place))
     return sorted(rows, key=lambda row: (row.partition, row.offset))
-
-
-def log_times_ms() -> Iterator[int]:
-    """The event times of the real access log, in the order of its lines."""
-    for line in access_log().read_text(errors="replace").splitlines():
-        stamp = re.search(r"\[([^\]]+)\]", line)
-        assert stamp is not None
-        yield int(datetime.strptime(stamp[1], "%d/%b/%Y:%H:%M:%S %z").timestamp() * 1000)
-
-
-def log_hours() -> Counter[str]:
-    """Lines of the real access log by hour, `2015-05-17T10`."""
-    return Counter(
-        datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H") for time_ms in log_times_ms()
-    )

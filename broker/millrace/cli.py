@@ -1,20 +1,26 @@
 """The `millrace` command: names every command, imports it when it is called, and prints errors.
 
 Commands of installed plugins join through the entry-point group `millrace.commands`. A MillraceError ends
-the process with exit code 1 and its one line; a wrong option with click's exit code 2.
+the process with exit code 1 and its one line, and so does a package that only an extra brings; a wrong option
+ends it with click's exit code 2.
 """
 
 from __future__ import annotations
 
+import ast
+import difflib
 import importlib
+import importlib.abc
+import importlib.util
 import sys
 from importlib.metadata import entry_points
 
 import click
 
 from millrace import __version__
-from millrace.commands.help_texts import Group, keep_examples_whole
+from millrace.commands.help_texts import WHOLE, Group, keep_examples_whole
 from millrace.errors import MillraceError
+from millrace.installation import missing_extra
 
 COMMANDS = {
     "audit": "millrace_audit.commands:audit",
@@ -37,24 +43,47 @@ COMMANDS = {
 
 
 class LazyGroup(Group):
-    """Imports a command's module when the command is looked up, not before: `--help` stays fast."""
+    """Imports a command's module when the command is called: what another command needs may be missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command's name, ours and the plugins', sorted."""
-        return sorted({*COMMANDS, *entry_points(group="millrace.commands").names})
+        return sorted(_targets())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name, or None; click turns None into its own error."""
-        if name in COMMANDS:
-            module, _, attribute = COMMANDS[name].partition(":")
-            command = getattr(importlib.import_module(module), attribute)
-        elif plugins := entry_points(group="millrace.commands", name=name):
-            command = next(iter(plugins)).load()
-        else:
+        """The command of that name, or None."""
+        target = _targets().get(name)
+        if target is None:
             return None
+        module, _, function = target.partition(":")
+        command = getattr(importlib.import_module(module), function)
         assert isinstance(command, click.Command)
         keep_examples_whole(command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; an unknown name fails with the one that was probably meant."""
+        if args[0] not in _targets() and (close := difflib.get_close_matches(args[0], _targets(), n=1)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
+        return super().resolve_command(ctx, args)
+
+    def summary(self, ctx: click.Context, name: str) -> str:
+        """The first sentence of a command's docstring, read from its source: the list imports no command."""
+        module, _, function = _targets()[name].partition(":")
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert isinstance(spec.loader, importlib.abc.InspectLoader)
+        for node in ast.parse(spec.loader.get_source(module) or "").body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                return click.Command(name, help=ast.get_docstring(node)).get_short_help_str(WHOLE)
+        return ""
+
+
+def _targets() -> dict[str, str]:
+    """Command name -> `module:function`, ours and the plugins'."""
+    plugins = entry_points(group="millrace.commands")
+    return {plugin.name: plugin.value for plugin in plugins} | COMMANDS
 
 
 @click.group(
@@ -71,7 +100,10 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; a MillraceError becomes one line on standard error and exit code 1."""
     try:
-        cli(prog_name="millrace")
+        try:
+            cli(prog_name="millrace")
+        except ModuleNotFoundError as error:
+            raise missing_extra(error) from error
     except MillraceError as error:
         click.echo(f"millrace: {error}", err=True)
         sys.exit(1)

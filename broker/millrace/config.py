@@ -122,6 +122,9 @@ class BrokerConfig(ClientLimits):
     anew at each change: a partition takes 90 bytes of it, a mirrored one 220."""
     session_timeout_ms: int = 6_000
     """ZooKeeper forgets a dead broker after this."""
+    admin_hosts: Sequence[str] = ()
+    """Addresses from which a mirror may be reset and its offsets translated, besides this machine itself and
+    the addresses that the cluster's brokers are registered with."""
     metrics_listen: str = ""
     """HOST:PORT for `/metrics` (Prometheus) and `/healthz`; empty: none. It tells topic and group names to
     whoever asks."""

@@ -7,6 +7,7 @@ line prints the first kind, the request handlers answer with the second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -54,6 +55,7 @@ class ErrorCode(IntEnum):
     MEMBER_ID_REQUIRED = 79
     GROUP_MAX_SIZE_REACHED = 81
     FENCED_INSTANCE_ID = 82
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     INVALID_RECORD = 87
 
 
@@ -201,3 +203,50 @@ class UnknownGroup(BrokerError):
     """There is no group of that name."""
 
     code = ErrorCode.GROUP_ID_NOT_FOUND
+
+
+class UnsupportedVersion(BrokerError):
+    """A version of a request that is not served."""
+
+    code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class TransactionsNotSupported(BrokerError):
+    """A producer asks for a transaction: there are none."""
+
+    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+class InvalidRequiredAcks(BrokerError):
+    """A producer asks for acks that are none of -1, 0 and 1."""
+
+    code = ErrorCode.INVALID_REQUIRED_ACKS
+
+
+ERRORS: Mapping[int, type[BrokerError]] = {
+    ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
+    ErrorCode.CORRUPT_MESSAGE: CorruptMessage,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopicOrPartition,
+    ErrorCode.LEADER_NOT_AVAILABLE: LeaderNotAvailable,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: NotLeader,
+    ErrorCode.REQUEST_TIMED_OUT: RequestTimedOut,
+    ErrorCode.MESSAGE_TOO_LARGE: MessageTooLarge,
+    ErrorCode.NOT_COORDINATOR: NotCoordinator,
+    ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopic,
+    ErrorCode.INVALID_REQUIRED_ACKS: InvalidRequiredAcks,
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: InconsistentGroupKind,
+    ErrorCode.INVALID_GROUP_ID: InvalidGroup,
+    ErrorCode.UNSUPPORTED_VERSION: UnsupportedVersion,
+    ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExists,
+    ErrorCode.INVALID_PARTITIONS: InvalidPartitions,
+    ErrorCode.INVALID_REQUEST: InvalidRequest,
+    ErrorCode.POLICY_VIOLATION: PolicyViolation,
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: OutOfOrderSequence,
+    ErrorCode.INVALID_PRODUCER_EPOCH: InvalidProducerEpoch,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TransactionsNotSupported,
+    ErrorCode.STORAGE_ERROR: StorageError,
+    ErrorCode.NON_EMPTY_GROUP: GroupNotEmpty,
+    ErrorCode.GROUP_ID_NOT_FOUND: UnknownGroup,
+    ErrorCode.INVALID_RECORD: InvalidRecord,
+}
+"""What a client of ours raises for an error code in an answer; BrokerError itself for any other."""

@@ -49,7 +49,7 @@ class Mailbox:
         self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop soon. Safe in signal handlers, too."""
+        """Run `function` on the loop soon. Takes no lock."""
         self._posted.append(function)
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
             os.write(self._wake_end, b"\0")

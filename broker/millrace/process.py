@@ -6,23 +6,73 @@ Knows nothing of what the children do. Linux only where it says so.
 from __future__ import annotations
 
 import ctypes
+import os
+import queue
 import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
 
+T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
 
-def die_with_parent() -> None:
-    """In a child, before exec: get SIGTERM when the thread that started it ends, however it ends (Linux)."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def start_child(start: Callable[[Callable[[], None]], T], death_signal: int = signal.SIGTERM) -> T:
+    """Start a process that gets `death_signal` when this process ends, however that ends (Linux).
+
+    `start` is called with the `preexec_fn` to start it with; what it returns or raises is passed on. It must
+    not wait for the process: one thread makes all these calls. Linux sends the signal when the *thread* that
+    started a child ends, so that thread has to live as long as this process.
+    """
+    return _starter.call(lambda: start(partial(_die_with_parent, os.getpid(), death_signal)))
+
+
+def _die_with_parent(parent: int, death_signal: int) -> None:
+    """In the child, before exec."""
+    _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent:  # it has ended already: nobody will send the signal
+        os._exit(128 + death_signal)
+
+
+class _Starter:
+    """Makes calls in one thread, which ends with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises there."""
+        with self._lock:
+            # A fork leaves every thread but its own behind.
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="starter of children", daemon=True)
+                self._thread.start()
+        future: Future[T] = Future()
+        self._calls.put((function, future))
+        return future.result()
+
+    def _run(self) -> None:
+        while True:
+            function, future = self._calls.get()
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            del function, future  # not to be kept until the next call
+
+
+_starter = _Starter()
 
 
 class Child:
@@ -32,16 +82,19 @@ class Child:
         self.name = name
         self.log = log
         self.tail: deque[str] = deque(maxlen=20)
-        self._address: str | None = None
+        self.address: str | None = None
+        """HOST:PORT of its ready line, once that is printed."""
         # A session of its own: Ctrl-C reaches only the supervisor, which then stops children in order.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
+        self._process = start_child(
+            lambda ends_with_us: subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                preexec_fn=ends_with_us,
+            )
         )
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._copy_output, name=f"output of {name}", daemon=True)
@@ -54,7 +107,7 @@ class Child:
                 log.write(line)
                 self.tail.append(line.rstrip("\n"))
                 if line.startswith("ready: "):
-                    self._address = line.split()[-1]
+                    self.address = line.split()[-1]
 
     @property
     def exit_code(self) -> int | None:
@@ -64,13 +117,13 @@ class Child:
     def wait_until_ready(self, timeout_s: float) -> str:
         """HOST:PORT of its ready line; MillraceError with its last words when it ends or stays silent."""
         deadline = time.monotonic() + timeout_s
-        while self._address is None:
+        while self.address is None:
             if self.exit_code is not None:
                 raise MillraceError(f"{self.name} ended before it was ready: {self.last_words()}")
             if time.monotonic() > deadline:
                 raise MillraceError(f"{self.name} is not ready after {timeout_s:.0f} s; see {self.log}")
             time.sleep(0.02)
-        return self._address
+        return self.address
 
     def last_words(self) -> str:
         """The last line it printed, or its exit code when it printed nothing."""

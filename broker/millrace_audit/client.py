@@ -11,6 +11,7 @@ from urllib.parse import quote
 import httpx
 
 from millrace.errors import MillraceError
+from millrace.urls import address_and_auth, without_secret
 
 TIMEOUT_S = 30.0
 
@@ -108,13 +109,18 @@ def _iso(time: datetime) -> str:
 
 
 def _ask(method: str, url: str, **options: Any) -> dict[str, Any]:
+    address, auth = address_and_auth(url)
     try:
-        response = httpx.request(method, url, timeout=TIMEOUT_S, **options)
+        response = httpx.request(method, address, auth=auth, timeout=TIMEOUT_S, **options)
         answer = response.json()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise MillraceError(f"no auditor answers at {url}: {error or type(error).__name__}") from error
+    except httpx.HTTPError as error:
+        raise MillraceError(
+            f"no auditor answers at {without_secret(url)}: {error or type(error).__name__}"
+        ) from error
     except ValueError:
-        raise MillraceError(f"{url} is no auditor: it answers {response.status_code} without JSON") from None
+        raise MillraceError(
+            f"{without_secret(url)} is no auditor: it answers {response.status_code} without JSON"
+        ) from None
     if response.is_error or not isinstance(answer, dict):
         text = answer.get("error") if isinstance(answer, dict) else None
         raise MillraceError(f"the auditor refuses: {text or answer}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import sys
 import threading
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from datetime import UTC, datetime
 import click
 
 from millrace.errors import MillraceError
+from millrace.signals import stop_on_signals
 from millrace_audit import client
 from millrace_audit.show import print_completeness
 
@@ -32,13 +31,21 @@ log = logging.getLogger("millrace.audit")
 )
 @click.option(
     "--database-url",
+    envvar="MILLRACE_AUDITOR_DATABASE_URL",
     metavar="URL",
     default="sqlite:///auditor.db",
     show_default=True,
     help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
 )
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the aggregate cluster.")
-@click.option("--registry", "registry_url", metavar="URL", required=True, help="The schema registry.")
+@click.option(
+    "--registry",
+    "registry_url",
+    envvar="MILLRACE_REGISTRY",
+    metavar="URL",
+    required=True,
+    help="The schema registry.",
+)
 @click.option(
     "--origins",
     metavar="NAME,NAME",
@@ -56,7 +63,7 @@ def auditor(
     listen: str, database_url: str, bootstrap: str, registry_url: str, origins: str, grace_s: int
 ) -> None:
     """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
-    from millrace.service.web import serve
+    from millrace.service.web import WebServer
     from millrace_audit.auditor.answers import AuditRules
     from millrace_audit.auditor.app import build_app
     from millrace_audit.auditor.auditor import Auditor
@@ -70,6 +77,7 @@ def auditor(
     store = AuditStore(database_url)
     worker = Auditor(store, rules, bootstrap, registry_url)
     worker.check()
+    server = WebServer(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
     stop, failure = threading.Event(), list[Exception]()
 
     def apply() -> None:
@@ -78,15 +86,12 @@ def auditor(
         except Exception as error:
             log.exception("the audit topics are no longer applied")
             failure.append(error)
-            # An auditor that no longer reads must not go on answering. Again and again, because the server
-            # may not listen to signals yet.
-            while not stop.wait(0.2):
-                os.kill(os.getpid(), signal.SIGTERM)
+            server.stop()  # an auditor that no longer reads must not go on answering
 
     thread = threading.Thread(target=apply, name="audit-topics")
     thread.start()
     try:
-        serve(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
+        server.serve_until_stopped()
     finally:
         stop.set()
         thread.join()
@@ -103,7 +108,14 @@ def auditor(
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
 @click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
-@click.option("--registry", "registry_url", metavar="URL", required=True, help="The schema registry.")
+@click.option(
+    "--registry",
+    "registry_url",
+    envvar="MILLRACE_REGISTRY",
+    metavar="URL",
+    required=True,
+    help="The schema registry.",
+)
 @click.option(
     "--audit-topic",
     metavar="TOPIC",
@@ -145,8 +157,7 @@ def audit_reader(
         interval_ms=interval_ms,
     )
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop_on_signals(stop.set, limited=True)
     reader = AuditReader(config)
     reader.check()
     reader.take_over()
@@ -162,8 +173,8 @@ def audit_reader(
 @click.argument("topic")
 @click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
 @click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
-@click.option("--auditor", "url", metavar="URL", default="http://127.0.0.1:8082", show_default=True,
-              help="The auditor to ask.")  # fmt: skip
+@click.option("--auditor", "url", metavar="URL", envvar="MILLRACE_AUDITOR", default="http://127.0.0.1:8082",
+              show_default=True, help="The auditor to ask.")  # fmt: skip
 @click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
 @click.option(
     "--accept",

@@ -9,11 +9,13 @@ calls back for failures alone, and what was sent before a moment with nothing ou
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
+from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import EventSchema, NotAudited, read_header
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher, text_of
@@ -38,6 +41,10 @@ RANGES_PER_REPORT = 20_000
 _POLL_S = 0.1
 _FIXED = {"acks": "all", "enable.idempotence": True, "delivery.report.only.error": True}
 _SAME_AS = {"request.required.acks": "acks", "message.timeout.ms": "delivery.timeout.ms"}
+
+
+class NotSent(MillraceError):
+    """The event was not handed over: nothing was sent, and sending it again repeats nothing."""
 
 
 class DeliveryFailed(MillraceError):
@@ -87,7 +94,7 @@ class AuditedProducer:
         lateness_ms: int | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        """`config` goes to librdkafka; `lateness_ms`: no event will be older than this when it is sent.
+        """`config` goes to librdkafka; `lateness_ms`: no event will be older than this when `send` is called.
 
         Without `lateness_ms` only `closed_through` and `close` say that a time is over.
         """
@@ -118,7 +125,8 @@ class AuditedProducer:
                         "sequence": 0}  # fmt: skip
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
-        self._reported = NOTHING
+        self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
+        self._said = NOTHING  # how far the last hello or report closes
         self._number = 0
         self._unsent: deque[Report] = deque()  # a report keeps its number and content until it is there
         self._told_failures = 0
@@ -138,46 +146,85 @@ class AuditedProducer:
         time_ms: int,
         key: bytes | str | None = None,
         partition: int | None = None,
+        timeout_s: float = math.inf,
     ) -> int:
         """Hand one event over; its sequence number. Without key and partition the partition is random.
 
         `schema` is a parsed Avro schema, or a subject whose latest version is looked up once; `event` has
         its fields without the header; `time_ms` is the event's time. The first event of a topic waits until
-        the hello is acknowledged. An event that is refused leaves no gap in the numbers.
+        the hello is acknowledged, and every event for room in the queue; `timeout_s` bounds both together,
+        and without it the registry's timeout and `delivery.timeout.ms` do. Raises NotSent when that time is
+        over. Whatever it raises, nothing was sent, and an event that is refused leaves no gap in the numbers.
         """
-        known = self._topics.get(topic)
-        if known is None or (known.given is not schema and known.given != schema):
-            known = self._use(topic, schema)
+        give_up_at = time.monotonic() + timeout_s
         if type(time_ms) is not int or not 0 < time_ms < 1 << 63:
             raise MillraceError(f"topic {topic}: time_ms {time_ms!r} is no time in ms since the epoch")
-        give_up_at: float | None = None
         options: dict[str, Any] = {} if partition is None else {"partition": partition}
-        while True:
-            try:
-                with self._lock:
-                    if self._closed:
-                        raise MillraceError(f"topic {topic}: this producer is closed, start a new one")
-                    sequence = known.outcomes.next_sequence
-                    self._header["time"], self._header["sequence"] = time_ms, sequence
-                    message = known.schema.encode(self._header, event)
-                    self._producer.produce(topic, message, key, timestamp=time_ms, **options)
-                    self._outcomes.sent(known.outcomes, time_ms)
-                    return sequence
+        known = self._topics.get(topic)
+        if known is not None and known.given is not schema and known.given != schema:
+            known = None
+        if known is not None:
+            try:  # not suppress(): it costs a microsecond, and this is done for every event
+                return self._hand_over(known, event, time_ms, key, options)
             except BufferError:
-                give_up_at = give_up_at or time.monotonic() + self._timeout_s
-                if time.monotonic() > give_up_at:
-                    raise MillraceError(
-                        f"topic {topic}: the queue is full and {self._where} took nothing for"
-                        f" {self._timeout_s:g} s: is it running?"
-                    ) from None
-                self._producer.poll(_POLL_S)
-            except KafkaException as error:
-                raise MillraceError(f"topic {topic}: not sent to {self._where}: {text_of(error)}") from error
+                pass
+        with self._held_open(time_ms):
+            known = known or self._use(topic, schema, give_up_at)
+            full_since = time.monotonic()
+            while True:
+                try:
+                    return self._hand_over(known, event, time_ms, key, options)
+                except BufferError:
+                    self._wait_for_room(topic, full_since, give_up_at)
+
+    @contextmanager
+    def _held_open(self, time_ms: int) -> Iterator[None]:
+        """Keeps the clock from closing that time while its event waits to be handed over."""
+        with self._lock:
+            self._waiting.append(time_ms)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.remove(time_ms)
+
+    def _hand_over(
+        self,
+        known: _Topic,
+        event: Mapping[str, Any],
+        time_ms: int,
+        key: bytes | str | None,
+        options: Mapping[str, Any],
+    ) -> int:
+        """Give the event to librdkafka; its sequence number. BufferError when the queue is full."""
+        topic = known.outcomes.topic
+        try:
+            with self._lock:
+                if self._closed:
+                    raise MillraceError(f"topic {topic}: this producer is closed, start a new one")
+                sequence = known.outcomes.next_sequence
+                self._header["time"], self._header["sequence"] = time_ms, sequence
+                message = known.schema.encode(self._header, event)
+                self._producer.produce(topic, message, key, timestamp=time_ms, **options)
+                self._outcomes.sent(known.outcomes, time_ms)
+                return sequence
+        except KafkaException as error:
+            raise MillraceError(f"topic {topic}: not sent to {self._where}: {text_of(error)}") from error
+
+    def _wait_for_room(self, topic: str, full_since: float, give_up_at: float) -> None:
+        """Wait a little for room in the queue, which has been full since then; NotSent when time is up."""
+        now = time.monotonic()
+        if now > min(give_up_at, full_since + self._timeout_s):
+            raise NotSent(
+                f"topic {topic}: nothing was sent, because the queue is full and {self._where} took nothing"
+                f" for {now - full_since:.1f} s: is it running?"
+            ) from None
+        self._producer.poll(min(_POLL_S, max(give_up_at - now, 0)))
 
     def closed_through(self, time_ms: int) -> None:
-        """Promise that no event before that time will follow; it is told with the next report."""
+        """Promise that no event before that time will follow; the next report closes what lies before."""
         with self._lock:
-            self._promised = max(self._promised, time_ms)
+            self._promised = max(self._promised, window_start(time_ms))
 
     def flush(self) -> None:
         """Wait until every event has its outcome, and report it.
@@ -235,24 +282,38 @@ class AuditedProducer:
 
     # Before a topic's first event.
 
-    def _use(self, topic: str, schema: str | Mapping[str, Any]) -> _Topic:
+    def _use(self, topic: str, schema: str | Mapping[str, Any], give_up_at: float) -> _Topic:
         """The topic with that schema in use; the first time it is checked and announced."""
-        encoder = self._encoder(schema)
-        with self._report_lock:
-            if topic not in self._topics:
-                self._reports.check_topics(topic)
-                self._announce(topic)
-            with self._lock:
-                known = _Topic(self._outcomes.topic(topic), schema, encoder)
-                self._topics[topic] = known
-            return known
+        try:
+            encoder = self._encoder(schema, give_up_at - time.monotonic())
+            with self._reporting(give_up_at):
+                if topic not in self._topics:
+                    self._reports.check_topics(topic, give_up_at=give_up_at)
+                    self._announce(topic, give_up_at)
+                with self._lock:
+                    known = _Topic(self._outcomes.topic(topic), schema, encoder)
+                    self._topics[topic] = known
+                return known
+        except MillraceError as error:
+            raise NotSent(f"topic {topic}: nothing was sent, because {error}") from error
 
-    def _encoder(self, given: str | Mapping[str, Any]) -> EventSchema:
+    @contextmanager
+    def _reporting(self, give_up_at: float) -> Iterator[None]:
+        """Holds the report lock, which a report holds until brokers that are away have taken it."""
+        left_s = min(max(give_up_at - time.monotonic(), 0), threading.TIMEOUT_MAX)
+        if not self._report_lock.acquire(timeout=left_s):
+            raise MillraceError(f"a report waits for {self._where}")
+        try:
+            yield
+        finally:
+            self._report_lock.release()
+
+    def _encoder(self, given: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
         if isinstance(given, str):
             if given in self._named:
                 return self._named[given]
             try:
-                found = self._registry.latest(given)
+                found = self._registry.latest(given, timeout_s=timeout_s)
             except UnknownSchema as error:
                 url = self._registry.url
                 raise MillraceError(
@@ -261,20 +322,21 @@ class AuditedProducer:
             schema, schema_id = found.schema, found.schema_id
         else:
             subject = str(given.get("name", "")).rpartition(".")[2]
-            schema, schema_id = given, self._registry.register(subject, given)
+            schema, schema_id = given, self._registry.register(subject, given, timeout_s=timeout_s)
         if schema_id not in self._schemas:
             self._schemas[schema_id] = EventSchema(schema, schema_id)
         if isinstance(given, str):
             self._named[given] = self._schemas[schema_id]
         return self._schemas[schema_id]
 
-    def _announce(self, topic: str) -> None:
-        promised = self._clock_promise(NOTHING)
+    def _announce(self, topic: str, give_up_at: float) -> None:
+        promised = NOTHING
+        if not self._topics:  # later there may be events of other topics that no report has told yet
+            with self._lock:
+                promised = self._said = self._clock_promise(NOTHING)
         hello = Hello(time=_now_ms(), topic=topic, closed_through=promised, **self._names)
-        try:
-            self._reports.publish([self._codec.encode(hello)])
-        except MillraceError as error:
-            raise MillraceError(f"topic {topic}: nothing was sent, because {error}") from error
+        message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
+        self._reports.publish([message], give_up_at=give_up_at)
 
     # Outcomes and reports.
 
@@ -319,9 +381,14 @@ class AuditedProducer:
             self._resolve()
 
     def _clock_promise(self, promised: int) -> int:
+        """Under the lock: the start of the window that the clock leaves open, if that is later.
+
+        Only whole windows are closed. A time within one would be taken back by the next event of the window,
+        because while it is pending the window is open from its start.
+        """
         if self._lateness_ms is None:
             return promised
-        return max(promised, _now_ms() - self._lateness_ms)
+        return max(promised, window_start(min((_now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
         """Report the news, older reports that did not get through first; MillraceError when one does not."""
@@ -331,20 +398,19 @@ class AuditedProducer:
                 promised = self._clock_promise(self._promised)
                 closed_through = min(promised, self._outcomes.open_from)
                 news = self._outcomes.take_news(RANGES_PER_REPORT)
-            said = self._unsent[-1].closed_through if self._unsent else self._reported
-            if not news and closed_through != said:
+            if not news and closed_through != self._said:
                 news = [[]]
             for index, windows in enumerate(news):
                 # A portion closes no window that one behind it still tells of.
                 untold = [window.window for portion in news[index + 1 :] for window in portion]
-                through = min(said, closed_through, *untold) if untold else closed_through
-                report = Report(time=_now_ms(), number=self._number, closed_through=through,
+                self._said = min(self._said, closed_through, *untold) if untold else closed_through
+                report = Report(time=_now_ms(), number=self._number, closed_through=self._said,
                                 windows=windows, **self._names)  # fmt: skip
                 self._unsent.append(report)
                 self._number += 1
             while self._unsent:
                 self._reports.publish([self._codec.encode(self._unsent[0])])
-                self._reported = self._unsent.popleft().closed_through
+                self._unsent.popleft()
 
     def _raise_failures(self) -> None:
         failed = {state.topic: list(state.failed) for state in self._outcomes.topics.values() if state.failed}

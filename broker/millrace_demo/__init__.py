@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""A whole deployment on one machine, and the demonstration that proves the whole path on it."""

@@ -27,6 +27,7 @@ _LINE = re.compile(
     r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) (?P<bytes>\d+|-)'
     r'(?: "(?P<referrer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)"?)?\s*'
 )
+_ESCAPED = re.compile(r'\\(["\\])')
 _MONTHS = {name: n for n, name in enumerate(
     ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
 )}  # fmt: skip
@@ -79,7 +80,7 @@ def parse_line(line: str) -> tuple[int, dict[str, Any]]:
     match = _LINE.fullmatch(line)
     if match is None:
         raise BadLine("it is not in combined format")
-    method, url, protocol = _request(match["request"])
+    method, url, protocol = _request(_unescaped(match["request"]))
     return _time_ms(match["time"]), {
         "memberId": None,  # the log's user is a name, not a member's number
         "clientAddress": match["client"],
@@ -104,7 +105,12 @@ def _request(text: str) -> tuple[str, str, str]:
 
 
 def _absent(text: str | None) -> str | None:
-    return None if text is None or text in ("", "-") else text.replace('\\"', '"')
+    return None if text is None or text in ("", "-") else _unescaped(text)
+
+
+def _unescaped(text: str) -> str:
+    r"""The text with `\"` and `\\` as they were; `\xNN`, a byte that cannot be printed, stays as it is."""
+    return _ESCAPED.sub(r"\1", text)
 
 
 def _time_ms(text: str) -> int:

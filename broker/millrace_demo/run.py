@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from rich.console import Console
 from millrace import config as settings
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ConfigError, MillraceError
-from millrace.process import die_with_parent
+from millrace.process import start_child
 from millrace.records import split_batches
 from millrace.wire.fetch import error_name
 from millrace_audit.client import Completeness, completeness
@@ -89,7 +89,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     began = time.monotonic()
 
     def tell(step: str) -> None:
-        console.print(f"[dim]{time.monotonic() - began:6.1f} s[/dim]  {step}")
+        console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
     with _everything_up(options) as endpoints:
         tell(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
@@ -103,16 +103,18 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
         topics = sorted({entry.topic for entry in published})
         tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
         tell("running the DAG warehouse_load through Airflow")
-        dag_failure = _run_dag(options, endpoints, topics, span, console)
+        dag_failure = _run_dag(options, endpoints, topics, span, tell)
         tell("the DAG failed" if dag_failure else "the DAG succeeded")
         answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
         mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
         tell(f"read {mirrored:,} messages back from the aggregate cluster")
 
+    tell("stopped all processes")
     warehouse = options.scratch / "warehouse"
     loads = {topic: sorted((warehouse / topic).glob("load=*/date=*/hour=*/*.parquet")) for topic in topics}
     proof = compare(published, loads)
     hours = hours_of(answers, warehouse)
+    tell(f"compared {proof.published:,} acknowledged messages with {proof.loaded:,} rows")
     print_hours(hours, console)
     outcome = _outcome(proof, answers, hours, mirrored, dag_failure)
     if options.fault and not outcome.failures:
@@ -231,9 +233,9 @@ def _run_dag(
     endpoints: Endpoints,
     topics: Sequence[str],
     span: tuple[datetime, datetime],
-    console: Console,
+    tell: Callable[[str], None],
 ) -> str | None:
-    """Run the DAG once through Airflow; None, or why it failed."""
+    """Run the DAG once through Airflow, telling each task's end; None, or why it failed."""
     log = options.scratch / "logs" / "airflow.log"
     environment = {
         **os.environ,
@@ -252,20 +254,22 @@ def _run_dag(
     last = ""
     with (
         log.open("w") as errors,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            preexec_fn=die_with_parent,
+        start_child(
+            lambda ends_with_us: subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                preexec_fn=ends_with_us,
+            )
         ) as airflow,
     ):
         assert airflow.stdout is not None
         try:
             for line in airflow.stdout:
                 last = line.rstrip()
-                console.print(f"          {last}", style="dim", highlight=False, markup=False)
+                tell(f"  {last}")
         except BaseException:
             _end(airflow)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 15.0
+MAX_RESTARTS = 3
+RESTARTS_WITHIN_S = 60.0
+"""A child that ends more often in this time will not stay by being started once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +91,26 @@ class Endpoints:
         return {name: value for name, value in self.bootstraps.items() if name != self.aggregate}
 
 
+Again = Callable[[str], Sequence[str]]
+"""What a command that had this address is given in addition, to have it again."""
+
+
+@dataclass(slots=True)
+class _Supervised:
+    """A child, and how it is started again."""
+
+    child: Child
+    command: Sequence[str]
+    again: Again
+    ended_at: list[float] = field(default_factory=list)
+
+
 class Supervisor:
-    """Starts children one after the other, notices the first that dies, stops all in reverse order."""
+    """Starts children one after the other, starts those that die again, stops all in reverse order."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._children: list[Child] = []
+        self._children: list[_Supervised] = []
         try:
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -101,35 +118,52 @@ class Supervisor:
                 f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
             ) from None
 
-    def start(self, name: str, *command: str) -> Child:
+    def start(self, name: str, *command: str, again: Again = lambda _: ()) -> Child:
         """Start `millrace COMMAND...` under a name, its output in <logs>/<name>.log."""
-        return self.start_program(name, [sys.executable, "-m", "millrace.cli", *command])
+        return self.start_program(name, [sys.executable, "-m", "millrace.cli", *command], again)
 
-    def start_program(self, name: str, command: Sequence[str]) -> Child:
+    def start_program(self, name: str, command: Sequence[str], again: Again = lambda _: ()) -> Child:
         """Start any program under a name; it must print a ready line as the servers do."""
         child = Child(name, command, self._logs / f"{name}.log")
-        self._children.append(child)
+        self._children.append(_Supervised(child, command, again))
         return child
 
     def check(self) -> None:
-        """MillraceError naming the first child that has ended; none of them may while this runs."""
-        for child in self._children:
-            if child.exit_code is not None:
-                raise MillraceError(
-                    f"{child.name} ended with exit code {child.exit_code}: {child.last_words()}"
-                    f" (see {child.log})"
-                )
+        """MillraceError naming the first child that has ended."""
+        for each in self._children:
+            if each.child.exit_code is not None:
+                raise MillraceError(f"{_end_of(each.child)} (see {each.child.log})")
 
-    def watch(self) -> None:
-        """Return never; MillraceError when a child ends."""
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Start again what ends, and tell so; MillraceError when a child ends again and again."""
         while True:
-            self.check()
+            for each in self._children:
+                if each.child.exit_code is not None:
+                    self._start_again(each, tell)
             time.sleep(0.2)
+
+    def _start_again(self, ended: _Supervised, tell: Callable[[str], None]) -> None:
+        child, now = ended.child, time.monotonic()
+        ended.ended_at = [*(at for at in ended.ended_at if at > now - RESTARTS_WITHIN_S), now]
+        if len(ended.ended_at) > MAX_RESTARTS:
+            raise MillraceError(
+                f"{_end_of(child)}; it has ended {len(ended.ended_at)} times within"
+                f" {RESTARTS_WITHIN_S:.0f} s, so everything is stopped (see {child.log})"
+            )
+        tell(f"{_end_of(child)}; starting it again (see {child.log})")
+        if child.address is not None:
+            ended.command = [*ended.command, *ended.again(child.address)]
+            ended.again = lambda _: ()
+        ended.child = Child(child.name, ended.command, child.log)
 
     def stop(self) -> None:
         """Stop every child, last started first; none is left when this returns."""
         while self._children:
-            self._children.pop().stop(STOP_TIMEOUT_S)
+            self._children.pop().child.stop(STOP_TIMEOUT_S)
+
+
+def _end_of(child: Child) -> str:
+    return f"{child.name} ended with exit code {child.exit_code}: {child.last_words()}"
 
 
 def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str] = ()) -> Endpoints:
@@ -143,11 +177,12 @@ def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str
     data.mkdir(parents=True, exist_ok=True)
     _, port = parse_address(config.zookeeper, "zookeeper")
     zookeeper = supervisor.start(
-        "zookeeper", "zookeeper", "--port", str(port), "--data-dir", str(data / "zookeeper")
-    )
+        "zookeeper", "zookeeper", "--port", str(port), "--data-dir", str(data / "zookeeper"),
+        again=lambda address: ("--port", address.rpartition(":")[2]),
+    )  # fmt: skip
     database = f"sqlite:///{(data / 'registry.db').absolute()}"
     registry = supervisor.start(
-        "registry", "registry", "--listen", config.registry, "--database-url", database
+        "registry", "registry", "--listen", config.registry, "--database-url", database, again=_listen
     )
     zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
 
@@ -163,6 +198,14 @@ def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str
 
     auditor_url = _start_audit(config, aggregate, bootstraps, registry_url, supervisor, data)
     return Endpoints(zookeeper_address, registry_url, auditor_url, bootstraps, aggregate)
+
+
+def _listen(address: str) -> Sequence[str]:
+    return ("--listen", address)
+
+
+def _set_listen(address: str) -> Sequence[str]:
+    return ("--set", f"listen={address}")
 
 
 def _aggregate(config: UpConfig) -> str:
@@ -239,7 +282,7 @@ def _start_brokers(
         if program:
             brokers.append(supervisor.start_program(label, [*program, str(file)]))
         else:
-            brokers.append(supervisor.start(label, "broker", str(file)))
+            brokers.append(supervisor.start(label, "broker", str(file), again=_set_listen))
     return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
 
@@ -271,6 +314,7 @@ def _start_audit(
         "--registry", registry_url,
         "--origins", origins,
         "--grace-s", str(config.grace_s),
+        again=_listen,
     )  # fmt: skip
     for name, bootstrap in bootstraps.items():
         supervisor.start(

@@ -1,1 +1,4 @@
-"""To be written: what this package owns and refuses."""
+"""The schema registry: Avro schemas by id over HTTP, its client, and the check of a folder of schemas.
+
+Knows no broker.
+"""

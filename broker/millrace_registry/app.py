@@ -14,6 +14,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from millrace import __version__
 from millrace_registry import requests
@@ -56,7 +57,7 @@ Deleted: TypeAlias = Annotated[bool | None, Depends(_deleted)]
 class _Page:
     def __init__(self, offset: int = 0, limit: int = -1) -> None:
         self._from = max(offset, 0)
-        self._to = self._from + limit if limit >= 0 else None
+        self._to = self._from + limit if limit > 0 else None
 
     def of(self, items: Sequence[T]) -> list[T]:
         return list(items[self._from : self._to])
@@ -67,7 +68,13 @@ Page: TypeAlias = Annotated[_Page, Depends()]
 
 def create_app(store: Store) -> FastAPI:
     """The application on a store; it holds no state of its own."""
-    app = FastAPI(title="Millrace schema registry", version=__version__, openapi_url=None)
+    app = FastAPI(
+        title="Millrace schema registry",
+        version=__version__,
+        openapi_url=None,
+        redirect_slashes=False,
+        dependencies=[Depends(requests.only_text)],
+    )
     registry, settings = Registry(store), Settings(store)
     _add_errors(app)
     app.add_middleware(requests.AcceptedType)
@@ -299,6 +306,10 @@ def _add_errors(app: FastAPI) -> None:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
         _log.error("%s %s: the database failed: %s", request.method, request.url.path, reason)
         return _error(500, 50001, f"the registry's database failed: {reason}")
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return _error(400, 400, "the client went away before its request was whole")  # nobody reads it
 
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from millrace_registry.defaults import fits
+from millrace_registry.defaults import DefaultChecker
 from millrace_registry.errors import InvalidSchema
 
 Json: TypeAlias = Any
@@ -64,13 +64,17 @@ def parse(text: str, known: Mapping[str, Json] | None = None) -> AvroSchema:
     """
     referenced = dict(known or {})
     reader = _Reader(dict(referenced))
-    tree = reader.read(_load(text), "", "schema", 0)
-    for where, field in reader.fields:
-        if "default" in field and not fits(field["default"], field["type"], reader.definitions):
-            default = json.dumps(field["default"])
-            raise InvalidSchema(f"{where}: default {default} does not fit its type")
-    alone = _inline(tree, referenced, set())
-    return AvroSchema(_dump(_write(tree, "")), alone, reader.definitions)
+    try:
+        tree = reader.read(_load(text), "", "schema", 0)
+        defaults = DefaultChecker(reader.definitions)
+        for where, field in reader.fields:
+            if "default" in field and not defaults.fits(field["default"], field["type"]):
+                default = json.dumps(field["default"])
+                raise InvalidSchema(f"{where}: default {default} does not fit its type")
+        alone = _inline(tree, referenced, set(), 0)
+        return AvroSchema(_dump(_write(tree, "")), alone, reader.definitions)
+    except RecursionError:  # a default may be nested deeper than its type
+        raise _too_deep() from None
 
 
 def _load(text: str) -> Json:
@@ -90,10 +94,14 @@ def _load(text: str) -> Json:
     except UnicodeEncodeError:
         raise InvalidSchema("the schema holds half of a surrogate pair, which is no text") from None
     except RecursionError:
-        raise InvalidSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels") from None
+        raise _too_deep() from None
     except ValueError as error:  # an integer of thousands of digits
         raise InvalidSchema(f"the schema is not JSON: {error}") from None
     return value
+
+
+def _too_deep() -> InvalidSchema:
+    return InvalidSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels")
 
 
 class _Reader:
@@ -106,7 +114,7 @@ class _Reader:
     def read(self, value: Json, namespace: str, where: str, depth: int) -> Json:
         """The tree of one schema value inside `namespace`."""
         if depth > _MAX_DEPTH:
-            raise InvalidSchema(f"the schema is nested deeper than {_MAX_DEPTH} levels")
+            raise _too_deep()
         if isinstance(value, str):
             return self._name(value, namespace, where)
         if isinstance(value, list):
@@ -241,10 +249,12 @@ def _check_enum(tree: Mapping[str, Json], full: str) -> None:
         raise InvalidSchema(f"{full}: default {json.dumps(tree['default'])} is none of its symbols")
 
 
-def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str]) -> Json:
+def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth: int) -> Json:
     """The tree with each referenced type written out where it is used first, and only there."""
+    if depth > _MAX_DEPTH:
+        raise _too_deep()
     if isinstance(tree, list):
-        return [_inline(branch, referenced, written) for branch in tree]
+        return [_inline(branch, referenced, written, depth + 1) for branch in tree]
     if isinstance(tree, str):
         if tree not in referenced or tree in written:
             return tree
@@ -256,11 +266,12 @@ def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str]) -> Js
     result = dict(tree)
     if tree["type"] in ("record", "error"):
         result["fields"] = [
-            {**field, "type": _inline(field["type"], referenced, written)} for field in tree["fields"]
+            {**field, "type": _inline(field["type"], referenced, written, depth + 1)}
+            for field in tree["fields"]
         ]
     for key in ("items", "values"):
         if tree["type"] == {"items": "array", "values": "map"}[key]:
-            result[key] = _inline(tree[key], referenced, written)
+            result[key] = _inline(tree[key], referenced, written, depth + 1)
     return result
 
 

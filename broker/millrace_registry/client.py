@@ -17,9 +17,12 @@ from urllib.parse import quote
 import httpx
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.urls import address_and_auth, without_secret
 
 _WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
 """Before each further try: a registry that restarts is back within these, on a busy machine, too."""
+_SHORTEST_TRY_S = 0.1
+"""What each try gets at least: a bound that is over already is no reason to try nothing."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -47,23 +50,29 @@ class SchemaRegistryClient:
     """Looks schemas up, registers and checks them; gives up `timeout_s` after the first try."""
 
     def __init__(self, url: str, *, timeout_s: float = 10) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"registry {url!r} is no URL: write http://HOST:PORT")
-        self.url = url.rstrip("/")
+        try:
+            address, auth = address_and_auth(url.rstrip("/"))
+        except ConfigError as error:
+            raise ConfigError(f"registry {error}") from None
+        self.address = url
+        """Where it is, with the password if there is one: for other clients of it, not for people."""
+        self.url = without_secret(url.rstrip("/"))
+        """Where it is, for people."""
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._schemas: dict[int, Any] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._http = httpx.Client(
-            base_url=self.url,
+            base_url=address,
+            auth=auth,
             timeout=timeout_s,
             # Reading the certificates takes longer than everything else here.
-            verify=self.url.startswith("https"),
+            verify=address.startswith("https"),
             headers={"Accept": f"{_MEDIA_TYPE}, application/json", "Content-Type": _MEDIA_TYPE},
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.url, self._timeout_s)
+        return _rebuild, (self.address, self._timeout_s)
 
     def __enter__(self) -> SchemaRegistryClient:
         return self
@@ -88,23 +97,29 @@ class SchemaRegistryClient:
         with self._lock:
             return self._schemas.setdefault(schema_id, schema)
 
-    def register(self, subject: str, schema: Any) -> int:
+    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
         """Register a schema (parsed JSON) under a subject; its id, the known one if it is there already.
 
-        Raises SchemaRefused when the registry does not take it.
+        `timeout_s` shortens the client's own timeout for this call. Raises SchemaRefused when the registry
+        does not take it.
         """
         text = json.dumps(schema)
         with self._lock:
             if (subject, text) in self._ids:
                 return self._ids[subject, text]
-        answer = self._ask("POST", f"/subjects/{_quoted(subject)}/versions", {"schema": text})
+        path = f"/subjects/{_quoted(subject)}/versions"
+        answer = self._ask("POST", path, {"schema": text}, timeout_s=timeout_s)
         (schema_id,) = self._read(answer, "id")
         with self._lock:
             return self._ids.setdefault((subject, text), int(schema_id))
 
-    def latest(self, subject: str) -> RegisteredVersion:
-        """The newest version of a subject, asked for anew each time; UnknownSchema when it has none."""
-        answer = self._ask("GET", f"/subjects/{_quoted(subject)}/versions/latest?format=resolved")
+    def latest(self, subject: str, *, timeout_s: float | None = None) -> RegisteredVersion:
+        """The newest version of a subject, asked for anew each time; UnknownSchema when it has none.
+
+        `timeout_s` shortens the client's own timeout for this call.
+        """
+        path = f"/subjects/{_quoted(subject)}/versions/latest?format=resolved"
+        answer = self._ask("GET", path, timeout_s=timeout_s)
         schema_id, version = self._read(answer, "id", "version")
         return RegisteredVersion(schema_id, version, _parsed(answer))
 
@@ -134,9 +149,16 @@ class SchemaRegistryClient:
             return []
         return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
         content = None if body is None else json.dumps(body)
-        response = self._send(method, path, content)
+        response = self._send(method, path, content, self._timeout_s if timeout_s is None else timeout_s)
         try:
             answer = response.json()
         except ValueError:
@@ -164,15 +186,16 @@ class SchemaRegistryClient:
             raise self._no_registry()
         return [answer[key] for key in keys]
 
-    def _send(self, method: str, path: str, content: str | None) -> httpx.Response:
+    def _send(self, method: str, path: str, content: str | None, timeout_s: float) -> httpx.Response:
         """One answer below 500, after as many tries as are left within the timeout.
 
         Everything asked here may be asked twice: registering the same schema again gives the same id.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + min(timeout_s, self._timeout_s)
         for wait_s in (*_WAITS_S, None):
             try:
-                response = self._http.request(method, path, content=content)
+                left_s = max(deadline - time.monotonic(), _SHORTEST_TRY_S)
+                response = self._http.request(method, path, content=content, timeout=left_s)
                 if response.status_code < 500 and response.status_code != 429:
                     return response
                 reason = f"HTTP {response.status_code}"

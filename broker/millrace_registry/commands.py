@@ -18,7 +18,12 @@ from millrace_registry.client import SchemaRegistryClient
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
 _REGISTRY = click.option(
-    "--registry", "url", metavar="URL", required=True, help="The registry, http://HOST:PORT."
+    "--registry",
+    "url",
+    metavar="URL",
+    envvar="MILLRACE_REGISTRY",
+    required=True,
+    help="The registry, http://HOST:PORT.",
 )
 
 
@@ -32,17 +37,18 @@ _REGISTRY = click.option(
     show_default=True,
     help="Address to serve on; port 0 takes a free one.",
 )
-@click.option("--database-url", metavar="URL", default="sqlite:///registry.db", show_default=True,
+@click.option("--database-url", metavar="URL", envvar="MILLRACE_REGISTRY_DATABASE_URL",
+              default="sqlite:///registry.db", show_default=True,
               help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.")  # fmt: skip
 def registry(listen: str, database_url: str) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
-    from millrace.service.web import serve
+    from millrace.service.web import WebServer
     from millrace_registry.app import create_app
     from millrace_registry.store import Store
 
     store = Store.open(database_url)
     try:
-        serve(create_app(store), listen, "registry")
+        WebServer(create_app(store), listen, "registry").serve_until_stopped()
     finally:
         store.close()
 

@@ -12,31 +12,48 @@ from typing import Any
 _INT_BITS = {"int": 31, "long": 63}
 
 
-def fits(value: Any, schema: Any, definitions: Mapping[str, Any]) -> bool:
-    """True when the JSON value is a default for the schema; for a union one of its types must take it."""
-    if isinstance(schema, list):
-        return any(fits(value, branch, definitions) for branch in schema)
-    if isinstance(schema, str):
-        if schema in definitions:
-            return fits(value, definitions[schema], definitions)
-        return _fits_primitive(value, schema)
-    kind = schema["type"]
-    if kind == "array":
-        return isinstance(value, list) and all(fits(v, schema["items"], definitions) for v in value)
-    if kind == "map":
-        return isinstance(value, dict) and all(fits(v, schema["values"], definitions) for v in value.values())
-    if kind == "enum":
-        return value in schema["symbols"]
-    if kind == "fixed":
-        return _is_bytes(value) and len(value) == schema["size"]
-    if kind in ("record", "error"):
-        return isinstance(value, dict) and all(
-            fits(value[field["name"]], field["type"], definitions)
-            if field["name"] in value
-            else "default" in field
-            for field in schema["fields"]
-        )
-    return _fits_primitive(value, kind)
+class DefaultChecker:
+    """Whether JSON values are defaults for schemas that use these definitions; values must stay alive.
+
+    Each value is looked at once for each named type: unions of records that hold each other would else be
+    tried in every combination, twice as many for each level that the default is nested deeper.
+    """
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        self._definitions = definitions
+        self._seen: dict[tuple[int, str], bool] = {}
+
+    def fits(self, value: Any, schema: Any) -> bool:
+        """True when the JSON value is a default for the schema; for a union one of its types must take it."""
+        if isinstance(schema, list):
+            return any(self.fits(value, branch) for branch in schema)
+        if isinstance(schema, str):
+            return self._fits_named(value, schema)
+        kind = schema["type"]
+        if kind == "array":
+            return isinstance(value, list) and all(self.fits(v, schema["items"]) for v in value)
+        if kind == "map":
+            return isinstance(value, dict) and all(self.fits(v, schema["values"]) for v in value.values())
+        if kind == "enum":
+            return value in schema["symbols"]
+        if kind == "fixed":
+            return _is_bytes(value) and len(value) == schema["size"]
+        if kind in ("record", "error"):
+            return isinstance(value, dict) and all(
+                self.fits(value[field["name"]], field["type"])
+                if field["name"] in value
+                else "default" in field
+                for field in schema["fields"]
+            )
+        return _fits_primitive(value, kind)
+
+    def _fits_named(self, value: Any, name: str) -> bool:
+        if name not in self._definitions:
+            return _fits_primitive(value, name)
+        key = id(value), name
+        if key not in self._seen:
+            self._seen[key] = self.fits(value, self._definitions[name])
+        return self._seen[key]
 
 
 def _fits_primitive(value: Any, kind: str) -> bool:

@@ -134,6 +134,12 @@ class InvalidRuleSet(RegistryError):
     status, code = 422, 42210
 
 
+class InvalidText(RegistryError):
+    """A string of the request holds what is no text, or no text that a database keeps."""
+
+    status, code = 422, 422
+
+
 class BadRequest(RegistryError):
     """The request's body is not a JSON object with the fields it needs."""
 

@@ -7,6 +7,7 @@ them with every release; data rules are the exception, since a client would beli
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -20,6 +21,7 @@ from millrace_registry.errors import (
     InvalidRuleSet,
     InvalidSchema,
     InvalidSubject,
+    InvalidText,
     RequestTooLarge,
     SchemaNotFound,
     SchemaTooLarge,
@@ -37,12 +39,15 @@ MEDIA_TYPES = (
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
 """A schema travels as a JSON string, whose escapes can take more room than its text."""
+MAX_SUBJECT_BYTES = 2600
+"""What PostgreSQL keeps in an index is at most 2,704 bytes, with a number beside the subject."""
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _READ_ONLY_MEDIA_TYPES = ("application/octet-stream", "")
 
 
 class EncodedSlashes:
-    """Keeps `%2F` inside a path's segment apart from the slashes between segments.
+    """Keeps `%2F` inside a path's segment apart from the slashes between segments; drops one at the end.
 
     Servers hand the path on decoded, so a subject `a/b` would look like two segments. Handlers undo the rest
     with `subject_name`.
@@ -54,7 +59,8 @@ class EncodedSlashes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, each segment encoded as far as it must be."""
         if scope["type"] == "http":
-            segments = scope["raw_path"].decode("latin-1").partition("?")[0].split("/")
+            path = scope["raw_path"].decode("latin-1").partition("?")[0]
+            segments = (path[:-1] if path.endswith("/") and len(path) > 1 else path).split("/")
             decoded = (unquote(segment).replace("%", "%25").replace("/", "%2F") for segment in segments)
             scope = {**scope, "path": "/".join(decoded)}
         await self._app(scope, receive, send)
@@ -79,6 +85,29 @@ class AcceptedType:
         await self._app(scope, receive, send_typed)
 
 
+async def only_text(request: Request) -> None:
+    """Refuse a query that holds no text; it is asked for every request, as `json_body` is for every body."""
+    for name, value in request.query_params.multi_items():
+        _check_text(name)
+        _check_text(value)
+
+
+def _check_text(value: Any) -> None:
+    """InvalidText when a string anywhere in a JSON value is none that every database can keep."""
+    if isinstance(value, str):
+        if _NO_TEXT.search(value):
+            raise InvalidText(
+                "the request holds a NUL character or half of a surrogate pair: leave it out, it is no text"
+            )
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            _check_text(name)
+            _check_text(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_text(item)
+
+
 def subject_name(segment: str) -> str:
     """The subject that a path's segment names; InvalidSubject for one the registry cannot keep."""
     subject = unquote(segment)
@@ -86,8 +115,11 @@ def subject_name(segment: str) -> str:
         subject = subject[3:]  # the default context, the only one there is
     elif subject.startswith(":."):
         raise InvalidSubject(f"subject {subject!r}: contexts are not supported, register it without one")
-    if not subject.strip() or not subject.isprintable() or len(subject) > 1000:
-        raise InvalidSubject(f"subject {subject!r} is not valid: 1 to 1000 printable characters")
+    if not subject.strip() or not subject.isprintable() or len(subject.encode()) > MAX_SUBJECT_BYTES:
+        raise InvalidSubject(
+            f"subject {subject[:100]!r} is not valid: write printable characters,"
+            f" 1 to {MAX_SUBJECT_BYTES} bytes in UTF-8"
+        )
     return subject
 
 
@@ -110,6 +142,7 @@ async def json_body(request: Request) -> Mapping[str, Any]:
             raise RequestTooLarge(f"the request's body is larger than {MAX_BODY_BYTES} bytes")
     try:
         value = json.loads(body)
+        _check_text(value)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request's body is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -125,7 +158,7 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
     text = body.get("schema")
     if not isinstance(text, str) or not text.strip():
         raise InvalidSchema("Empty schema: send the Avro schema's JSON as the string `schema`")
-    if len(text) > MAX_SCHEMA_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_SCHEMA_BYTES:
+    if len(text) > MAX_SCHEMA_BYTES or len(text.encode()) > MAX_SCHEMA_BYTES:
         raise SchemaTooLarge(f"the schema is larger than {MAX_SCHEMA_BYTES} bytes")
     rules = body.get("ruleSet")
     if isinstance(rules, dict) and any(rules.values()):
@@ -141,6 +174,8 @@ def _references(value: Any) -> tuple[Reference, ...]:
     for r in references:
         if not (isinstance(r.name, str) and isinstance(r.subject, str) and type(r.version) is int):
             raise InvalidSchema("`references` must be a list of {name, subject, version}")
+        if not 1 <= r.version <= LARGEST:
+            raise InvalidSchema(f"reference {r.name!r}: its version must be a number from 1 to {LARGEST}")
     return references
 
 

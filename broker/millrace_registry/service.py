@@ -11,12 +11,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millrace_registry.avro_schema import AvroSchema, Json, parse
+from millrace_registry.avro_schema import AvroSchema
 from millrace_registry.compatibility import Level, incompatibilities
 from millrace_registry.errors import (
     IdDoesNotMatch,
     IncompatibleSchema,
-    InvalidSchema,
     InvalidVersion,
     OperationNotPermitted,
     ReferenceExists,
@@ -28,6 +27,7 @@ from millrace_registry.errors import (
     VersionNotSoftDeleted,
     VersionSoftDeleted,
 )
+from millrace_registry.references import SchemaParser
 from millrace_registry.settings import Mode, forget, level_of, mode_of
 from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
 
@@ -101,14 +101,15 @@ class Registry:
         if not schema.references:
             return schema.text
         with self._store.read() as rows:
-            return _parse_stored(rows, schema).resolved_text
+            return SchemaParser().stored(rows, schema).resolved_text
 
     def lookup(self, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
         """The version under which the subject holds this schema; SchemaNotFound when it does not."""
         with self._store.read() as rows:
             if not rows.versions(subject=subject, deleted=None if deleted else False):
                 raise SubjectNotFound(f"Subject '{subject}' not found.")
-            found = _lookup(rows, subject, _fingerprint(rows, candidate), deleted=deleted)
+            schema = _parse(SchemaParser(), rows, candidate)
+            found = _lookup(rows, subject, _fingerprint(schema, candidate), deleted=deleted)
         if found is None:
             raise SchemaNotFound("Schema not found")
         return found
@@ -117,25 +118,18 @@ class Registry:
 
     def register(self, subject: str, candidate: Candidate) -> StoredVersion:
         """Register a schema; the version that holds it, the existing one if the subject has it already."""
+        parser = SchemaParser()
         with self._store.read() as rows:  # the common case takes no lock: a client that starts again
-            existing = _lookup(rows, subject, _fingerprint(rows, candidate))
-        if existing is not None and candidate.schema_id in (None, existing.schema.id):
+            schema, existing = _examine(parser, rows, subject, candidate)
+        if existing is not None:
             return existing
-        with self._store.write() as rows:
-            _check_mode(rows, subject, candidate)
-            schema = _parse(rows, candidate)
-            fingerprint = _fingerprint(rows, candidate)
-            if candidate.schema_id is not None:
-                return _import(rows, subject, candidate, schema, fingerprint)
-            existing = _lookup(rows, subject, fingerprint)
+        with self._store.write() as rows:  # examined again, now for good; what takes long was parsed above
+            schema, existing = _examine(parser, rows, subject, candidate)
             if existing is not None:
                 return existing
-            level = level_of(rows, subject)
-            reasons = _incompatibilities(rows, schema, rows.versions(subject=subject), level)
-            if reasons:
-                raise IncompatibleSchema(
-                    f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}"
-                )
+            fingerprint = _fingerprint(schema, candidate)
+            if candidate.schema_id is not None:
+                return _import(rows, subject, candidate, schema, fingerprint)
             stored = rows.schema_of(fingerprint)
             if stored is None:
                 stored = rows.add_schema(fingerprint, schema.text, candidate.references)
@@ -149,12 +143,13 @@ class Registry:
         Against one version, or by the subject's level against the latest or all. A subject without versions
         takes every schema.
         """
+        parser = SchemaParser()
         with self._store.read() as rows:
-            schema = _parse(rows, candidate)
+            schema = _parse(parser, rows, candidate)
             versions = rows.versions(subject=subject)
             if number is not None and (versions or not _is_latest(number)):
-                versions = [_find(rows, subject, number)]
-            return _incompatibilities(rows, schema, versions, level_of(rows, subject))
+                versions = [_choose(versions, number)]
+            return _incompatibilities(parser, rows, schema, versions, level_of(rows, subject))
 
     # Deleting
 
@@ -200,12 +195,18 @@ def _is_latest(number: str) -> bool:
 
 
 def _find(rows: Transaction, subject: str, number: str, *, deleted: bool = False) -> StoredVersion:
-    wanted = None if _is_latest(number) else _version_number(number)
+    if not _is_latest(number):
+        _version_number(number)  # what is no number is refused as that, whatever the subject
     versions = rows.versions(subject=subject, deleted=None if deleted else False)
     if not versions:
         raise SubjectNotFound(f"Subject '{subject}' not found.")
-    if wanted is None:
+    return _choose(versions, number)
+
+
+def _choose(versions: Sequence[StoredVersion], number: str) -> StoredVersion:
+    if _is_latest(number):
         return next((v for v in reversed(versions) if not v.deleted), versions[-1])
+    wanted = _version_number(number)
     for version in versions:
         if version.version == wanted:
             return version
@@ -238,44 +239,44 @@ def _lookup(
     return versions[-1] if versions else None
 
 
-def _parse(rows: Transaction, candidate: Candidate) -> AvroSchema:
-    return parse(candidate.text, _known(rows, candidate.references))
+def _parse(parser: SchemaParser, rows: Transaction, candidate: Candidate) -> AvroSchema:
+    return parser.sent(rows, candidate.text, candidate.references)
 
 
-def _parse_stored(rows: Transaction, schema: StoredSchema) -> AvroSchema:
-    return parse(schema.text, _known(rows, schema.references))
+def _fingerprint(schema: AvroSchema, candidate: Candidate) -> str:
+    return schema.fingerprint(sorted((r.name, r.subject, r.version) for r in candidate.references))
 
 
-def _known(rows: Transaction, references: Sequence[Reference]) -> dict[str, Json]:
-    """Every named type that the references bring, by full name."""
-    known: dict[str, Json] = {}
-    for reference in references:
-        versions = rows.versions(subject=reference.subject, deleted=None)
-        match = [version for version in versions if version.version == reference.version]
-        where = f"reference {reference.name!r}: subject {reference.subject!r} version {reference.version}"
-        if not match:
-            raise InvalidSchema(f"{where} is not registered: register it first")
-        definitions = _parse_stored(rows, match[0].schema).definitions
-        if reference.name not in definitions:
-            raise InvalidSchema(f"{where} defines {', '.join(definitions) or 'no named type'}")
-        for name, definition in definitions.items():
-            if known.setdefault(name, definition) != definition:
-                raise InvalidSchema(f"{where} defines {name} otherwise than another reference")
-    return known
-
-
-def _fingerprint(rows: Transaction, candidate: Candidate) -> str:
-    references = sorted((r.name, r.subject, r.version) for r in candidate.references)
-    return _parse(rows, candidate).fingerprint(references)
+def _examine(
+    parser: SchemaParser, rows: Transaction, subject: str, candidate: Candidate
+) -> tuple[AvroSchema, StoredVersion | None]:
+    """The schema, and the version that holds it; when none does, it may be registered, or this raises."""
+    schema = _parse(parser, rows, candidate)
+    existing = _lookup(rows, subject, _fingerprint(schema, candidate))
+    if existing is not None and candidate.schema_id in (None, existing.schema.id):
+        return schema, existing
+    _check_mode(rows, subject, candidate)
+    if candidate.schema_id is None:
+        level = level_of(rows, subject)
+        reasons = _incompatibilities(parser, rows, schema, rows.versions(subject=subject), level)
+        if reasons:
+            raise IncompatibleSchema(
+                f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}"
+            )
+    return schema, None
 
 
 def _incompatibilities(
-    rows: Transaction, schema: AvroSchema, versions: Sequence[StoredVersion], level: Level
+    parser: SchemaParser,
+    rows: Transaction,
+    schema: AvroSchema,
+    versions: Sequence[StoredVersion],
+    level: Level,
 ) -> list[str]:
     if level is Level.NONE:
         return []
     chosen = versions if level.transitive else versions[-1:]
-    old = {version.version: _parse_stored(rows, version.schema) for version in reversed(chosen)}
+    old = {version.version: parser.stored(rows, version.schema) for version in reversed(chosen)}
     return incompatibilities(schema, old, level)
 
 

@@ -17,7 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from millrace.errors import MillraceError
+from millrace.installation import how_to_install
 from millrace.service import sqlite
+from millrace.urls import without_secret
 
 _LOCK_WAIT_S = 30
 _POSTGRES_LOCK = 0x6D696C6C72616365  # "millrace": one advisory lock for every writer of this registry
@@ -137,9 +139,16 @@ class Transaction:
         if deleted is not None:
             query = query.where(_versions.c.deleted == deleted)
         rows = self._connection.execute(query).all()
-        found = [StoredVersion(r.subject, r.version, r.deleted, _schema(r.schema_id, r)) for r in rows]
+        found = [_version(row) for row in rows]
         # Sorted here: databases disagree on the order of text.
         return sorted(found, key=lambda version: (version.subject, version.version))
+
+    def version(self, subject: str, number: int) -> StoredVersion | None:
+        """One version, deleted or not; None when it was never registered or is forgotten."""
+        query = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
+        query = query.where(_versions.c.subject == subject, _versions.c.version == number)
+        row = self._connection.execute(query).first()
+        return None if row is None else _version(row)
 
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
         """Names of the subjects that have live versions, deleted ones (True) or any (None), sorted."""
@@ -207,6 +216,10 @@ def _same(version: StoredVersion) -> sa.ColumnElement[bool]:
     return sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
 
 
+def _version(row: Any) -> StoredVersion:
+    return StoredVersion(row.subject, row.version, row.deleted, _schema(row.schema_id, row))
+
+
 def _schema(schema_id: int, row: Any) -> StoredSchema:
     references = tuple(Reference(*reference) for reference in json.loads(row.reference_list))
     return StoredSchema(schema_id, row.text, references)
@@ -226,16 +239,18 @@ class Store:
             parsed = sa.engine.make_url(url)
         except sa.exc.ArgumentError:
             raise MillraceError(
-                f"database URL {url!r} is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+                "the database's URL is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
             ) from None
-        shown = parsed.render_as_string(hide_password=True)
+        shown = without_secret(url)
         try:
             engine = _engine(parsed)
             store = cls(engine)
             with store.write() as transaction:
                 _metadata.create_all(transaction._connection)
-        except ModuleNotFoundError as error:
-            raise MillraceError(f"database {shown}: install its driver, {error.name}") from None
+        except ImportError:
+            raise MillraceError(
+                f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
+            ) from None
         except sa.exc.SQLAlchemyError as error:
             reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
             raise MillraceError(f"cannot use database {shown}: {reason}") from error

@@ -15,6 +15,14 @@ from datetime import UTC, datetime
 from millrace.errors import ConfigError
 from millrace_airflow.settings import MillraceSettings
 
+WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
+"""What `interval` takes, for the forms of DAGs: Airflow checks a pattern, and of `date-time` nothing."""
+
+
+def environment(settings: MillraceSettings) -> dict[str, str]:
+    """The URLs of the services for a command, which may hold passwords: every user reads command lines."""
+    return {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
+
 
 def load_command(
     settings: MillraceSettings,
@@ -30,7 +38,7 @@ def load_command(
 
     What is empty is left to the command.
     """
-    options = ["--bootstrap", settings.bootstrap, "--registry", settings.registry]
+    options = ["--bootstrap", settings.bootstrap]
     given = {
         "--topics-matching": topics_matching,
         "--max-bytes": max_bytes,
@@ -48,23 +56,35 @@ def hourly_command(
 
     With `late` also of every hour published before.
     """
-    options = ["--from", _iso(start), "--to", _iso(end), "--auditor", settings.auditor]
+    options = ["--from", _iso(start), "--to", _iso(end)]
     options += ["--late"] if late else []
     return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
 
 
 def late_hours_command(settings: MillraceSettings, topic: str, run_id: str) -> list[str]:
     """`millrace hourly --late`: the next revision of every published hour that has news, and no other."""
-    options = ["--late", "--auditor", settings.auditor]
+    return _millrace(settings, "hourly", topic, "--late", *_into_warehouse(settings, run_id))
+
+
+def unpublished_hours_command(
+    settings: MillraceSettings, topic: str, unproven_after: str, run_id: str
+) -> list[str]:
+    """`millrace hourly --late --unpublished`: late rows, and hours that were loaded and never published."""
+    options = ["--late", "--unpublished", "--unproven-after", unproven_after, "--auditor", settings.auditor]
     return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
 
 
 def reload_command(
     settings: MillraceSettings, topic: str, start: datetime, end: datetime, reason: str, run_id: str
 ) -> list[str]:
-    """`millrace reload`: the loads of the hours in [start, end), read again from the log."""
+    """`millrace reload`: the loads of the hours in [start, end), read again from the log.
+
+    ConfigError without a reason: it is kept with the loads.
+    """
+    if not reason.strip():
+        raise ConfigError("reason is empty: say why these hours are read again")
     options = ["--from", _iso(start), "--to", _iso(end), "--reason", reason]
-    options += ["--bootstrap", settings.bootstrap, "--registry", settings.registry]
+    options += ["--bootstrap", settings.bootstrap]
     return _millrace(settings, "reload", topic, *options, *_into_warehouse(settings, run_id))
 
 
@@ -103,23 +123,33 @@ def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) 
 
 
 def interval(start: str, end: str) -> tuple[datetime, datetime]:
-    """The interval [start, end) in UTC. ConfigError when a text is no time or nothing lies between them."""
+    """The interval [start, end) of whole hours in UTC; ConfigError when a text is no time, or it is none.
+
+    What is proved is what is published: the audit could answer for half an hour, a revision cannot.
+    """
     first, last = _instant(start, "start"), _instant(end, "end")
     if first >= last:
         raise ConfigError(
             f"start {_iso(first)} is not before end {_iso(last)}: give an interval of at least one hour"
             " (a schedule like @hourly has no data interval in Airflow 3; use CronDataIntervalTimetable)"
         )
+    for name, time in (("start", first), ("end", last)):
+        if time.minute or time.second or time.microsecond:
+            raise ConfigError(
+                f"{name} {_iso(time)} is not a whole hour, and hours are proved and published whole:"
+                " give the beginning of an hour in UTC (for a schedule: 0 * * * *)"
+            )
     return first, last
 
 
 def _instant(text: str, what: str) -> datetime:
     try:
         instant = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
         raise ConfigError(f"{what} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
-    return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
 def _iso(instant: datetime) -> str:
-    return instant.strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Not strftime: it writes the year 1 as "1".
+    return instant.isoformat(timespec="seconds").replace("+00:00", "Z")

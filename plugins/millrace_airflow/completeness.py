@@ -24,6 +24,7 @@ class Step(StrEnum):
     GO_ON = "go on"
     WAIT = "wait"
     GIVE_UP = "give up"
+    TIME_IS_UP = "time is up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def ask(
     try:
         found = completeness(auditor, topic, start, end)
     except MillraceError as error:
-        return Judgement(Step.GIVE_UP if now >= until else Step.WAIT, str(error))
+        return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, str(error))
     return judge(found, now=now, until=until, unknown_until=unknown_until)
 
 
@@ -66,7 +67,7 @@ def judge(
         return Judgement(Step.GIVE_UP, reason)
     if found.verdict == "unknown" and unknown_until is not None and now >= unknown_until:
         return Judgement(Step.GO_ON, reason)
-    return Judgement(Step.GIVE_UP if now >= until else Step.WAIT, reason)
+    return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, reason)
 
 
 def describe(found: Completeness) -> str:

@@ -17,7 +17,8 @@ def check_installation() -> None:
     """Raise InstallationError, one line that says what to do, when jobs could not run here."""
     if importlib.util.find_spec("millrace") is None:
         raise InstallationError(
-            "the plugins folder alone is not enough: package millrace is missing; pip install millrace"
+            "the plugins folder alone is not enough: package millrace is missing; put broker/ of the same"
+            " checkout on PYTHONPATH, or install millrace-pipeline"
         )
     # Both write the folder site-packages/pyspark: which release's files are there is a matter of luck,
     # and uninstalling either one leaves holes in the other.

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,13 @@ class Job:
         self.directory = directory
 
     @classmethod
-    def start(cls, command: Sequence[str], parent: Path, name: str) -> Job:
-        """Start `command` detached from this process, its folder a new one under `parent`."""
+    def start(
+        cls, command: Sequence[str], parent: Path, name: str, environment: Mapping[str, str] | None = None
+    ) -> Job:
+        """Start `command` detached from this process, its folder a new one under `parent`.
+
+        `environment` is added to this process's own, and written nowhere.
+        """
         job = cls(parent / f"{name}-{uuid.uuid4().hex[:12]}")
         job.directory.mkdir(parents=True)
         started_here.append(job)
@@ -68,6 +73,7 @@ class Job:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
+                    env={**os.environ, **(environment or {})},
                     pass_fds=[lock.fileno()],
                     check=False,
                 )

@@ -14,7 +14,7 @@ _INTEGRATION = "Millrace"
 def get_provider_info() -> dict[str, Any]:
     """Provider metadata in the shape of Airflow's provider_info.schema.json."""
     return {
-        "package-name": "millrace",
+        "package-name": "millrace-pipeline",
         "name": "Millrace",
         "description": "Load event streams into the warehouse; publish an hour once it is proved complete.",
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],

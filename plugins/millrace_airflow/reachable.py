@@ -6,6 +6,7 @@ import httpx
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
+from millrace.urls import address_and_auth, without_secret
 from millrace_airflow.settings import MillraceSettings
 
 TIMEOUT_S = 5.0
@@ -21,9 +22,12 @@ def check_services(settings: MillraceSettings) -> str:
 
 
 def _get(url: str, what: str) -> None:
+    address, auth = address_and_auth(url)
     try:
-        response = httpx.get(url, timeout=TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise MillraceError(f"no {what} answers at {url}: {error or type(error).__name__}") from None
+        response = httpx.get(address, auth=auth, timeout=TIMEOUT_S)
+    except httpx.HTTPError as error:
+        raise MillraceError(
+            f"no {what} answers at {without_secret(url)}: {error or type(error).__name__}"
+        ) from None
     if response.is_error:
-        raise MillraceError(f"{url} is no {what}: it answers {response.status_code}")
+        raise MillraceError(f"{without_secret(url)} is no {what}: it answers {response.status_code}")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from airflow.sdk import DAG
 
 hookimpl = HookimplMarker("airflow")
+JOB_STOP_S = 4.0
+"""How long a job may take to end by SIGTERM before it is killed: what it has not published does not count."""
 
 
 @click.command()
@@ -79,7 +81,7 @@ def _kill(job: Job) -> None:
     deadline = time.monotonic() + 2.0
     while job.directory.is_dir() and time.monotonic() < deadline:
         try:
-            job.kill()
+            job.kill(JOB_STOP_S)
             return
         except (OSError, ValueError, JobFailed):
             time.sleep(0.05)

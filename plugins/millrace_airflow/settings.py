@@ -22,9 +22,9 @@ class MillraceSettings:
 
     bootstrap: str
     """HOST:PORT[,HOST:PORT...] of the aggregate cluster's brokers: the connection's host."""
-    registry: str
+    registry: str = field(repr=False)
     """URL of the schema registry."""
-    auditor: str
+    auditor: str = field(repr=False)
     """URL of the auditor."""
     warehouse: str
     """Path or URI of the folder that holds the tables."""

@@ -39,7 +39,6 @@ from millrace_spark.warehouse.editions import (
     reloads_table,
 )
 from millrace_spark.warehouse.layout import (
-    STAGING,
     newest_load,
     publish,
     record,
@@ -49,6 +48,7 @@ from millrace_spark.warehouse.layout import (
 )
 from millrace_spark.warehouse.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import PinnedId, pinned_id
+from millrace_spark.warehouse.staging import staged
 
 ATTEMPTS = 5
 COUNTED = "_counted"
@@ -221,21 +221,18 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResu
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: Pinned) -> LoadManifest | None:
     """One try to publish the next edition; None when another run was first."""
     topic, table = replaced.topic, reloads_table(replaced.topic)
-    staging = f"{table}/{STAGING}/{uuid.uuid4().hex}"
     heading = Heading(
         topic=topic, topic_id=replaced.topic_id, cluster_id=replaced.cluster_id, load=replaced.load,
         edition=replaced.edition + 1, previous=replaced.sha256,
     )  # fmt: skip
-    try:
+    with staged(run.fs, table) as staging:
         manifest = write_ranges(_limited(run, replaced), heading, pinned, _parts(run, replaced), staging)
         check_same_offsets(manifest, replaced)
         manifest = sealed(dataclasses.replace(manifest, reason=run.reason))
-    except BaseException:
-        run.fs.delete(staging)
-        raise
-    run.progress("verified")
-    folder = reload_folder(manifest.load, manifest.edition)
-    return manifest if publish(run.fs, table, staging, folder, manifest, run.progress) else None
+        run.progress("verified")
+        folder = reload_folder(manifest.load, manifest.edition)
+        won = publish(run.fs, table, staging, folder, manifest, run.progress)
+    return manifest if won else None
 
 
 def _limited(run: ReloadRun, replaced: LoadManifest) -> ReloadRun:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.files.filesystem import Filesystem, literal
 from millrace_spark.warehouse.manifest import REJECTED, DataFile
 from millrace_spark.warehouse.staging import sha256_of
 
@@ -68,7 +68,7 @@ def _rows(
     spark: SparkSession, fs: Filesystem, staging: str, paths: list[str], records: str
 ) -> dict[str, tuple[int, int]]:
     """Path -> (rows, records) of files that all have rows."""
-    frame = spark.read.parquet(*(fs.uri(f"{staging}/{path}") for path in paths))
+    frame = spark.read.parquet(*(literal(fs.uri(f"{staging}/{path}")) for path in paths))
     aggregates = ["count(*) as `rows`", f"{records} as `records`"]
     grouped = frame.selectExpr("*", "_metadata.file_path as `_file_path`").groupBy("_file_path")
     counted: list[Any] = grouped.agg(*map(_expression, aggregates)).collect()

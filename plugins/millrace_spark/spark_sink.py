@@ -24,7 +24,8 @@ from pyspark.sql.types import StructType
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.avro.messages import DecodedBatch, Decoder
-from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.avro.table_schema import FOLDER_NAMES, check_names
+from millrace_spark.files.filesystem import Filesystem, literal
 from millrace_spark.load.direct import CutResult, Source
 from millrace_spark.parquet.hour_files import count_rows, dates_and_hours
 from millrace_spark.parquet.rejections import REJECTED_SCHEMA, Reasons
@@ -78,7 +79,7 @@ class SparkSink:
 
     def _accounts(self, cuts: Sequence[Cut], folder: str) -> list[CutResult]:
         """What the tasks have said, in the order of the cuts; MillraceError if one could not read its cut."""
-        rows = self._spark.read.parquet(self._fs.uri(folder)).select("_key").collect()
+        rows = self._spark.read.parquet(literal(self._fs.uri(folder))).select("_key").collect()
         self._fs.delete(folder)
         said = [json.loads(row["_key"]) for row in rows]
         if error := next((each["error"] for each in said if "error" in each), None):
@@ -129,6 +130,7 @@ def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
 def rows_source(name_: str, source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
     """A data source of exactly these cuts' rows and accounts; it travels by value, with them."""
     arrow_schema = Decoder(source.table_schema, source.lookup).arrow_schema
+    check_names(arrow_schema, FOLDER_NAMES)  # an older version may have pinned one
     arrow_schema = arrow_schema.append(pa.field("date", pa.string())).append(pa.field("hour", pa.string()))
 
     class Rows(DataSource):
@@ -198,7 +200,7 @@ class SparkMerge:
         if not newest.schema_file:
             return []
         paths = self._checked([each for source in sources for each in source.files])
-        schema = self._spark.read.parquet(self._fs.uri(newest.schema_file)).schema
+        schema = self._spark.read.parquet(literal(self._fs.uri(newest.schema_file))).schema
         path = "_metadata.file_path"
         frame = self._spark.read.schema(schema).parquet(*paths)
         for source in (source for source in sources if source.replaced):
@@ -217,7 +219,7 @@ class SparkMerge:
         for path, digest, (_, file) in zip(paths, sha256_of(self._fs, paths), files, strict=True):
             if digest != file.sha256:
                 raise not_published(path)
-        return [self._fs.uri(path) for path in paths]
+        return [literal(self._fs.uri(path)) for path in paths]
 
 
 def _rest(source: HourSource) -> str:

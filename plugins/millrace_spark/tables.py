@@ -7,7 +7,7 @@ The files read are those the manifests name, never what a listing finds, and the
 sees each hour as it was at that moment, whole, whatever is published meanwhile. What it reads is deleted
 no sooner than `expire` allows for. The columns are those of the newest promotion in any hour of the table,
 whichever hours are read; one that an older revision lacks is null there. `date`, `hour` and `rev` come from
-the folders.
+the folders; a table that an older version gave a column of such a name is read without these three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_spark.files.filesystem import Filesystem, open_filesystem
+from millrace_spark.avro.table_schema import same_but_case
+from millrace_spark.files.filesystem import Filesystem, literal, open_filesystem
 from millrace_spark.table.revisions import (
     FOLDER_COLUMNS,
     Hours,
@@ -46,20 +47,31 @@ def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = 
 
     fs = open_filesystem(warehouse, spark)
     revisions = _published(fs, topic, hours)
-    columns = from_arrow_schema(_schema(fs, topic, revisions))
-    reader = spark.read.schema(columns).option("basePath", fs.uri(f"{topic}{HOURLY}"))
-    return reader.parquet(*(fs.uri(path) for path in _paths(revisions)))
+    columns = _columns(fs, topic, revisions)
+    pair = same_but_case(columns.names)
+    if pair and spark.conf.get("spark.sql.caseSensitive") != "true":
+        raise MillraceError(
+            f"the columns {pair[0]} and {pair[1]} of {topic} differ in case only: set spark.sql.caseSensitive"
+            " to true in this session"
+        )
+    folders = _folder_columns(columns)
+    reader = spark.read.schema(from_arrow_schema(pa.schema([*columns, *folders])))
+    # Without its base path Spark takes no column from a file's folders.
+    reader = reader.option("basePath", fs.uri(f"{topic}{HOURLY}")) if len(folders) else reader
+    return reader.parquet(*(literal(fs.uri(path)) for path in _paths(revisions)))
 
 
 def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
     """The hourly table of a topic as a pyarrow dataset; MillraceError when nothing was published yet."""
     fs = open_filesystem(warehouse)
     revisions = _published(fs, topic, hours)
+    columns = _columns(fs, topic, revisions)
+    folders = _folder_columns(columns)
     return ds.dataset(
         [fs.uri(path) for path in _paths(revisions)],
-        schema=_schema(fs, topic, revisions),
+        schema=pa.schema([*columns, *folders]),
         format="parquet",
-        partitioning=ds.partitioning(FOLDER_COLUMNS, flavor="hive"),
+        partitioning=ds.partitioning(folders, flavor="hive"),
         partition_base_dir=fs.uri(f"{topic}{HOURLY}"),
     )
 
@@ -93,8 +105,8 @@ def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revisi
     return revisions
 
 
-def _schema(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Schema:
-    """The columns of the table: of the revision with the newest promotion; among those, of the newest load.
+def _columns(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Schema:
+    """The columns in the files: of the revision with the newest promotion; among those, of the newest load.
 
     It is among the revisions that are read, or else it is looked for from the newest hour backwards.
     """
@@ -103,8 +115,13 @@ def _schema(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Sch
     while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
         newest = max(newest, other, key=lambda revision: _age(revision.manifest))
     with fs.local_copy(_paths([newest])[0]) as file:
-        columns = pq.read_schema(file).remove_metadata()
-    return pa.schema([*columns, *FOLDER_COLUMNS])
+        return pq.read_schema(file).remove_metadata()
+
+
+def _folder_columns(columns: pa.Schema) -> pa.Schema:
+    """What the folders add to the columns of the files: nothing where a file has one of that name."""
+    theirs = {name.casefold() for name in columns.names}
+    return pa.schema([]) if theirs & {*FOLDER_COLUMNS.names} else FOLDER_COLUMNS
 
 
 def _newest_promotion(fs: Filesystem, topic: str) -> int:

@@ -1,6 +1,6 @@
-"""The page `docs/benchmarks.md`: two generated halves in one file, each between marks of its own.
+"""The page `docs/benchmarks.md`: generated parts in one file, each between marks of its own.
 
-A benchmark writes its half and leaves everything else as it is, byte for byte. What a half says is its
+A benchmark writes its part and leaves everything else as it is, byte for byte. What a half says is its
 benchmark's business.
 """
 

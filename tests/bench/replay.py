@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,28 +134,31 @@ def produce(
     requests: int,
     acks: int = 1,
     in_flight: int = 1000,
+    connections: int = 1,
     partition: int = 0,
 ) -> Run:
-    """Send one request so many times, at most `in_flight` (and a chunk of 1 MiB) ahead of the answers.
+    """Send one request so many times over each connection, at most `in_flight` ahead of the answers.
 
     With acks=0 nothing limits it; the time then ends with the answer to one more request with acks=1.
     """
     batch = {partition: batch_of(per_request)}
     request = produce_request(topic, batch, acks)
     last = produce_request(topic, batch, 1)
-    with _connect(address) as connection:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(_connect(address)) for _ in range(connections)]
         started, cpu = time.monotonic(), time.process_time()
         if acks == 0:
             chunk = request * max(1, CHUNK_BYTES // len(request))
             for start in range(0, requests * len(request), len(chunk)):
-                connection.sendall(memoryview(chunk)[: requests * len(request) - start])
-            _replay(connection, last, 1, 1, _produced_bytes(topic))
+                for one in sockets:
+                    one.sendall(memoryview(chunk)[: requests * len(request) - start])
+            _replay(sockets, last, 1, 1, _produced_bytes(topic))
         else:
-            _replay(connection, request, requests, in_flight, _produced_bytes(topic))
+            _replay(sockets, request, requests, in_flight, _produced_bytes(topic))
         return Run(
-            requests=requests,
-            messages=requests * per_request,
-            data_bytes=requests * len(batch[partition]),
+            requests=requests * connections,
+            messages=requests * connections * per_request,
+            data_bytes=requests * connections * len(batch[partition]),
             seconds=time.monotonic() - started,
             client_cpu_s=time.process_time() - cpu,
         )
@@ -165,36 +169,75 @@ def _produced_bytes(topic: str) -> int:
     return 4 + 4 + 4 + 2 + len(topic) + 4 + (4 + 2 + 8 + 8 + 8) + 4
 
 
-def _replay(connection: socket.socket, request: bytes, count: int, in_flight: int, answer_bytes: int) -> None:
-    """Send and receive at once. All answers are of one size; only their sizes and errors are looked at."""
-    connection.setblocking(False)
-    chunk = memoryview(request * max(1, min(count, CHUNK_BYTES // len(request))))
-    answers = bytearray(MB)
+def _replay(
+    sockets: Sequence[socket.socket], request: bytes, count: int, in_flight: int, answer_bytes: int
+) -> None:
+    """Send the request `count` times over each connection at once, and receive the answers."""
+    open_ones = {one.fileno(): _Replayed(one, request, count, in_flight, answer_bytes) for one in sockets}
     poll = select.poll()
-    poll.register(connection, select.POLLIN | select.POLLOUT)
-    expectations = [(2, 0), (3, answer_bytes - 4), (answer_bytes - 30, 0), (answer_bytes - 29, 0)]
-    sent = answered = 0
-    kept = b""
-    while answered < count:
-        allowed = min(count, answered + in_flight) * len(request) - sent
-        poll.modify(connection, select.POLLIN | (select.POLLOUT if allowed else 0))
-        events = poll.poll(TIMEOUT_S * 1000)
-        if not events:
-            raise TimeoutError(f"no answer to request {answered} within {TIMEOUT_S} s")
-        if events[0][1] & select.POLLOUT:
-            start = sent % len(chunk)
-            sent += connection.send(chunk[start : start + allowed])
-        if events[0][1] & ~select.POLLOUT:
-            size = connection.recv_into(answers)
-            if size == 0:
-                raise ConnectionError(f"the broker closed the connection after {answered} answers")
-            data = kept + answers[:size]
-            whole = len(data) // answer_bytes * answer_bytes
-            for index, expected in expectations:
-                if data[index:whole:answer_bytes].count(expected) != whole // answer_bytes:
-                    raise ConnectionError(f"the broker refused a request: {data[:answer_bytes].hex()}")
-            answered += whole // answer_bytes
-            kept = bytes(data[whole:])
+    for descriptor, one in open_ones.items():
+        poll.register(descriptor, one.events())
+    while open_ones:
+        ready = poll.poll(TIMEOUT_S * 1000)
+        if not ready:
+            raise TimeoutError(f"no answer within {TIMEOUT_S} s")
+        for descriptor, events in ready:
+            one = open_ones[descriptor]
+            one.turn(events)
+            if one.answered < count:
+                poll.modify(descriptor, one.events())
+            else:
+                poll.unregister(descriptor)
+                del open_ones[descriptor]
+
+
+class _Replayed:
+    """One connection. All answers are of one size; only their sizes and errors are looked at."""
+
+    def __init__(
+        self, connection: socket.socket, request: bytes, count: int, in_flight: int, answer_bytes: int
+    ) -> None:
+        connection.setblocking(False)
+        self.answered = 0
+        self._connection = connection
+        self._request_bytes = len(request)
+        self._chunk = memoryview(request * max(1, min(count, in_flight, CHUNK_BYTES // len(request))))
+        self._count = count
+        self._in_flight = in_flight
+        self._answer_bytes = answer_bytes
+        self._expected = [(2, 0), (3, answer_bytes - 4), (answer_bytes - 30, 0), (answer_bytes - 29, 0)]
+        self._answers = bytearray(MB)
+        self._kept = b""
+        self._sent = 0
+
+    def events(self) -> int:
+        """What to wait for: answers, and room to send while the limit in flight allows it."""
+        return select.POLLIN | (select.POLLOUT if self._allowed() > 0 else 0)
+
+    def turn(self, events: int) -> None:
+        """Receive what is there and send what is allowed."""
+        if events & ~select.POLLOUT:
+            self._receive()
+        if allowed := self._allowed():
+            start = self._sent % len(self._chunk)
+            with suppress(BlockingIOError):
+                self._sent += self._connection.send(self._chunk[start : start + allowed])
+
+    def _allowed(self) -> int:
+        """Bytes that may be sent now."""
+        return min(self._count, self.answered + self._in_flight) * self._request_bytes - self._sent
+
+    def _receive(self) -> None:
+        size = self._connection.recv_into(self._answers)
+        if size == 0:
+            raise ConnectionError(f"the broker closed the connection after {self.answered} answers")
+        data, step = self._kept + self._answers[:size], self._answer_bytes
+        whole = len(data) // step * step
+        for index, expected in self._expected:
+            if data[index:whole:step].count(expected) != whole // step:
+                raise ConnectionError(f"the broker refused a request: {data[:step].hex()}")
+        self.answered += whole // step
+        self._kept = bytes(data[whole:])
 
 
 def fetch_plan(

@@ -19,7 +19,7 @@ from tests.brokers import TestCluster
 from tests.compat.groups import feed, fill
 from tests.compat.java_console import tool
 from tests.peers.kafka import kafka_tool_command
-from tests.support import Process, die_with_the_test_run, wait_until
+from tests.support import Process, start_for_the_test_run, wait_until
 
 PARTITIONS = 8
 SETTINGS = "group_min_session_timeout_ms = 500\n[log]\nflush_ms = 20\n"
@@ -55,9 +55,11 @@ class Readers:
         for _ in range(count):
             with open(self._file(len(self.processes)), "wb") as out:
                 self.processes.append(
-                    subprocess.Popen(
-                        self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL,
-                        preexec_fn=die_with_the_test_run,
+                    start_for_the_test_run(
+                        lambda ends_with_us: subprocess.Popen(
+                            self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL,
+                            preexec_fn=ends_with_us,
+                        )
                     )
                 )  # fmt: skip
 
@@ -182,8 +184,12 @@ def test_java_s_group_command_shows_moves_and_deletes(
     named = ("--group", "administered")
     shown = groups("--describe", *named, "--members")
     assert re.search(r"console-consumer-\S+ +/127.0.0.1 +console-consumer +2", shown)
+    assert re.search(r"^administered +Stable", groups("--list", "--state"), re.MULTILINE)
+    assert "administered" not in groups("--list", "--state", "Empty")
     refused = groups("--delete", *named)
     assert "The group is not empty" in refused
+    refused = groups("--delete-offsets", *named, "--topic", "administered")
+    assert "the consumer group is actively subscribed to it" in refused
     readers.close()
     described = groups("--describe", *named)
     rows = re.findall(r"administered +administered +(\d) +(\d+) +(\d+) +(\d+)", described)
@@ -199,5 +205,9 @@ def test_java_s_group_command_shows_moves_and_deletes(
     again.received(values[1::2])
     assert set(again.values(0)) == set(values[1::2]), "only the partition that was moved"
     again.close()
+    deleted = groups("--delete-offsets", *named, "--topic", "administered:1")
+    assert re.search(r"administered +1 +Successful", deleted)
+    rows = re.findall(r"^administered +administered +(\d)", groups("--describe", *named), re.MULTILINE)
+    assert rows == ["0"]
     assert "successful" in groups("--delete", *named)
     assert "administered" not in groups("--list").splitlines()

@@ -17,25 +17,26 @@ import ctypes
 import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 import traceback
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from millrace_spark.warehouse.layout import HOURLY
 from tests.faultload.airflow_runs import Airflow
-from tests.faultload.kills import KINDS, Kills, Saboteur, kill
+from tests.faultload.kills import KINDS, Kills, Saboteur
+from tests.faultload.limits import StepLimits, end_at_once, end_on_signals, kill_everything_started
 from tests.faultload.place import Place, topics_file
 from tests.faultload.power import PowerCuts
 from tests.faultload.produced import Ledger, Traffic
 from tests.faultload.report import Report
 from tests.faultload.runs import Application, Commands, Failed, Runs, Way
+from tests.faultload.waiting import shim, who_waits
 from tests.faultload.watch import Problem, Reader, grouped, hourly_rows, plain_files, rows_of
-from tests.jobs import descendants
 from tests.support import run_millrace
 
 SINKS = ("direct", "spark")
@@ -43,6 +44,8 @@ COMMAND_EVERY, HOURLY_EVERY, RAW_READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
 """Loads between two by a command, two publications of hours, two reads by Spark, two new topics."""
 SPARE = 1.3
 """More kills are tried than are wanted: some meet nothing."""
+START_S, LOAD_S, FINISH_S, COMPARE_S, CUT_S = 300.0, 1_800.0, 1_800.0, 900.0, 600.0
+"""Limits of the steps, many times what they take: one that is reached means that somebody waits for ever."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -50,8 +53,15 @@ class FaultLoad:
     """One run of it all."""
 
     def __init__(
-        self, place: Place, saboteur: Saboteur, report: Report, loads: int, chance: random.Random
+        self,
+        place: Place,
+        saboteur: Saboteur,
+        report: Report,
+        limits: StepLimits,
+        loads: int,
+        chance: random.Random,
     ) -> None:
+        self.limits = limits
         self._runs = Runs(saboteur, report.say)
         self._place, self._report, self._wanted, self._chance = place, report, loads, chance
         self._least = max(1, loads // 10)
@@ -78,43 +88,46 @@ class FaultLoad:
         airflow = Airflow(
             self._place, self.kills, self._least, random.Random(self._chance.random()), self._report.say
         ).start()
-        try:
-            self._loads(reader, airflow)
+        self._loads(reader, airflow)
+        with self.limits.step("the last load and the last hours", FINISH_S):
             self._finish(traffic, airflow)
             reader.stop()
-            self._check(reader, airflow, traffic)
-        finally:
-            airflow.stop()
-            self._application.close()
-        self._compare()
+        self._check(reader, airflow, traffic)
+        self._application.close()
+        with self.limits.step("the comparison", COMPARE_S):
+            self._compare()
         self._say_what_happened(reader, airflow)
 
     def _loads(self, reader: Reader, airflow: Airflow) -> None:
-        runs, number = self._runs, 0
+        number = 0
         while number + airflow.runs < self._wanted or airflow.running or self._missing():
             if number > 3 * self._wanted:
                 raise Failed(f"after {number} loads there are still too few kills: {dict(self.kills.done)}")
             number += 1
-            if number % TOPIC_EVERY == 0:
-                self._add_topic()
-            way: Way = self._commands if number % COMMAND_EVERY == 0 else self._application
-            sink, fault = SINKS[number % 2], self._draw(number)
-            began = time.monotonic()
-            runs.load(way, self._place.topics, sink, fault)
-            took = time.monotonic() - began
-            self._report.advance(
-                f"load {number} by {way.name}, {sink}, {fault or 'undisturbed'}: {took:.1f} s"
-            )
-            if number % HOURLY_EVERY == 0:
-                topic = self._chance.choice(self._place.topics)
-                runs.hourly(way, topic, self._chance.choice(SINKS), self._draw(number))
-                self._report.say(f"hours of {topic} published by {way.name}")
-            if number % RAW_READ_EVERY == 0:
-                self._read_with_spark()
+            with self.limits.step(f"load {number}, with what follows it", LOAD_S):
+                self._one_load(number)
             if reader.problem is not None:
                 raise Problem(reader.problem)
             if airflow.problem is not None:
                 raise Failed(airflow.problem)
+
+    def _one_load(self, number: int) -> None:
+        """A load, and what there is only after some of them."""
+        runs = self._runs
+        if number % TOPIC_EVERY == 0:
+            self._add_topic()
+        way: Way = self._commands if number % COMMAND_EVERY == 0 else self._application
+        sink, fault = SINKS[number % 2], self._draw(number)
+        began = time.monotonic()
+        runs.load(way, self._place.topics, sink, fault)
+        took = time.monotonic() - began
+        self._report.advance(f"load {number} by {way.name}, {sink}, {fault or 'undisturbed'}: {took:.1f} s")
+        if number % HOURLY_EVERY == 0:
+            topic = self._chance.choice(self._place.topics)
+            runs.hourly(way, topic, self._chance.choice(SINKS), self._draw(number))
+            self._report.say(f"hours of {topic} published by {way.name}")
+        if number % RAW_READ_EVERY == 0:
+            self._read_with_spark()
 
     def _draw(self, number: int) -> str | None:
         """Who is to be killed in the next run: what is missing most, spread over the runs that are left."""
@@ -197,21 +210,51 @@ class FaultLoad:
         say("kills: " + ", ".join(f"{kind} {self.kills.done[kind]}" for kind in KINDS))
 
 
-def fault_load(folder: Path, loads: int, power_cuts: int, seed: int) -> int:
-    """Run it all; the number of kills. Problem or Failed when anything is wrong."""
-    chance = random.Random(seed)
-    with Report(folder / "events.log", loads + power_cuts) as report:
-        report.say(f"seed {seed}, everything is in {folder}", stays=True)
-        with Place(folder) as place, Saboteur(place, Kills(report.say), chance) as saboteur:
-            run = FaultLoad(place, saboteur, report, loads, chance)
+class Run:
+    """One call of `make fault-load`: its parts, in order, and its end at once when a step takes too long."""
+
+    def __init__(self, folder: Path, loads: int, power_cuts: int, seed: int) -> None:
+        self._folder, self._loads, self._cuts, self._seed = folder, loads, power_cuts, seed
+        self._place: Place | None = None
+        self.limits = StepLimits(self._overdue)
+
+    def through(self) -> int:
+        """Run it all; the number of kills. Problem or Failed when anything is wrong."""
+        chance, limits = random.Random(self._seed), self.limits
+        with Report(self._folder / "events.log", self._loads + self._cuts) as report:
+            report.say(f"seed {self._seed}, everything is in {self._folder}", stays=True)
+            with limits.step("the start of ZooKeeper, brokers, registry and Spark", START_S):
+                place = self._place = Place(self._folder)
+            run = FaultLoad(
+                place, Saboteur(place, Kills(report.say), chance), report, limits, self._loads, chance
+            )
             run.run()
             cuts = PowerCuts(place, chance, report.say)
-            for number in range(1, power_cuts + 1):
-                cuts.round()
+            for number in range(1, self._cuts + 1):
+                with limits.step(f"power cut {number}", CUT_S):
+                    cuts.round()
                 report.advance(f"power cut {number}: nothing lost, nothing twice")
-            if power_cuts:
+            if self._cuts:
                 report.say(f"the power cuts took {cuts.lost}", stays=True)
-    return run.kills.total
+        return run.kills.total
+
+    def failed(self, reason: str) -> NoReturn:
+        """Say why, and end with everything that was started."""
+        print(
+            f"FAULT-LOAD FAILED: {reason} (seed {self._seed}, everything is kept in {self._folder})",
+            flush=True,
+        )
+        end_at_once(1)
+
+    def _overdue(self, step: str, limit_s: float) -> None:
+        try:
+            with (self._folder / "waiting.log").open("w") as log:
+                for line in who_waits(self._folder, self._place.spark.state() if self._place else None):
+                    print(line, flush=True)
+                    log.write(f"{line}\n")
+        except Exception:  # without the report, but it must end
+            traceback.print_exc()
+        self.failed(f"{step} took more than {limit_s:.0f} s: who waits for what is above, and in waiting.log")
 
 
 @click.command()
@@ -226,17 +269,15 @@ def main(loads: int, power_cuts: int, seed: int | None, folder: Path | None) -> 
     where = (folder or Path(tempfile.mkdtemp(prefix="millrace-fault-load-"))).resolve()
     where.mkdir(parents=True, exist_ok=True)
     seed = seed if seed is not None else random.randrange(1 << 30)
+    os.environ.update(shim(where))  # for every process that is started from here on
+    run = Run(where, loads, power_cuts, seed)
+    end_on_signals(run.failed)
     try:
-        try:
-            kills = fault_load(where, loads, power_cuts, seed)
-        finally:
-            for pid in descendants(os.getpid()):
-                kill(pid)
+        kills = run.through()
     except Exception as error:
         (where / "error.log").write_text(traceback.format_exc())
-        reason = " ".join(str(error).split())[:500] or repr(error)
-        print(f"FAULT-LOAD FAILED: {reason} (seed {seed}, everything is kept in {where})", flush=True)
-        sys.exit(1)
+        run.failed(" ".join(str(error).split())[:500] or repr(error))
+    kill_everything_started()
     if folder is None:
         shutil.rmtree(where, ignore_errors=True)
     print(f"FAULT-LOAD OK: kills={kills} lost=0 duplicated=0", flush=True)

@@ -92,9 +92,14 @@ class Airflow:
             for process in reversed(self._processes):
                 process.kill()
                 (self._home / f"{process.arguments[0]}.log").write_text(process.output)
-            # A job whose task was killed goes on by itself: it must not publish behind the last comparison.
-            with suppress(AssertionError):
-                wait_until("the jobs have ended", lambda: not self._jobs(), timeout_s=JOB_TIMEOUT_S)
+            self._wait_for_jobs()
+
+    def _wait_for_jobs(self) -> None:
+        """A job whose task was killed goes on by itself: it must not publish behind the last comparison."""
+        try:
+            wait_until("the jobs have ended", lambda: not self._jobs(), timeout_s=JOB_TIMEOUT_S)
+        except AssertionError:
+            self.problem = self.problem or f"Airflow: jobs do not end: {', '.join(map(str, self._jobs()))}"
 
     def _prepare(self) -> None:
         dags = self._home / "dags"

@@ -1,4 +1,4 @@
-"""Runs inside the Python workers of executors, before everything else: imported by the name `sitecustomize`.
+"""Runs inside the Python workers of executors, before everything else: imported by a `sitecustomize`.
 
 Makes the reads of tasks fail: of the answers to Fetch requests, one in ten is cut off somewhere in the middle
 of its bytes by closing the connection, or fails the whole task with an error that is none of ours; one in

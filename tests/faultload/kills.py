@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from tests.faultload.place import Place
 
@@ -52,10 +51,7 @@ class Kills:
 
 
 class Saboteur:
-    """Strikes once while something runs, at a moment drawn from the time such things take. A context.
-
-    One thread for all strikes, to the end: what it has started again ends with it.
-    """
+    """Strikes once while something runs, at a moment drawn from the time such things take."""
 
     def __init__(self, place: Place, kills: Kills, chance: random.Random) -> None:
         self._place, self.kills, self._chance = place, kills, chance
@@ -86,14 +82,6 @@ class Saboteur:
             ended.set()
             struck.result(120)
 
-    def __enter__(self) -> Saboteur:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown()
-
     def _wait_and_strike(self, kind: str, moment: float, ended: threading.Event) -> None:
         if ended.wait(moment):
             return  # it was faster: a kill now would hit nothing that matters
@@ -116,8 +104,9 @@ class Saboteur:
 
     def _worker(self) -> str | None:
         workers: Sequence[int] = self._place.spark.workers
-        if not workers or not kill(self._chance.choice(workers)):
+        if not workers:
             return None
+        self._place.spark.kill_worker(self._chance.choice(workers))
         time.sleep(self._chance.uniform(0, 1.5))  # for so long the cluster has one worker less
         self._place.spark.restart_workers()
         return "a worker"

@@ -7,21 +7,19 @@ speculation as eager as it can be, many tries of a task, an event log to count w
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections import Counter
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
-from tests.faultload import flaky_reads
 from tests.peers.spark_cluster import CONF, SparkCluster
 from tests.support import Process
 from tests.warehouses import TestSite
 
 WORKERS = 2
-CORES = 2
-"""Of each worker: two applications can run side by side, each with an executor on every worker."""
+CORES = 4
+"""Of each worker. The long application keeps its two cores while it has nothing to do; beside it run a
+command, Airflow's job and the job of a task that was killed. While a worker is away two of them run.
+"""
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SPARK = {
     **CONF,
@@ -32,6 +30,7 @@ SPARK = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.cores.max": "2",
+    "spark.millrace.executors.timeout": "2m",
     "spark.executor.cores": "1",
     "spark.task.maxFailures": "20",
     "spark.speculation": "true",
@@ -46,49 +45,24 @@ SPARK = {
 }
 
 
-class Processes:
-    """Starts the project's own processes, and kills what is left of them in the end."""
-
-    def __init__(self) -> None:
-        self.started: list[Process] = []
-
-    def __call__(self, *arguments: str, **options: object) -> Process:
-        """As the test fixture `start`."""
-        process = Process(arguments, **options)  # type: ignore[arg-type]
-        self.started.append(process)
-        return process
-
-    def close(self) -> None:
-        """Kill them all."""
-        for process in reversed(self.started):
-            process.kill()
+def _start(*arguments: str, **options: Any) -> Process:
+    return Process(arguments, **options)
 
 
 class Place:
-    """Started when made; a context. `folder` gets all data and logs."""
+    """Started when made; ends with the process that makes it. `folder` gets all data and logs."""
 
     def __init__(self, folder: Path, brokers: int = 2) -> None:
         self.folder = folder
         self.warehouse = folder / "warehouse"
         self.topics: list[str] = []
-        self.start = Processes()
-        self._stack = ExitStack()
-        self._stack.callback(self.start.close)
-        try:
-            zookeeper = self.start(
-                "zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")
-            ).ready()
-            self.site = TestSite.start(self.start, "offline", folder, zookeeper, brokers)
-            self._write_spark_settings()
-            self.spark = self._stack.enter_context(
-                SparkCluster(
-                    folder / "spark", workers=WORKERS, cores=CORES, memory="2g", separate_hosts=True,
-                    environment=self._flaky(),
-                )
-            )  # fmt: skip
-        except BaseException:
-            self.close()
-            raise
+        zookeeper = _start("zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")).ready()
+        self.site = TestSite.start(_start, "offline", folder, zookeeper, brokers)
+        self._write_spark_settings()
+        self.spark = SparkCluster(
+            folder / "spark", workers=WORKERS, cores=CORES, memory="4g", separate_hosts=True,
+            environment=self._flaky(),
+        )  # fmt: skip
 
     def add_topic(self, partitions: int) -> str:
         """One more topic, which traffic, loads and readers take up from now on."""
@@ -123,18 +97,6 @@ class Place:
                 found += started and '"Speculative":true' in line
         return found
 
-    def close(self) -> None:
-        """Kill everything."""
-        self._stack.close()
-
-    def __enter__(self) -> Place:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _write_spark_settings(self) -> None:
         for name in ("conf", "events"):
             (self.folder / name).mkdir()
@@ -143,12 +105,8 @@ class Place:
         (self.folder / "conf" / "spark-defaults.conf").write_text("".join(lines))
 
     def _flaky(self) -> dict[str, str]:
-        shim = self.folder / "shim"
-        shim.mkdir()
-        shutil.copyfile(flaky_reads.__file__, shim / "sitecustomize.py")
         ports = [broker.address.rpartition(":")[2] for broker in self.site.cluster.brokers.values()]
         return {
-            "PYTHONPATH": os.pathsep.join([str(shim), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "FLAKY_PORTS": ",".join(ports),
             "FLAKY_RECORD": str(self.folder / "flaky-record"),
             "FLAKY_STOP": str(self.folder / "flaky-stop"),

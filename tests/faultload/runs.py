@@ -22,7 +22,8 @@ from tests.peers.spark_application import ApplicationGone, SparkApplication
 from tests.support import Process
 
 TRIES = 15
-TIMEOUT_S = 900.0
+TIMEOUT_S = 300.0
+"""For one try; the step that the tries are in has a limit of its own."""
 USUAL_S: Mapping[str, float] = {"application": 4.0, "command": 14.0}
 """How long a run may take without faults; what it really takes is learnt on the way."""
 CUT_BYTES = 20_000

@@ -133,6 +133,15 @@ def quota(fs: HadoopFilesystem, names: int, space: int) -> Iterator[None]:
         fs._fs.setQuota(fs._path(""), -1, -1)
 
 
+def test_a_folder_that_is_touched_is_young_again(fs: HadoopFilesystem) -> None:
+    fs.make_folder("touched")
+    fs._fs.setTimes(fs._path("touched"), 1_000, -1)
+    assert fs.age_s("touched") > 1e9
+    fs.touch("touched")
+    assert fs.age_s("touched") < 1e6
+    fs.touch("nowhere")
+
+
 def test_nothing_is_written_into_a_folder_that_was_swept(fs: HadoopFilesystem) -> None:
     with pytest.raises(FileNotFoundError):
         fs.write("PageView/_staging/swept/_manifest.json", b"{}")

@@ -13,10 +13,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from airflow.sdk import Asset
 
 from millrace_registry.client import SchemaRegistryClient
 from tests.conftest import Start
-from tests.support import REPOSITORY, die_with_the_test_run, wait_until
+from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run, wait_until
 
 HOURS = ("--start", "2015-05-17T10:00:00Z", "--end", "2015-05-17T12:00:00Z")
 
@@ -38,7 +39,9 @@ print(json.dumps([{"topic": "PageView", "rows": 7}]))
 '''
 PUBLISHED = '''
 import json, sys
-print(json.dumps({"topic": "PageView", "hours": [{"hour": sys.argv[1], "revision": 1, "rows": 7}]}))
+published = sys.argv[2] == "PageView"
+hour = {"hour": sys.argv[1], "revision": 1, "rows": 7, "verdict": "complete", "published": published}
+print(json.dumps({"topic": sys.argv[2], "hours": [hour]}))
 '''
 
 class Load(LoadTopicOperator):
@@ -47,15 +50,18 @@ class Load(LoadTopicOperator):
 
 class Publish(PublishHourOperator):
     def command(self, settings, run_id):
-        return [sys.executable, "-c", PUBLISHED, self.start]
+        return [sys.executable, "-c", PUBLISHED, self.start, self.topic]
 
 with DAG("journey", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC),
          params={"start": Param(None, type=["null", "string"]), "end": Param(None, type=["null", "string"])},
          default_args={"retries": 1, "retry_delay": timedelta(0), "deferrable": True, "poll_s": 0.05}):
     schemas = RegisterSchemasOperator(task_id="schemas", schemas_dir=SCHEMAS)
     load = Load(task_id="load", topics=["PageView"])
-    publish = Publish(task_id="publish", topic="PageView", start="{{ params.start }}", end="{{ params.end }}")
-    schemas >> load >> publish
+    hours = {"start": "{{ params.start }}", "end": "{{ params.end }}"}
+    publish = Publish(task_id="publish", topic="PageView", **hours)
+    nothing = Publish(task_id="nothing", topic="SearchQuery", **hours)
+    mistake = PublishHourOperator(task_id="mistake", topic="PageView", start="yesterday", end="today")
+    schemas >> load >> publish >> nothing >> mistake
     RegisterSchemasOperator(task_id="broken", schemas_dir="/no/such/folder", retries=0)
 """
 
@@ -118,23 +124,31 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     assert done.returncode == 1, done.stdout + done.stderr
     *tasks, last = done.stdout.splitlines()
     reason = "no folder /no/such/folder: give the one that holds the .avsc files"
-    assert last == f"millrace: DAG journey failed: broken: {reason}"
+    mistake = "start 'yesterday' is not a time like 2015-05-17T10:00:00Z"
+    assert last.startswith("millrace: DAG journey failed: ")
+    assert {f"broken: {reason}", f"mistake: {mistake}"} == set(
+        last.removeprefix("millrace: DAG journey failed: ").split("; ")
+    )
     assert [line.rpartition(" (")[0] for line in tasks if not line.startswith("broken")] == [
         "schemas: success",
         f"load: up_for_retry: `{Path(sys.executable).name}` failed with exit code 1: the first try fails",
         "load: success",
         "publish: success",
+        "nothing: success",
+        f"mistake: failed: {mistake}",
     ]
     with SchemaRegistryClient(f"http://{registry}") as client:
         assert client.versions("AuditReport") == [1]
     first, second = tries.read_text().split()
     assert first == second
-    query = "select name, asset_event.extra from asset_event join asset on asset.id = asset_id"
+    query = "select name, uri, asset_event.extra from asset_event join asset on asset.id = asset_id"
     with closing(sqlite3.connect(home / "airflow.db")) as database:
-        [(name, extra)] = database.execute(query).fetchall()
-    assert name == "PageView.hourly"
-    hours = [{"hour": "2015-05-17T10:00:00Z", "revision": 1, "rows": 7}]
-    assert json.loads(extra) == {"topic": "PageView", "hours": hours}
+        [(name, uri, extra)] = database.execute(query).fetchall()
+    before = Asset("PageView.hourly")  # what the DAGs of users wait for
+    assert (name, uri) == (before.name, before.uri)
+    told = json.loads(extra)
+    assert (told["topic"], told["published"], told["rows"]) == ("PageView", 1, 7)
+    assert [hour["hour"] for hour in told["hours"]] == ["2015-05-17T10:00:00Z"]
     assert list((home / "millrace-jobs").iterdir()) == []
 
 
@@ -148,17 +162,17 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told)),
     }
     command = [sys.executable, "-m", "millrace_airflow.run_once", "endless", "--dags-folder"]
-    with subprocess.Popen(
+    with start_for_the_test_run(lambda ends_with_us: subprocess.Popen(
         [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        preexec_fn=die_with_the_test_run,
-    ) as run:  # fmt: skip
+        preexec_fn=ends_with_us,
+    )) as run:  # fmt: skip
         try:
             pid = int(
                 wait_until("the job has begun", lambda: told.exists() and told.read_text(), timeout_s=100)
             )
             run.send_signal(number)
-            assert run.wait(timeout=30) == 128 + number
+            assert run.wait(timeout=WAIT_S) == 128 + number
         finally:
             run.kill()
     assert not Path(f"/proc/{pid}").exists()

@@ -37,6 +37,7 @@ from tests.support import Process, wait_until
 Start = Callable[..., Process]
 PAGE_VIEW = schema_file("PageView")
 START = 1_431_856_800_000
+MINUTE_MS = 60_000
 EVENT: dict[str, Any] = {
     "clientAddress": "10.0.0.1",
     "method": "GET",
@@ -129,6 +130,30 @@ def test_every_event_has_its_header_and_the_kafka_timestamp_is_its_time(world: W
         assert body["url"] == f"/{header.sequence}"
     assert sorted(read_header(r.value or b"").sequence for r in records) == numbers
     assert producer.delivered() == [Delivered(topic, [(0, 499)], [])]
+
+
+def test_events_of_one_key_go_to_one_partition_and_events_without_a_key_to_all(world: World) -> None:
+    by_key, at_random = world.topic(4), world.topic(4)
+    keys = [f"member {n}".encode() for n in range(20)]
+    with world.producer() as producer:
+        for n in range(200):
+            producer.send(by_key, PAGE_VIEW, EVENT, time_ms=START + n, key=keys[n % 20])
+    partitions_of: dict[bytes | None, set[int]] = {}
+    with world.cluster.client() as client:
+        for number, contents in read_topic(client, by_key).items():
+            for record in contents.records:
+                partitions_of.setdefault(record.key, set()).add(number)
+    assert partitions_of.keys() == set(keys)
+    assert all(len(partitions) == 1 for partitions in partitions_of.values()), "by key"
+    assert len(set.union(*partitions_of.values())) > 1, "and by nothing else"
+
+    def reached(producer: AuditedProducer) -> set[int]:
+        producer.send(at_random, PAGE_VIEW, EVENT, time_ms=START)
+        with world.cluster.client() as client:
+            return {n for n, contents in read_topic(client, at_random).items() if contents.values}
+
+    with world.producer() as producer:
+        wait_until("each partition has some", lambda: reached(producer) == {0, 1, 2, 3})
 
 
 def test_the_hello_is_there_before_the_first_event_and_the_last_report_closes_for_ever(world: World) -> None:
@@ -290,21 +315,97 @@ def test_reports_come_while_it_runs_and_tell_only_what_is_certain(world: World) 
         assert (acknowledged.pairs(), failed.pairs()) == ([[0, 1]], [])
 
 
-def test_with_a_lateness_the_clock_closes_windows(world: World) -> None:
-    topic = world.topic()
-    # An event under way for longer than the lateness re-opens its window; a busy machine takes seconds.
-    with world.producer(report_interval_s=0.1, lateness_ms=60_000) as producer:
-        producer.send(topic, PAGE_VIEW, EVENT, time_ms=time.time_ns() // 1_000_000)
-        reports = wait_until(
-            "three reports", lambda: len(r := world.reports(producer.instance)) >= 3 and r, timeout_s=10
+class Clock:
+    """The producer's wall clock, set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ms = START + MINUTE_MS * 5
+        monkeypatch.setattr("millrace_audit.producer._now_ms", lambda: self.now_ms)
+
+
+def closed(said: list[AuditRecord]) -> list[int]:
+    """How far each hello and report closes."""
+    return [record.closed_through for record in said if isinstance(record, Hello | Report)]
+
+
+def test_with_a_lateness_the_clock_closes_windows(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    with world.producer(report_interval_s=0.05, lateness_ms=MINUTE_MS) as producer:
+        producer.send(world.topic(), PAGE_VIEW, EVENT, time_ms=clock.now_ms)
+        assert closed(world.said(producer.instance)) == [START]
+        clock.now_ms = START + WINDOW_MS + MINUTE_MS
+        wait_until(
+            "the window is closed",
+            lambda: closed(world.said(producer.instance))[-1] == START + WINDOW_MS,
         )
-    (hello, *_) = world.said(producer.instance)
-    assert isinstance(hello, Hello)
-    assert reports
-    closed = [hello.closed_through, *(report.closed_through for report in reports)]
-    now = time.time_ns() // 1_000_000
-    assert now - 120_000 < closed[0] <= now - 60_000
-    assert all(earlier <= later for earlier, later in pairwise(closed))
+
+
+def test_what_is_closed_stays_closed_while_events_are_pending(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    topic = world.topic()
+    # Each event stays in the queue for a second, and reports are made meanwhile.
+    with world.producer(
+        report_interval_s=3600, lateness_ms=MINUTE_MS, config={"linger.ms": 1000}
+    ) as producer:
+        for _ in range(20):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms - MINUTE_MS)
+            clock.now_ms += 2 * MINUTE_MS
+            producer.closed_through(clock.now_ms - 2 * MINUTE_MS)
+            producer._report()
+    told = closed(world.said(producer.instance))
+    assert told == sorted(told)
+
+
+def test_the_clock_closes_no_window_of_an_event_that_waits_in_send(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    topic = world.topic()
+    with world.producer(
+        report_interval_s=3600,
+        lateness_ms=MINUTE_MS,
+        config={"queue.buffering.max.messages": 1, "linger.ms": 100},
+    ) as producer:
+        check_topics, wait_for_room = producer._reports.check_topics, producer._wait_for_room
+
+        def check_long(*arguments: Any, **options: Any) -> None:
+            check_topics(*arguments, **options)
+            clock.now_ms += WINDOW_MS
+
+        waits = 0
+
+        def wait_long(*arguments: Any) -> None:
+            nonlocal waits
+            waits += 1
+            clock.now_ms += WINDOW_MS
+            producer._report()
+            wait_for_room(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(producer._reports, "check_topics", check_long)
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms)
+        pass
+        monkeypatch.setattr(producer, "_wait_for_room", wait_long)
+        while waits < 2:
+            producer.flush()
+            # The one that fills the queue is of a later window and keeps none open.
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms + 100 * WINDOW_MS)
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms)
+    reports = world.reports(producer.instance)
+    for before, report in pairwise(reports):
+        assert all(window.window >= before.closed_through for window in report.windows)
+
+
+def test_the_hello_of_another_topic_closes_nothing_that_is_not_reported(world: World) -> None:
+    first, second = world.topic(), world.topic()
+    with world.producer(report_interval_s=3600, lateness_ms=0) as producer:
+        for topic in (first, second):
+            producer.send(topic, PAGE_VIEW, EVENT, time_ms=time.time_ns() // 1_000_000)
+        before_any_event, later = closed(world.said(producer.instance))
+    assert before_any_event > NOTHING
+    assert later == NOTHING
 
 
 def test_a_subjects_latest_schema_can_be_named_instead_of_given(world: World) -> None:

@@ -234,7 +234,6 @@ def ended(
             *[word.format_map(names) for word in row.command.split()],
             stdin=row.stdin,
             env={name: value.format_map(names) for name, value in row.env.items()},
-            timeout_s=60,
         )
         return Ended(done, time.monotonic() - begun, own)
 
@@ -256,7 +255,7 @@ def test_it_ends_in_one_line_that_says_what_to_do(
     if not row.command.startswith("load Bad"):  # Spark's JVM has words of its own
         assert said == said[-1:]
     assert "Traceback" not in result.done.stderr + result.done.stdout
-    assert result.seconds < 3 * row.within_s
+    assert result.seconds < 10 * row.within_s, "on a quiet machine a tenth of it"
     if not row.command.startswith("load Bad"):  # Bad itself is loaded
         assert [*result.own.glob("*-*/*.log"), *result.own.glob("*/load=*")] == []
 

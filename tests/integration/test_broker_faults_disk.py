@@ -209,7 +209,7 @@ def test_a_full_disk_refuses_what_it_cannot_take_and_goes_on_when_there_is_room(
         with cramped.client() as client:
             client.delete_topic("full")
         empty(ballast)
-        wait_until("room again", lambda: wire.produce("other", batch("." * 50_000))[0] == 0, timeout_s=10)
+        wait_until("room again", lambda: wire.produce("other", batch("." * 50_000))[0] == 0)
     producer.finish()
     with cramped.client() as client:
         producer.check(0, ledger.check(client, [0], "with room again")[0])
@@ -226,7 +226,7 @@ def test_retention_makes_room_on_a_full_disk(cramped: RunningBroker, small_disk:
             assert wire.produce("short", batch(f"{number} {'.' * 50_000}"))[0] == 0
         taken = refused_until_full(wire, "kept", "kept")
         with cramped.client() as client:
-            wait_until("retention", lambda: client.list_offsets("short", EARLIEST, [0])[0] > 0, timeout_s=20)
+            wait_until("retention", lambda: client.list_offsets("short", EARLIEST, [0])[0] > 0)
             assert wire.produce("kept", batch("." * 50_000))[0] == 0, "no restart was needed"
             end = client.list_offsets("kept", LATEST, [0])[0]
             assert len(read_all(client, "kept", 0, end)) == taken + 1
@@ -246,7 +246,7 @@ def test_no_room_for_a_new_segment_or_a_new_topic_is_retriable_and_passes_withou
         assert wire.produce("late", batch("a"))[0] == ErrorCode.STORAGE_ERROR
         empty(ballast)
         assert wire.produce("rolls", batch("." * 50_000))[0] == 0
-        wait_until("the new topic is served", lambda: wire.produce("late", batch("a"))[0] == 0, timeout_s=15)
+        wait_until("the new topic is served", lambda: wire.produce("late", batch("a"))[0] == 0)
     assert "Traceback" not in cramped.process.output
 
 

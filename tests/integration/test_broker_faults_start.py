@@ -122,7 +122,7 @@ def test_a_checkpoint_that_is_empty_cut_or_gone_costs_time_and_no_message(broker
     with Wire(broker.bootstrap) as wire:
         assert wire.produce("folder", batch("x"))[0] == ErrorCode.STORAGE_ERROR
         (partition_folder(broker, "folder") / "checkpoint").rmdir()
-        wait_until("it is served", lambda: wire.produce("folder", batch("x"))[0] == 0, timeout_s=10)
+        wait_until("it is served", lambda: wire.produce("folder", batch("x"))[0] == 0)
     assert values(broker, "folder") == [*(f"folder {n}".encode() for n in range(5)), b"x 0"]
 
 
@@ -144,7 +144,7 @@ def test_a_right_that_is_missing_is_one_line_and_concerns_only_what_it_is_about(
         lines = [line for line in broker.process.lines if "Permission denied" in line]
         assert len(lines) == 1, lines
         theirs.chmod(0o755)
-        wait_until("it is served", lambda: wire.produce("theirs", batch("x"))[0] == 0, timeout_s=10)
+        wait_until("it is served", lambda: wire.produce("theirs", batch("x"))[0] == 0)
     assert values(broker, "theirs") == [b"theirs 0", b"x 0"]
     assert broker.process.stop() == 0
     for path in (log_dir(broker), log_dir(broker) / "lock", log_dir(broker) / "owner.json"):

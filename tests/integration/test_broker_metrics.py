@@ -92,7 +92,7 @@ def test_a_groups_lag_is_told_in_bytes(running: Running, client: ClusterClient, 
             },
         )
         key = ("group_lag_bytes", "readers", "0", "lagging")
-        lag = wait_until("the lag", lambda: running.numbers().get(key), timeout_s=25)
+        lag = wait_until("the lag", lambda: running.numbers().get(key))
         assert lag == 1  # one record behind: the last batch's offset to the high watermark
     finally:
         session.close()
@@ -145,7 +145,7 @@ def test_silent_clients_of_the_metrics_port_do_not_take_it_all(running: Running)
     assert refused.recv(1) == b""  # at once; the silent ones within 10 s
     for each in [*silent, refused]:
         each.close()
-    wait_until("room for a scrape", lambda: _answers(running), timeout_s=15)
+    wait_until("room for a scrape", lambda: _answers(running))
 
 
 def _answers(running: Running) -> bool:

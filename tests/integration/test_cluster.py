@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
@@ -20,6 +21,7 @@ from kazoo.client import KazooClient
 
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.embedded import ZooKeeper
+from millrace.coordination.session import OPERATION_SECONDS
 from millrace.coordination.state import BrokerAddress, OriginRecreated, TopicState
 from millrace.errors import (
     ConfigError,
@@ -29,7 +31,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.records.mirror_position import Origin
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 
 TOPIC_ID = UUID(int=9)
 
@@ -69,7 +71,7 @@ def test_members_see_each_other_and_a_member_that_leaves_is_gone(members: list[M
     assert first.cluster.cluster_id == second.cluster.cluster_id
     assert first.cluster.cluster_id.startswith("millrace-")
     second.cluster.close()
-    wait_until("the second is gone", lambda: list(first.cluster.brokers) == [1], timeout_s=1)
+    wait_until("the second is gone", lambda: list(first.cluster.brokers) == [1])
 
 
 def test_topics_are_created_once_seen_by_all_and_deleted(members: list[Member]) -> None:
@@ -81,7 +83,7 @@ def test_topics_are_created_once_seen_by_all_and_deleted(members: list[Member]) 
     assert first.cluster.topics["clicks"] == topic, "an own change is in the snapshot at once"
     assert sorted(p.leader for p in topic.partitions.values()) == [1, 1, 2, 2]
     wait_until("the other sees it", lambda: second.cluster.topics.get("clicks") == topic)
-    assert changes.wait(5)
+    assert changes.wait(WAIT_S)
     with pytest.raises(TopicAlreadyExists):
         second.cluster.create_topic("clicks", 1, {})
     second.cluster.delete_topic("clicks")
@@ -168,7 +170,7 @@ def test_a_restarted_broker_takes_over_what_its_killed_self_left(
     restarted = Member(zookeeper, name)
     began = time.monotonic()
     restarted.register(7)
-    assert time.monotonic() - began < 5, "its session of 30 s is not waited for"
+    assert time.monotonic() - began < 25, "its session of 30 s is not waited for"
     expected = BrokerAddress("127.0.0.1", restarted.port)
     wait_until("the new address is seen", lambda: members[0].cluster.brokers.get(7) == expected)
     restarted.close()
@@ -191,7 +193,7 @@ def test_a_lost_session_is_replaced_and_the_broker_listed_again(
     thief.start()
     thief.stop()
     thief.close()
-    assert gone.wait(20)
+    assert gone.wait(WAIT_S)
     wait_until("it is listed again", lambda: 1 in second.cluster.brokers)
     first.cluster.create_topic("after", 1, {})
     wait_until("watches work again", lambda: "after" in second.cluster.topics)
@@ -286,10 +288,10 @@ def test_leaving_does_not_wait_for_a_zookeeper_that_is_gone(tmp_path: Path) -> N
         member = Member(server.address, "alone")
         member.register(1)
     member.cluster._on_event(SimpleNamespace(path=member.cluster._topics))  # something to read, from nobody
-    time.sleep(0.5)
+    wait_until("the watcher reads it", member.cluster._dirty.empty)
     began = time.monotonic()
     member.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < OPERATION_SECONDS, "as long as a call may take"
 
 
 @pytest.fixture
@@ -350,10 +352,12 @@ def test_an_id_taken_over_by_a_live_broker_is_reported_without_hurry(
     change.delete(path)
     change.create(path, json.dumps(other).encode(), ephemeral=True)
     change.commit()
-    wait_until("it says so", lambda: "broker id 1 is held" in caplog.text)
-    caplog.clear()
-    time.sleep(1.5)
-    assert 1 <= caplog.text.count("broker id 1 is held") <= 2
+
+    def said() -> list[float]:
+        return [record.created for record in caplog.records if "broker id 1 is held" in record.message]
+
+    wait_until("it says so three times", lambda: len(said()) >= 3)
+    assert all(later - earlier > 0.5 for earlier, later in pairwise(said()))
 
 
 def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +367,7 @@ def test_without_zookeeper_there_is_one_line_in_bounded_time(monkeypatch: pytest
     began = time.monotonic()
     with pytest.raises(MillraceError, match=f"no ZooKeeper answers at {address}: start one"):
         Cluster.connect(address, "nowhere")
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < WAIT_S
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:port", "127.0.0.1:2181/chroot"])

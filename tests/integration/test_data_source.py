@@ -21,10 +21,10 @@ from millrace_spark.avro.messages import frames_of
 from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.topic.reading import read_cut
 from tests.brokers import TestCluster
-from tests.support import REPOSITORY, Process
-from tests.unit.spark_decode.avro_cases import encode
-from tests.unit.spark_decode.fuzz_cases import BLOCKS, COLUMNS, INNER
-from tests.unit.spark_decode.fuzz_cases import value as some_value
+from tests.support import REPOSITORY, WAIT_S, Process
+from tests.unit.spark.avro.avro_cases import encode
+from tests.unit.spark.avro.fuzz_cases import BLOCKS, COLUMNS, INNER
+from tests.unit.spark.avro.fuzz_cases import value as some_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -80,7 +80,7 @@ def produce(
             topic, value, timestamp=1431857103000 + number,
             on_delivery=lambda error, _: failed.append(error) if error else None, **more,
         )  # fmt: skip
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
     assert failed == []
 
 

@@ -6,6 +6,7 @@ What local files cannot show is in tests/hdfs: that HDFS renames atomically, and
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,11 @@ def test_files_are_listed_hashed_and_deleted(fs: HadoopOnLocalFiles) -> None:
     ]
     assert fs.sha256("t/load=1/date=1/file") == hashlib.sha256(content).hexdigest()
     assert fs.age_s("t/load=1") < 60
+    os.utime(fs.uri("t/load=1").removeprefix("file:"), (0, 0))
+    assert fs.age_s("t/load=1") > 1e9
+    fs.touch("t/load=1")
+    assert fs.age_s("t/load=1") < 1e6
+    fs.touch("nowhere")
     with fs.local_copy("t/load=1/date=1/file") as copy:
         assert copy.read_bytes() == content
     assert not copy.exists()

@@ -27,7 +27,7 @@ from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.brokers import TestCluster, read_topic, wait_for_values
 from tests.compat.clients import CLIENTS, CODECS, CONFLUENT, KafkaClient, assert_reads_exactly
-from tests.support import ROUNDS, Process, run_millrace, wait_until
+from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
 
@@ -44,7 +44,7 @@ def produce(bootstrap: str, topic: str, values: list[str], codec: str = "none", 
             on_delivery=lambda error, _: failed.append(error),
         )  # fmt: skip
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
     assert not any(failed)
 
 
@@ -80,7 +80,7 @@ class World:
         wait_until(f"{topic} is {state}", lambda: self.status()[topic, 0].state == state)
         return self.status()[topic, 0]
 
-    def assert_equal(self, topic: str, count: int, *, timeout_s: float = 30) -> None:
+    def assert_equal(self, topic: str, count: int, *, timeout_s: float = WAIT_S) -> None:
         """Each origin partition and its target hold the same batches in the same order, `count` records."""
         with self.origin.client() as origin, self.aggregate.client() as aggregate:
             wait_for_values(origin, topic, count, timeout_s=timeout_s)

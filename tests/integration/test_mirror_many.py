@@ -20,7 +20,7 @@ from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.client.topic_admin import add_partitions
 from millrace.errors import UnknownTopicOrPartition
 from tests.brokers import TestCluster, free_port, read_topic, wait_for_values
-from tests.support import Process, run_millrace, wait_until
+from tests.support import WAIT_S, Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
 LIMIT = 1_000_000
@@ -65,7 +65,7 @@ def produce(bootstrap: str, topic: str, values: list[bytes], partition: int = -1
             on_delivery=lambda error, _: failed.append(error) if error else None,
         )  # fmt: skip
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
     assert failed == []
 
 
@@ -181,7 +181,7 @@ def test_a_limit_paces_one_origin_and_no_other(world: World) -> None:
         wait_until("both are known", lambda: set(names) <= client.topics().keys())
         seen = [measured(client, names)]
         produce(world.dc1.bootstrap, "Quick", [value] * 300)
-        wait_for_values(client, "Quick", 300, timeout_s=20)
+        wait_for_values(client, "Quick", 300)
         while seen[-1][2] < 5_500_000:
             assert time.monotonic() < seen[0][0] + 60
             time.sleep(0.1)
@@ -220,19 +220,20 @@ def test_a_limit_changes_without_losing_anything(world: World) -> None:
     )
     world.aggregate.restart(1)
     with world.aggregate.client() as client:
-        found = wait_for_values(client, topic, 300, timeout_s=20)
+        found = wait_for_values(client, topic, 300)
     assert [int((value or b"").rstrip(b"\0")) for value in found[0].values] == list(range(300))
 
 
 def test_threads_do_not_grow_with_topics(world: World) -> None:
-    names = [world.topic(world.dc1, f"Topic-{number}") for number in range(30)]
+    names = [world.topic(world.dc1, f"Topic-{number}") for number in range(60)]
     produce(world.dc1.bootstrap, names[-1], [b"last"])
     with world.aggregate.client() as client:
         wait_for_values(client, names[-1], 1)
         wait_until("all have targets", lambda: set(names) <= client.topics().keys())
     status = Path(f"/proc/{world.aggregate.brokers[1].process.pid}/status").read_text()
     (threads,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("Threads:")]
-    assert threads < 30, "five origins, and what a broker has anyway"
+    # Five origins, and pools that are filled as they are needed: on a busy machine up to about fifty.
+    assert threads < len(names)
 
 
 def test_a_group_moves_to_the_aggregate_and_back_message_by_message(world: World) -> None:

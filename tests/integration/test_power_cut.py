@@ -20,7 +20,7 @@ import pytest
 from millrace.client.cluster_client import LATEST
 from millrace.records import Cursor, Message, build_batch
 from millrace.records.mirror_position import Origin
-from millrace.storage import lookup
+from millrace.storage.reading import RecentPositions
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CONFLUENT
@@ -250,10 +250,7 @@ def damaged_log(directory: Path) -> set[int]:
     return set(bases) - set(damaged)
 
 
-def test_a_repair_that_loses_power_at_any_sync_is_finished_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookup, "SHORT_WALK_BYTES", -(1 << 40))  # search, as in a log of a gigabyte
+def test_a_repair_that_loses_power_at_any_sync_is_finished_by_the_next_one(tmp_path: Path) -> None:
     original = tmp_path / "original"
     intact = damaged_log(original)
     points = random.sample(range(1, 13), CRASH_POINTS)
@@ -271,7 +268,7 @@ def test_a_repair_that_loses_power_at_any_sync_is_finished_by_the_next_one(
         log = open_log(partition, segment_bytes=4000)
         seen: set[int] = set()
         for offset in range(log.high_watermark):
-            log._reader.boundaries = lookup.Boundaries()
+            log._reader.recent = RecentPositions()
             seen.update(header.base_offset for header in batches_at(log, offset, 1) if not header.is_control)
         assert intact <= seen, f"cut at sync {point}"
         log.close()

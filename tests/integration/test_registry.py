@@ -25,7 +25,7 @@ from millrace.cli import cli
 from millrace.errors import ConfigError, MillraceError
 from millrace_registry import client as ours
 from tests.conftest import Start
-from tests.support import REPOSITORY, ROUNDS, Process, run_millrace, wait_until
+from tests.support import REPOSITORY, ROUNDS, WAIT_S, Process, run_millrace, wait_until
 
 SCHEMAS = REPOSITORY / "schemas"
 PAGE_VIEW = json.loads((SCHEMAS / "PageView.avsc").read_text())
@@ -169,14 +169,15 @@ def test_confluent_kafkas_client_sees_the_codes_it_compares(theirs: SchemaRegist
 
 
 def test_an_answer_does_not_wait_for_the_clients_acknowledgement(url: str) -> None:
-    with httpx.Client(base_url=url) as http:
-        took = []
-        for _ in range(20):
+    with httpx.Client(base_url=url, timeout=WAIT_S) as http:
+
+        def seconds() -> float:
             began = time.perf_counter()
             assert http.get("/subjects").status_code == 200
-            took.append(time.perf_counter() - began)
-    # Its head and its body are two writes: held back, the second one comes 40 ms later, every time.
-    assert min(took) < 0.03
+            return time.perf_counter() - began
+
+        # Its head and its body are two writes: held back, the second one comes 40 ms later, every time.
+        wait_until("one of many comes sooner", lambda: seconds() < 0.03)
 
 
 def test_our_client_registers_and_reads_and_keeps_what_it_read(
@@ -217,7 +218,7 @@ def test_our_client_waits_for_a_registry_that_restarts(
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(connect(f"http://{address}").schema, schema_id)
         serve(start, tmp_path / "r.db", address).ready()
-        assert asked.result(timeout=30) == sized(1)
+        assert asked.result(timeout=WAIT_S) == sized(1)
 
 
 def test_our_client_says_when_the_other_side_is_no_registry(connect: Connect, zookeeper: str) -> None:
@@ -270,7 +271,7 @@ def test_two_processes_on_one_database_give_one_id_for_one_schema(
     def register(client: ours.SchemaRegistryClient) -> list[int]:
         ids = []
         for number in range(20):
-            ready.wait(20)
+            ready.wait(WAIT_S)
             ids.append(client.register(f"s{number}", sized(number)))
         return ids
 

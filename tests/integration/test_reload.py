@@ -20,7 +20,7 @@ from millrace_spark.jobs.hourly import HourlySettings, publish
 from millrace_spark.jobs.load import LoadSettings, load_topics
 from millrace_spark.jobs.reload import ReloadSettings, reload_loads
 from tests.brokers import read_topic
-from tests.support import Process, run_millrace
+from tests.support import WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def send_unknown(site: TestSite, topic: str, schema: dict[str, Any], schema_id: 
     fastavro.schemaless_writer(body, schema, {"header": header, **EMPTY_EVENT, "country": "is"})
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap, "acks": "all"})
     producer.produce(topic, body.getvalue(), timestamp=time_ms)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
 
 
 def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(

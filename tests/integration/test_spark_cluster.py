@@ -13,10 +13,11 @@ from uuid import uuid4
 import pytest
 
 from millrace_spark import tables
+from millrace_spark.jobs.executors import TIMEOUT
 from tests.brokers import TestCluster, read_topic
 from tests.peers.spark_application import SparkApplication
 from tests.peers.spark_cluster import CONF, SparkCluster
-from tests.support import REPOSITORY, Process, run_millrace
+from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import HOUR_MS, TestSite, loaded_rows
 
 Start = Callable[..., Process]
@@ -104,6 +105,37 @@ def test_load_hourly_and_mirror_run_on_the_executors_of_a_cluster(
     check(site, tmp_path / "spark", topic)
     with aggregate.client() as copies:
         assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
+
+
+def test_a_load_says_that_the_cluster_gives_it_no_executor_and_ends_after_its_bound(
+    site: TestSite, cluster: SparkCluster, start: Start, tmp_path: Path
+) -> None:
+    topic = site.topic("Starved")
+    assert site.publish(topic, [START_MS + n * 1000 for n in range(20)]) == 20
+    load = ["load", topic, *site.load_options(tmp_path / "w"), *command_options(cluster)]
+    with SparkApplication(cluster.master, ON_CLUSTER, tmp_path / "driver.log"):
+        wait_until("an idle application has every core", lambda: len(cluster.executors()) == 2, timeout_s=60)
+        bounded = run_millrace(*load, "--conf", f"{TIMEOUT}=15s", timeout_s=300)
+        assert bounded.returncode == 1
+        assert bounded.stdout == ""
+        *steps, error = bounded.stderr.splitlines()
+        assert [line for line in steps if not line.startswith(f"step: load {topic}: ")] == [
+            f"step: load: no executor from {cluster.master} for 10 s; waiting for one, at most 15 s"
+            f" (--conf {TIMEOUT}=TIME)"
+        ]
+        assert error.startswith(f"millrace: {cluster.master} has given this job no executor within 15 s: ")
+        assert f"--conf {TIMEOUT}=TIME" in error
+        waiting = start(*load)
+        wait_until("it says so", lambda: "no executor" in waiting.output, timeout_s=120)
+    assert waiting.wait(timeout_s=120) == 0
+    assert len(loaded_rows(tmp_path / "w", topic)) == 20
+
+
+def test_a_bound_that_is_no_time_is_refused(site: TestSite, cluster: SparkCluster, tmp_path: Path) -> None:
+    load = ["load", site.topic("NoTime"), *site.load_options(tmp_path / "w"), *command_options(cluster)]
+    done = run_millrace(*load, "--conf", f"{TIMEOUT}=soon", timeout_s=120)
+    assert done.returncode == 1
+    assert done.stderr == f"millrace: {TIMEOUT}=soon is not a time like 90s, 10m or 1h\n"
 
 
 @pytest.mark.long

@@ -24,7 +24,7 @@ from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics, tasks_of
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
-from tests.support import ROUNDS, Process, run_millrace, wait_until
+from tests.support import ROUNDS, WAIT_S, Process, run_millrace, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,7 +57,7 @@ class World:
                 on_delivery=lambda error, _: failed.append(error) if error else None,
             )  # fmt: skip
             producer.poll(0)
-        assert producer.flush(60) == 0
+        assert producer.flush(WAIT_S) == 0
         assert failed == []  # a message that was given up is not in flight any more either
 
     def settings(self, *topics: str, max_bytes: int | None = None) -> MirrorSettings:

@@ -24,8 +24,8 @@ from millrace_spark.examples.windowed_count import page_views, views_per_minute
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
 from tests.streaming_job import query as parquet_query
-from tests.support import REPOSITORY, ROUNDS, Process, wait_until
-from tests.unit.spark_decode.avro_cases import encode
+from tests.support import REPOSITORY, ROUNDS, WAIT_S, Process, wait_until
+from tests.unit.spark.avro.avro_cases import encode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +59,7 @@ def produce(cluster: TestCluster, topic: str, values: Iterable[bytes]) -> None:
     )
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(30) == 0
+    assert producer.flush(WAIT_S) == 0
 
 
 def stored(cluster: TestCluster, *topics: str) -> list[Place]:
@@ -168,9 +168,9 @@ def test_a_running_query_reads_what_arrives_and_tells_how_far_it_is(
     )
     try:
         offsets = tmp_path / "checkpoint" / "commits" / "0"
-        wait_until("the query has begun", offsets.exists, timeout_s=60)
+        wait_until("the query has begun", offsets.exists)
         produce(cluster, topic, [b"one", b"two"])
-        wait_until("both are read", lambda: len(found) == 2, timeout_s=60)
+        wait_until("both are read", lambda: len(found) == 2)
         assert found == [b"one", b"two"]
         with cluster.client() as client:
             latest = {topic: {str(p): at for p, at in client.list_offsets(topic, LATEST).items()}}

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from millrace.errors import MillraceError
 from millrace_spark import tables
 from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.load.load import load_topic
 from millrace_spark.reload import reload_topic
 from millrace_spark.spark_sink import SparkMerge
 from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
 from millrace_spark.warehouse.layout import no_progress
-from tests.unit.spark_load.interleaved import HOURS, Scenario, later_event, moved_event
-from tests.unit.spark_load.memory_log import HOUR, START, TOPIC, event
-from tests.unit.spark_load.test_tables import (
+from tests.unit.spark.interleaved import HOURS, Scenario, later_event, moved_event
+from tests.unit.spark.memory_log import (
+    HOUR,
+    START,
+    TOPIC,
+    MemoryLog,
+    event,
+    hourly_run,
+    load_run,
+    with_field,
+)
+from tests.unit.spark.table.test_tables import (
     FIRST,
     MORE,
     add,
@@ -86,3 +99,53 @@ def test_hours_that_spark_writes_take_over_replace_and_drop_rows_as_the_tasks_do
     assert [each.rows for each in publish_late_hours(run, TOPIC)] == [1, 2]
     assert scene.visible() == {(HOURS[0], 0): 1, (HOURS[1], 1): 1, (HOURS[1], 3): 1}
     assert [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems] == []
+
+
+def published(log: MemoryLog, warehouse: Path) -> None:
+    load_topic(load_run(log, warehouse), TOPIC)
+    publish_hours(hourly_run(warehouse), TOPIC, ["2015-05-17T10"])
+
+
+def test_spark_reads_and_writes_a_warehouse_whatever_its_path_is_called(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for name in ("a[1]", "a{b,c}", "a*", "a?", "a\\b", "a b", "a%20b", "a%", "a:b", "a#b"):
+        warehouse, log = tmp_path / name, MemoryLog()
+        log.append_events(0, [START, START + 1])
+        published(log, warehouse)
+        frame = tables.read(spark, str(warehouse), TOPIC)
+        assert {(row.url, row.hour, row.rev) for row in frame.collect()} == {("/0", 10, 1), ("/1", 10, 1)}
+    warehouse = tmp_path / "a[1]{b,c}*"
+    fs, log = LocalFilesystem(str(warehouse)), MemoryLog()
+    log.append_events(0, [START, START + 1])
+    load_topic(load_run(log, warehouse), TOPIC)
+    run = HourlyRun(
+        fs=fs, merge=SparkMerge(spark, fs), verdict_of=hourly_run(warehouse).verdict_of, run_id="spark",
+        progress=no_progress,
+    )  # fmt: skip
+    (result,) = publish_hours(run, TOPIC, ["2015-05-17T10"])
+    assert (result.published, result.rows) == (True, 2)
+
+
+def test_spark_reads_the_columns_that_an_older_version_let_a_table_have(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_spark.load.load.check_pinned", lambda *_: None)
+    for name in ("date", "URL"):
+        log = MemoryLog()
+        log.schemas[8] = with_field(name, "string", "")
+        value: dict[str, Any] = {name: "x"}
+        log.append_events(0, [START], schema=8, **value)
+        published(log, tmp_path / name)
+    (row,) = tables.read(spark, str(tmp_path / "date"), TOPIC).collect()
+    assert row.date == "x"
+    with pytest.raises(
+        MillraceError, match=r"^the columns url and URL of PageView differ in case only: set "
+    ):
+        tables.read(spark, str(tmp_path / "URL"), TOPIC)
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        (row,) = tables.read(spark, str(tmp_path / "URL"), TOPIC).select("url", "URL").collect()
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    assert tuple(row) == ("/0", "x")

@@ -1,4 +1,4 @@
-"""`millrace up`: every process starts, one signal stops all, a child that dies ends the run."""
+"""`millrace up`: every process starts, one signal stops all, a child that dies is started again."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
+from millrace.client.cluster_client import ClusterClient
+from tests.brokers import read_topic
 from tests.conftest import Start
-from tests.support import REPOSITORY, Process, run_millrace, wait_until
+from tests.support import REPOSITORY, WAIT_S, Process, run_millrace, wait_until
 
 FREE_PORTS = [
     "zookeeper=127.0.0.1:0",
@@ -49,7 +52,7 @@ def children_of(pid: int) -> dict[int, str]:
 @pytest.fixture
 def up(start: Start, tmp_path: Path) -> Process:
     process = start("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(tmp_path))
-    process.ready(timeout_s=90)
+    process.ready()
     return process
 
 
@@ -67,16 +70,41 @@ def is_running(pid: int) -> bool:
 def test_sigterm_stops_every_child_and_exits_with_zero(up: Process) -> None:
     children = children_of(up.pid)
     assert len(children) >= 10  # ZooKeeper, registry, auditor, four brokers, three readers
-    assert up.stop(timeout_s=60) == 0
+    assert up.stop() == 0
     wait_until("all children are gone", lambda: not alive(list(children)))
 
 
-def test_a_child_that_dies_is_reported_and_ends_the_run(up: Process) -> None:
-    children = children_of(up.pid)
-    broker = next(pid for pid, command in children.items() if "dc2-1.toml" in command)
+def test_a_producer_and_a_consumer_stay_in_their_datacenter_and_the_offline_cluster_has_all(
+    up: Process,
+) -> None:
+    addresses = dict(line.split() for line in up.lines if len(line.split()) == 2)
+    for name in ("dc1", "dc2"):
+        producer = Producer({"bootstrap.servers": addresses[name]})
+        producer.produce("PageView", name.encode())
+        assert producer.flush(WAIT_S) == 0
+
+    def values(name: str) -> list[bytes]:
+        with ClusterClient(addresses[name]) as client:
+            contents = read_topic(client, "PageView").values() if "PageView" in client.topics() else []
+        return sorted(value or b"" for each in contents for value in each.values)
+
+    assert len({addresses[name] for name in ("dc1", "dc2", "offline")}) == 3
+    wait_until("both are in the offline cluster", lambda: values("offline") == [b"dc1", b"dc2"])
+    assert (values("dc1"), values("dc2")) == ([b"dc1"], [b"dc2"])
+
+
+def test_a_child_that_dies_is_started_again_at_its_address(up: Process) -> None:
+    (address,) = [line.split()[1] for line in up.lines if line.startswith("dc2 ")]
+    broker = next(pid for pid, command in children_of(up.pid).items() if "dc2-1.toml" in command)
     os.kill(broker, signal.SIGKILL)
-    assert up.wait(timeout_s=60) == 1
-    assert "dc2-1 ended with exit code -9" in up.lines[-1]
+    wait_until("it is reported", lambda: "dc2-1 ended with exit code -9" in up.output)
+    with ClusterClient(address, timeout_s=30) as client:
+        assert "audit" in client.topics()
+    assert up.running
+    children = children_of(up.pid)
+    assert broker not in children
+    assert up.stop() == 0
+    assert up.lines[-2:] == ["stopping", "stopped"]
     wait_until("all children are gone", lambda: not alive(list(children)))
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+from millrace.coordination import embedded
 from millrace.coordination.embedded import answers
+from tests.brokers import free_port
 from tests.support import Process, run_millrace, wait_until
 
 Start = Callable[..., Process]
@@ -114,4 +116,15 @@ def test_missing_pyspark_is_one_clear_line(tmp_path: Path) -> None:
     )
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
-    assert "pip install 'millrace[spark]'" in result.stderr
+    assert "pip install 'millrace-pipeline[spark]" in result.stderr
+
+
+def test_a_free_port_that_somebody_takes_first_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr(embedded, "_free_port", lambda port: ports.pop(0))
+        with embedded.ZooKeeper.start(tmp_path / "data") as server:
+            assert server.port != taken.getsockname()[1]
+            assert answers("127.0.0.1", server.port)

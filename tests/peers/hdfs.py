@@ -13,7 +13,6 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,10 @@ from xml.sax.saxutils import escape
 from millrace.coordination.embedded import find_java
 from tests.brokers import free_port
 from tests.peers.maven import class_path
-from tests.support import die_with_the_test_run, wait_until
+from tests.support import start_for_the_test_run, wait_until
 
 POM = Path(__file__).with_name("hdfs.pom.xml")
 START_TIMEOUT_S = 90.0
-# A process dies with the thread that started it: this one lives as long as the test run, whoever asks.
-_STARTER = ThreadPoolExecutor(1)
 _SERVER = "org.apache.hadoop.hdfs.server"
 # One compiler tier and the simplest collector: a short life is mostly its start.
 _JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss512k")
@@ -58,14 +55,15 @@ class HdfsProcess:
         """Start it, again after `kill`, on the same ports and data; `Hdfs.wait_until_ready` waits for it."""
         assert self.process is None, f"{self.name} is running"
         with open(self.folder / "log", "ab") as log:
-            self.process = _STARTER.submit(
-                subprocess.Popen,
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_test_run,
-            ).result()
+            self.process = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=ends_with_us,
+                )
+            )
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone; nothing when it is not running."""

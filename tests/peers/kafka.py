@@ -17,7 +17,7 @@ from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
 from tests.brokers import free_port
 from tests.peers.maven import class_path
-from tests.support import die_with_the_test_run, wait_until
+from tests.support import start_for_the_test_run, wait_until
 
 POM = Path(__file__).with_name("kafka.pom.xml")
 START_TIMEOUT_S = 90.0
@@ -106,12 +106,14 @@ class KafkaBroker:
     def start(self) -> None:
         """Start it, again after `kill` or `stop`, at the same address; returns once it answers."""
         with self._log() as log:
-            self._process = subprocess.Popen(
-                [*self._command, "kafka.Kafka", str(self._properties)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_test_run,
+            self._process = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    [*self._command, "kafka.Kafka", str(self._properties)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=ends_with_us,
+                )
             )
         wait_until("Apache Kafka answers", self._answers, timeout_s=START_TIMEOUT_S)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from millrace.errors import MillraceError
 from tests.jobs import descendants
-from tests.support import REPOSITORY, die_with_the_test_run
+from tests.support import REPOSITORY, start_for_the_test_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,20 +49,23 @@ class SparkApplication:
     ) -> None:
         path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._log = log.open("ab")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.peers.spark_application", json.dumps({"master": master, **conf})],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(path),
-                "PYSPARK_PYTHON": sys.executable,
-                **(environment or {}),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            preexec_fn=die_with_the_test_run,
+        settings = json.dumps({"master": master, **conf})
+        self._process = start_for_the_test_run(
+            lambda ends_with_us: subprocess.Popen(
+                [sys.executable, "-m", "tests.peers.spark_application", settings],
+                cwd=REPOSITORY,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path),
+                    "PYSPARK_PYTHON": sys.executable,
+                    **(environment or {}),
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                preexec_fn=ends_with_us,
+            )
         )
         self.pid = self._process.pid
         self._answers: queue.Queue[str | None] = queue.Queue()

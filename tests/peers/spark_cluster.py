@@ -22,7 +22,7 @@ from typing import Any
 from millrace.coordination.embedded import find_java
 from tests.brokers import free_port
 from tests.jobs import descendants
-from tests.support import die_with_the_test_run, wait_until
+from tests.support import start_for_the_test_run, wait_until
 
 START_TIMEOUT_S = 60.0
 CONF: Mapping[str, str] = {
@@ -110,8 +110,14 @@ class SparkCluster:
         """SIGKILL to an executor; False when there is none."""
         return any(_kill(pid) for pid in self.executors()[:1])
 
+    def kill_worker(self, pid: int) -> None:
+        """SIGKILL to a worker, and wait until it is gone."""
+        (process,) = (process for process in self._processes.values() if process.pid == pid)
+        process.kill()
+        process.wait()
+
     def restart_workers(self) -> None:
-        """Start every worker that has ended anew; they end with the thread that calls this."""
+        """Start every worker that has ended anew."""
         for name in self._hosts:
             if self._processes[name].poll() is not None:
                 self._start_worker(name)
@@ -153,20 +159,22 @@ class SparkCluster:
         java = find_java()
         classes = ["-cp", f"{self._home}/jars/*", f"org.apache.spark.deploy.{daemon}"]
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                [java, *_DAEMON, *classes, *arguments],
-                env={
-                    **os.environ,
-                    "SPARK_HOME": str(self._home),
-                    "SPARK_LOCAL_IP": self._hosts.get(name, "127.0.0.1"),
-                    "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
-                    "JAVA_HOME": str(Path(java).resolve().parents[1]),
-                    **self._environment,
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_test_run,
+            self._processes[name] = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    [java, *_DAEMON, *classes, *arguments],
+                    env={
+                        **os.environ,
+                        "SPARK_HOME": str(self._home),
+                        "SPARK_LOCAL_IP": self._hosts.get(name, "127.0.0.1"),
+                        "SPARK_SCALA_VERSION": "2.13",  # else looked for in the folders of a build
+                        "JAVA_HOME": str(Path(java).resolve().parents[1]),
+                        **self._environment,
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=ends_with_us,
+                )
             )
 
     @staticmethod

@@ -84,5 +84,7 @@ def test_the_page_names_every_key_of_a_broker_with_its_default() -> None:
         for field in dataclasses.fields(settings):
             if field.name not in ("log", "mirror"):
                 default = "required" if field.default is dataclasses.MISSING else field.default
-                text = {None: "-1", True: "true", False: "false", "": "none"}.get(default, str(default))
+                text = {None: "-1", True: "true", False: "false", "": "none", (): "[]"}.get(
+                    default, str(default)
+                )
                 assert told.get(prefix + field.name, "").strip("`").startswith(text), field.name

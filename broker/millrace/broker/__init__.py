@@ -1,1 +1,4 @@
-"""To be written: what this package owns and refuses."""
+"""What produce, fetch and list-offsets mean for the partitions stored on this broker.
+
+Knows no sockets and no wire format.
+"""

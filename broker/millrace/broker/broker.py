@@ -8,6 +8,8 @@ comes back through the mailbox. Knows no sockets and no wire format.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
@@ -16,6 +18,7 @@ from uuid import UUID
 from millrace.broker.fetch import Fetch, Found
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
+from millrace.broker.standstill import Standstill
 from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
@@ -27,6 +30,7 @@ from millrace.errors import (
     MillraceError,
     NotLeader,
     PolicyViolation,
+    RequestTimedOut,
     StorageError,
     UnknownTopicOrPartition,
 )
@@ -41,10 +45,14 @@ from millrace.wire.fetch import AskedFetch
 
 __all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
 
 RETENTION_INTERVAL_S = 5.0
+ZOOKEEPER_THREADS = 4
+LOOK_UP_THREADS = 4
+OPENING_THREADS = 8
+"""Each opening waits for two syncs after a crash: eight at once wait hardly longer than one."""
 RECORD_DELAY_S = 1.0
 """Partitions come and go in crowds: the broker's record in ZooKeeper is written once for all of them."""
 Place = tuple[str, int]
@@ -53,7 +61,14 @@ Place = tuple[str, int]
 class Broker:
     """One broker's partitions, and what clients may do with them."""
 
-    def __init__(self, config: BrokerConfig, cluster: Cluster, logs: LogDirectory, mailbox: Mailbox) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        cluster: Cluster,
+        logs: LogDirectory,
+        mailbox: Mailbox,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs = logs
         self._partitions: dict[Place, Partition] = {}
@@ -67,26 +82,40 @@ class Broker:
         self.parked_partitions = 0
         """On which fetches wait, counted once for each fetch."""
         self.flushes: FlushThreads[LogState] = FlushThreads(mailbox)
-        # Two pools, because a topic's creation waits in the one for its logs to open in the other.
-        self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
-        self._background = ThreadPoolExecutor(4, thread_name_prefix="background")
+        # Pools of their own: what waits for ZooKeeper, or for a log to open, holds up nothing else.
+        self._zookeeper = ThreadPoolExecutor(ZOOKEEPER_THREADS, thread_name_prefix="zookeeper")
+        self._look_ups = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="look-up")
+        self._openers = ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="open")
+        self._deletions = ThreadPoolExecutor(1, thread_name_prefix="delete")
+        self._lacking_landmarks: set[Partition] = set()
+        self._confirming = ThreadPoolExecutor(1, thread_name_prefix="confirm")
+        self._standstill = Standstill(
+            mailbox,
+            lambda then: self._submit(self._confirming, cluster.confirm, then),
+            self._topics_confirmed,
+            self._topics_unconfirmed,
+            clock,
+        )
 
     # Partitions
 
     def start(self) -> None:
-        """Open, and so recover, every log this broker leads; call it before the loop runs.
+        """Open, and so recover, every log this broker leads, side by side; call it before the loop runs.
 
         A log that cannot be opened is reported and refused; it does not keep the others from being served.
         """
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         self._set_aside_deleted()
-        for place, topic, state in self._led():
+        led = self._led()
+        logs = [self._openers.submit(self._open_log, place, topic) for place, topic, _ in led]
+        for (place, topic, state), opened in zip(led, logs, strict=True):
             try:
-                self._add(place, topic, state, self._open_log(place, topic))
+                self._add(place, topic, state, opened.result())
             except (MillraceError, OSError) as error:
                 self._fail(place, topic, error)
         self.cluster.store(self._partitions)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
+        self._standstill.watch()
 
     def _set_aside_deleted(self) -> None:
         """Put away the logs of topics that were deleted while this broker was not running."""
@@ -145,6 +174,22 @@ class Broker:
             elif not (place in self._opening or place in self._failed or place in self._deleting):
                 self._open(place, topic)
 
+    def standstills(self) -> int:
+        """How often this broker has stood still: between two that differ others may have replaced it."""
+        self._standstill.doubtful()
+        return self._standstill.count
+
+    def _topics_confirmed(self) -> None:
+        """After a standstill: refuse what was written to topics that have gone, then answer the rest."""
+        self.refresh()
+        for partition in self._partitions.values():
+            partition.answer_flushed()
+
+    def _topics_unconfirmed(self) -> None:
+        why = RequestTimedOut("this broker stood still, and cannot read yet whether its topics are the same")
+        for partition in self._partitions.values():
+            partition.refuse_waiting(why)
+
     def _led(self) -> list[tuple[Place, TopicState, PartitionState]]:
         return [
             ((topic.name, number), topic, state)
@@ -154,7 +199,7 @@ class Broker:
         ]
 
     def _open_log(self, place: Place, topic: TopicState) -> PartitionLog:
-        config = topic_log_config(self.config.log, topic.settings)
+        config = topic_log_config(self.config, topic.settings)
         return self._logs.partition(*place, topic.topic_id, config)
 
     def _fail(self, place: Place, topic: TopicState, error: BaseException) -> None:
@@ -191,10 +236,12 @@ class Broker:
             else:
                 self._add(place, current, current.partitions[place[1]], future.result())
 
-        self._opening[place] = self._submit(self._files, lambda: self._open_log(place, topic), opened)
+        self._opening[place] = self._submit(self._openers, lambda: self._open_log(place, topic), opened)
 
     def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
-        partition = Partition(*place, topic.topic_id, opened, self.mailbox, self.flushes)
+        partition = Partition(
+            *place, topic.topic_id, opened, self.mailbox, self.flushes, self._standstill.doubtful
+        )
         self._configure(partition, topic, state)
         self._partitions[place] = partition
         self._failed.pop(place, None)
@@ -219,7 +266,7 @@ class Broker:
     def _configure(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
         partition.mirrored = state.origin is not None
         try:
-            partition.log.config = topic_log_config(self.config.log, topic.settings)
+            partition.log.config = topic_log_config(self.config, topic.settings)
         except BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
 
@@ -253,7 +300,7 @@ class Broker:
                 log.error("cannot delete %s-%s: %s", *place, future.exception())
             self.refresh()
 
-        self._submit(self._files, lambda: self._logs.delete(*place), done)
+        self._submit(self._deletions, lambda: self._logs.delete(*place), done)
 
     def _apply_retention(self) -> None:
         logs = [(partition.name, partition.log) for partition in self._partitions.values()]
@@ -273,7 +320,7 @@ class Broker:
             self._try_again()
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
-        self._submit(self._files, work, again)
+        self._submit(self._deletions, work, again)
 
     # Records
 
@@ -291,6 +338,11 @@ class Broker:
             raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
         self.stage(partition, [batch], [header], producing, index)
 
+    def largest_batch(self, topic: str, number: int) -> int:
+        """The largest batch that producers may send to a partition; 0 when it takes none of theirs here."""
+        partition = self._partitions.get((topic, number))
+        return 0 if partition is None or partition.mirrored else partition.log.config.max_message_bytes
+
     def stage(
         self,
         partition: Partition,
@@ -300,8 +352,8 @@ class Broker:
         index: int = 0,
     ) -> None:
         """Have checked batches appended at the end of this turn."""
+        self._staged[partition] = None  # first: what is staged must not outlive the bytes it stands in
         partition.stage(batches, headers, producing, index)
-        self._staged[partition] = None
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
@@ -331,18 +383,44 @@ class Broker:
         partition.see_to_flush()
         return None
 
-    def fetch(self, request: AskedFetch, answer: Callable[[Found], None]) -> Fetch:
+    def fetch(
+        self, request: AskedFetch, answer: Callable[[Found], None], abort: Callable[[str], None]
+    ) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""
-        fetch = Fetch(self, request, answer)
+        fetch = Fetch(self, request, answer, abort)
         fetch.start()
         return fetch
 
+    def build_landmarks(self, partition: Partition) -> None:
+        """Build what a fetch lacked to find its place, apart from the loop; then wake who is parked."""
+        if partition in self._lacking_landmarks:
+            return
+        self._lacking_landmarks.add(partition)
+
+        def work() -> None:
+            try:
+                partition.log.build_landmarks()
+            except Exception:
+                log.exception("cannot build the landmarks of %s", partition.name)
+            self.mailbox.post(done)
+
+        def done() -> None:
+            self._lacking_landmarks.discard(partition)
+            partition.wake_parked()
+
+        # It may read for seconds, and nothing is lost when the process ends meanwhile.
+        threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
+
     def look_again(self, look: Callable[[], None]) -> None:
-        """Run `look` at the end of this turn."""
+        """Run `look`, which raises nothing, at the end of this turn."""
         self._looking.append(look)
 
     def end_of_turn(self) -> None:
-        """Append what this turn staged, then let woken fetches look: one write, one look each."""
+        """Append what this turn staged, then let woken fetches look: one write, one look each.
+
+        A mistake in the code met here costs the connections of those it was done for; the others are served.
+        """
+        self._standstill.doubtful()
         if self._staged:
             staged, self._staged = self._staged, {}
             for partition in staged:
@@ -352,15 +430,28 @@ class Broker:
             for look in looking:
                 look()
 
+    def check_administrator(self, address: str) -> None:
+        """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""
+        host = address.rpartition(":")[0].removeprefix("::ffff:")
+        brokers = {broker.host for broker in self.cluster.brokers.values()}
+        if not (host.startswith("127.") or host in {"::1", *brokers, *self.config.admin_hosts}):
+            raise PolicyViolation(
+                f"{host} may not do this: run it on a broker's machine, or name {host} in admin_hosts there"
+            )
+
     # Threads
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the loop; from any thread. The future brings its result or exception."""
         return self.mailbox.call(function)
 
-    def in_background(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
-        """Run `work` in a thread, then `then` on the loop with its outcome."""
-        self._submit(self._background, work, then)
+    def in_zookeeper_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work`, which waits for ZooKeeper, in a thread; then `then` on the loop with its outcome."""
+        self._submit(self._zookeeper, work, then)
+
+    def in_look_up_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
+        """Run `work`, which reads logs, in a thread; then `then` on the loop with its outcome."""
+        self._submit(self._look_ups, work, then)
 
     def _submit(
         self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[Future[T]], None]
@@ -370,8 +461,10 @@ class Broker:
         return future
 
     def settle(self) -> None:
-        """Bring everything to the disk and answer who waits for it; the loop has ended."""
+        """Bring everything to the disk, side by side, and answer who waits for it; the loop has ended."""
         self.end_of_turn()
+        for partition in self._partitions.values():
+            partition.flush()
         self.flushes.close()
         self.mailbox.run()
         for partition in self._partitions.values():
@@ -381,6 +474,12 @@ class Broker:
     def close(self) -> None:
         """End the threads and close the logs; `settle` comes first."""
         self.mailbox.stop()
-        self._background.shutdown(wait=True, cancel_futures=True)
-        self._files.shutdown(wait=True, cancel_futures=True)
+        for pool in (
+            self._zookeeper,
+            self._look_ups,
+            self._openers,
+            self._deletions,
+            self._confirming,
+        ):
+            pool.shutdown(wait=True, cancel_futures=True)
         self._logs.close()

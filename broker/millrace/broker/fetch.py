@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from millrace.errors import BrokerError, ErrorCode
 from millrace.records.file_slice import FileSlice
+from millrace.storage.landmarks import LandmarksMissing
 from millrace.wire.fetch import AskedFetch
 
 if TYPE_CHECKING:
@@ -43,12 +44,21 @@ Found: TypeAlias = list[tuple[str, list[PartitionRead]]]
 
 
 class Fetch:
-    """A fetch under way; `answer` is called once, on the loop."""
+    """A fetch under way; `answer` is called once, on the loop.
 
-    __slots__ = ("_answer", "_available", "_broker", "_partitions", "_request", "_timer", "_woken")
+    `abort` is called instead when a mistake in the code is met while it waits: there is no answer to give.
+    """
 
-    def __init__(self, broker: Broker, request: AskedFetch, answer: Callable[[Found], None]) -> None:
-        self._broker = broker
+    __slots__ = ("_abort", "_answer", "_available", "_broker", "_partitions", "_request", "_timer", "_woken")
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: AskedFetch,
+        answer: Callable[[Found], None],
+        abort: Callable[[str], None],
+    ) -> None:
+        self._broker, self._abort = broker, abort
         self._request = request
         self._answer: Callable[[Found], None] | None = answer
         self._partitions: list[Partition] = []
@@ -81,10 +91,18 @@ class Fetch:
         """Look again at the end of this turn, however many partitions have something new."""
         if not self._woken and self._answer is not None:
             self._woken = True
-            self._broker.look_again(self._try)
+            self._broker.look_again(self._look)
 
     def _time_is_up(self) -> None:
-        self._try(final=True)
+        self._look(final=True)
+
+    def _look(self, *, final: bool = False) -> None:
+        try:
+            self._try(final=final)
+        except Exception:
+            logger.exception("a mistake in a fetch that waited")
+            self.abandon()
+            self._abort("a mistake was met while its fetch waited")
 
     def _try(self, *, final: bool = False) -> None:
         if self._answer is None:
@@ -141,7 +159,7 @@ class Fetch:
                 room = self._request.max_bytes - total
                 try:
                     partition = self._broker.partition(topic, number)
-                    read = _read_partition(partition, offset, max_bytes, room, first=total == 0)
+                    read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
                     partitions.append(partition)
                 except BrokerError as error:
                     read, failed = PartitionRead(number, error.code), True
@@ -154,15 +172,17 @@ class Fetch:
             found.append((topic, reads))
         return found, partitions, total, failed
 
-
-def _read_partition(
-    partition: Partition, offset: int, max_bytes: int, room: int, *, first: bool
-) -> PartitionRead:
-    log, records = partition.log, None
-    if room > 0 or first:
-        records = log.read(offset, max(1, min(max_bytes, room)))
-        if records is not None and records.length > room and not first:
-            records = None  # only the first batch of an answer may exceed its limit
-    return PartitionRead(
-        partition.number, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records
-    )  # fmt: skip
+    def _read_partition(
+        self, partition: Partition, offset: int, max_bytes: int, room: int, *, first: bool
+    ) -> PartitionRead:
+        log, records = partition.log, None
+        if room > 0 or first:
+            try:
+                records = log.read(offset, max(1, min(max_bytes, room)))
+            except LandmarksMissing:
+                self._broker.build_landmarks(partition)  # wakes who is parked when they are there
+            if records is not None and records.length > room and not first:
+                records = None  # only the first batch of an answer may exceed its limit
+        return PartitionRead(
+            partition.number, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records
+        )  # fmt: skip

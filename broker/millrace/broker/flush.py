@@ -6,17 +6,21 @@ hands the work over knows what it means.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from millrace.histogram import Histogram
 from millrace.mailbox import Mailbox
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 Outcome = Callable[[T | None, BaseException | None], None]
+_Work: TypeAlias = tuple[Callable[[], T], Outcome[T], Callable[[], None] | None]
 THREADS = 8
 """Flushes that wait for the disk at once share what it takes the file system: eight are hardly slower than
 one, and a broker with hundreds of busy partitions has each of them on the disk ten times as soon."""
@@ -32,7 +36,7 @@ class FlushThreads(Generic[T]):
         self._began: dict[int, float] = {}
         """Of each thread at work: when it began, in monotonic time."""
         self._lock = threading.Lock()
-        self._work: queue.SimpleQueue[tuple[Callable[[], T], Outcome[T]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work[T] | None] = queue.SimpleQueue()
         names = [f"flush {number}" for number in range(THREADS)]
         self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
         for thread in self._threads:
@@ -44,9 +48,14 @@ class FlushThreads(Generic[T]):
         with self._lock:
             return min(self._began.values(), default=None)
 
-    def submit(self, work: Callable[[], T], outcome: Outcome[T]) -> None:
-        """Run `work` in a thread, then `outcome` on the loop with its result or its exception."""
-        self._work.put((work, outcome))
+    def submit(
+        self, work: Callable[[], T], outcome: Outcome[T], after: Callable[[], None] | None = None
+    ) -> None:
+        """Run `work` in a thread, then `outcome` on the loop with its result or its exception.
+
+        In the thread `after` follows, which nobody waits for.
+        """
+        self._work.put((work, outcome, after))
 
     def close(self) -> None:
         """Finish what was handed over and end the threads."""
@@ -58,7 +67,7 @@ class FlushThreads(Generic[T]):
     def _run(self) -> None:
         me = threading.get_ident()
         while (item := self._work.get()) is not None:
-            work, outcome = item
+            work, outcome, after = item
             began = time.monotonic()
             with self._lock:
                 self._began[me] = began
@@ -71,6 +80,11 @@ class FlushThreads(Generic[T]):
             with self._lock:
                 del self._began[me]
                 self.seconds.observe(time.monotonic() - began)
+            if after is not None:
+                try:
+                    after()
+                except Exception:
+                    log.exception("what follows a flush failed")
 
 
 def _call(outcome: Outcome[T], result: T | None, error: BaseException | None) -> Callable[[], None]:

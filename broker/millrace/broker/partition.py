@@ -27,6 +27,10 @@ Outcomes: TypeAlias = Sequence[int | BrokerError]
 """Of each batch its base offset, or why it was refused."""
 
 
+FLUSH_AGAIN_S = 0.5
+"""After a flush that failed and may be tried again."""
+
+
 class Producing(Protocol):
     """One or more produce requests that wait for their partitions."""
 
@@ -34,6 +38,13 @@ class Producing(Protocol):
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """What became of the batches that were staged as number `index`; for acks=all once on the disk."""
+
+    def abort(self, reason: str) -> None:
+        """A mistake in the code was met: nobody knows what to answer, so close the client's connection."""
+
+
+Staged: TypeAlias = tuple[Sequence[memoryview], Sequence[HeaderFields], Producing, int]
+"""(batches, their headers, whose they are, its index)."""
 
 
 class Parked(Protocol):
@@ -57,7 +68,9 @@ class Partition:
         log: PartitionLog,
         mailbox: Mailbox,
         flushes: FlushThreads[LogState],
+        doubtful: Callable[[], bool],
     ) -> None:
+        """`doubtful` says whether the topic may have gone: acks=all then waits for `answer_flushed`."""
         self.topic, self.number, self.topic_id, self.log = topic, number, topic_id, log
         self.mirrored = False
         """True when it is the mirror of another partition: ordinary producers are refused."""
@@ -68,11 +81,8 @@ class Partition:
         """For metrics: batches taken, bytes of records and slices of them handed out."""
         self.gone: BrokerError | None = None
         """Why it is not served any more."""
-        self._mailbox, self._flushes = mailbox, flushes
-        self._batches: list[memoryview] = []
-        self._headers: list[HeaderFields] = []
-        self._staged: list[tuple[int, Producing, int]] = []
-        """(number of batches, whose, its index), of the two lists above in their order."""
+        self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
+        self._staged: list[Staged] = []
         self._unsynced: deque[tuple[int, Producing, int, Outcomes]] = deque()
         """(log position to be flushed, who waits for it, its index, what to tell it)."""
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
@@ -94,47 +104,88 @@ class Partition:
         index: int = 0,
     ) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""
-        self._batches += batches
-        self._headers += headers
-        self._staged.append((len(batches), producing, index))
+        self._staged.append((batches, headers, producing, index))
 
     def write(self) -> None:
-        """Append what is staged; answer acks=1, note acks=all, see to the flush."""
+        """Append what is staged; answer acks=1, note acks=all, see to the flush. Raises nothing."""
         staged, self._staged = self._staged, []
-        outcomes = self.log.append(self._batches, self._headers)
-        self.batches_in += len(self._batches)
-        self._batches, self._headers = [], []
+        try:
+            self._append(staged)
+            self.see_to_flush()
+        except Exception:
+            logger.exception("a mistake while appending to %s", self.name)
+            for _, _, producing, _ in staged:
+                self._abort(producing)
+
+    def _append(self, staged: Sequence[Staged]) -> None:
+        if len(staged) == 1:
+            batches, headers, _, _ = staged[0]
+        else:
+            batches = [batch for entry in staged for batch in entry[0]]
+            headers = [header for entry in staged for header in entry[1]]
+        outcomes = self.log.append(batches, headers)
+        self.batches_in += len(batches)
         end, start = self.log.end, self.log.log_start_offset
-        unflushed = end > self.log.visible_end
+        must_wait = end > self.log.visible_end or self._doubtful()
         first = 0
-        for count, producing, index in staged:
-            mine = outcomes[first : first + count]
-            first += count
-            if unflushed and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
+        for own, _, producing, index in staged:
+            mine = outcomes[first : first + len(own)]
+            first += len(own)
+            if must_wait and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
                 # A duplicate waits, too: the first one may still be on its way to the disk.
                 self._unsynced.append((end, producing, index, mine))
             else:
-                producing.appended(index, mine, start)
-        self.see_to_flush()
+                self._tell(producing, index, mine, start)
+
+    def _tell(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
+        """Answer one client; a mistake in it costs that client's connection, and the others are answered."""
+        try:
+            producing.appended(index, outcomes, start)
+        except Exception:
+            logger.exception("a mistake while answering a producer of %s", self.name)
+            self._abort(producing)
+
+    def _abort(self, producing: Producing) -> None:
+        try:
+            producing.abort(f"a mistake was met while its request to {self.name} was served")
+        except Exception:
+            logger.exception("a mistake while closing the connection of a producer of %s", self.name)
 
     def see_to_flush(self) -> None:
         """Start a flush if one is due, or set the clock for it. Call it after each append."""
-        log = self.log
-        # A log that only refuses more writes still owes the flush of what it has taken.
-        if self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal is not None:
+        if not self._may_flush:
             return
+        log = self.log
         if self._unsynced or log.unflushed_messages >= log.config.flush_messages:
             self._start_flush()
         elif self._timer is None:
             self._timer = self._mailbox.after(log.config.flush_ms / 1000, self._flush_is_due)
 
+    @property
+    def _may_flush(self) -> bool:
+        log = self.log
+        # A log that only refuses more writes still owes the flush of what it has taken.
+        return not (self._flushing or self.gone or log.end == log.visible_end or log.flush_refusal)
+
+    def flush(self) -> None:
+        """Start the flush of what is not on the disk yet, if there is anything and none runs."""
+        if self._may_flush:
+            self._start_flush()
+
     def answer_when_flushed(self, end: int, producing: Producing) -> None:
         """Call `producing` back, as acks=all, when the log is on the disk up to `end`; flush it at once."""
-        if end > self.log.visible_end:
+        if end > self.log.visible_end or (end and self._doubtful()):
             self._unsynced.append((end, producing, 0, ()))
             self.see_to_flush()
         else:
-            producing.appended(0, (), self.log.log_start_offset)
+            self._tell(producing, 0, (), self.log.log_start_offset)
+
+    def answer_flushed(self) -> None:
+        """Answer acks=all for what is on the disk, unless the topic must be read again before."""
+        visible, start = self.log.visible_end, self.log.log_start_offset
+        while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
+            _, producing, index, outcomes = self._unsynced.popleft()
+            self._tell(producing, index, outcomes, start)
 
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
         """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
@@ -143,10 +194,10 @@ class Partition:
     def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
-        staged, self._staged, self._batches, self._headers = self._staged, [], [], []
-        for count, producing, index in staged:
-            producing.appended(index, [why] * count)
-        self._refuse_waiting(why)
+        staged, self._staged = self._staged, []
+        for batches, _, producing, index in staged:
+            self._tell(producing, index, [why] * len(batches))
+        self.refuse_waiting(why)
         self.wake_parked()
         if self._flushing:
             self._when_idle = when_idle
@@ -176,30 +227,37 @@ class Partition:
             self._timer.cancel()
             self._timer = None
         self._flushing = True
-        self._flushes.submit(self.log.flush, self._flushed)
+        self._flushes.submit(self.log.flush, self._flushed, self.log.write_due_checkpoint)
 
     def _flushed(self, flushed: LogState | None, error: BaseException | None) -> None:
         self._flushing = False
         if flushed is None:
-            logger.error("flush of %s failed: %s; it takes no more writes until a restart", self.name, error)
-            self._refuse_waiting(StorageError(f"{self.name} could not be flushed"))
+            logger.error("flush of %s failed: %s", self.name, error)
+            self.refuse_waiting(StorageError(f"{self.name} could not be flushed"))
             self.wake_parked()
+            if self.log.flush_refusal is None and self.gone is None:
+                self._timer = self._mailbox.after(FLUSH_AGAIN_S, self._flush_is_due)
         else:
             before = self.log.visible_end
             self.log.publish(flushed)
-            visible, start = self.log.visible_end, self.log.log_start_offset
-            while self._unsynced and self._unsynced[0][0] <= visible:
-                _, producing, index, outcomes = self._unsynced.popleft()
-                producing.appended(index, outcomes, start)
+            visible = self.log.visible_end
+            self.answer_flushed()
             while self._watched and self._watched[0][0] <= visible:
-                self._watched.popleft()[1]()
+                self._call(self._watched.popleft()[1])
             for fetch in self.parked:
                 fetch.grown(visible - before)
             self.see_to_flush()
         if self._when_idle is not None:
             self._when_idle()
 
-    def _refuse_waiting(self, why: BrokerError) -> None:
+    def _call(self, then: Callable[[], None]) -> None:
+        try:
+            then()
+        except Exception:
+            logger.exception("a mistake after a flush of %s", self.name)
+
+    def refuse_waiting(self, why: BrokerError) -> None:
+        """Answer every acks=all that waits with an error."""
         waiting, self._unsynced = self._unsynced, deque()
         for _, producing, index, outcomes in waiting:
-            producing.appended(index, [why] * max(1, len(outcomes)))
+            self._tell(producing, index, [why] * max(1, len(outcomes)))

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from millrace.broker.broker import Broker
-from millrace.broker.topic_settings import topic_log_config
+from millrace.broker.topic_settings import check_topic_settings
 from millrace.coordination.state import TopicState, check_topic_name, new_topic, with_partitions
 from millrace.errors import (
     InvalidPartitions,
@@ -36,7 +36,7 @@ def create_topic(
 ) -> None:
     """Create a topic (-1: the default number of partitions); those led here are open on return."""
     check_topic_name(name)
-    topic_log_config(broker.config.log, settings)
+    check_topic_settings(broker.config, settings)
     count = broker.config.default_partitions if partitions == -1 else partitions
     if count < 1:
         raise InvalidPartitions(f"topic {name} cannot have {count} partitions")
@@ -77,7 +77,7 @@ def alter_topic(
 
     def change(topic: TopicState) -> TopicState:
         settings = alter(topic.settings)
-        topic_log_config(broker.config.log, settings)
+        check_topic_settings(broker.config, settings)
         return dataclasses.replace(topic, settings=settings)
 
     if validate_only:

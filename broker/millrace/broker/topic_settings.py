@@ -7,8 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from millrace.config import LogConfig
+from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import BrokerError, ErrorCode
+
+_INT64_MAX = (1 << 63) - 1
 
 
 class InvalidTopicConfig(BrokerError):
@@ -26,6 +28,12 @@ class TopicSetting:
     unlimited: bool
     """True when -1 means no limit."""
     documentation: str
+    bound: str | None = None
+    """The broker's own setting that no topic may exceed."""
+
+    def largest(self, broker: BrokerConfig) -> int:
+        """The largest value that a topic of this broker can have."""
+        return _INT64_MAX if self.bound is None else int(getattr(broker, self.bound))
 
     def text(self, config: LogConfig) -> str:
         """What this setting is in `config`, as clients write it."""
@@ -50,7 +58,7 @@ SETTINGS: Mapping[str, TopicSetting] = {
         "retention_bytes", 0, True, "The oldest files of a partition larger than this are deleted; -1: none."
     ),
     "max.message.bytes": TopicSetting(
-        "max_message_bytes", 1, False, "The largest batch that a producer may send."
+        "max_message_bytes", 1, False, "The largest batch that a producer may send.", "max_frame_bytes"
     ),
 }
 
@@ -63,14 +71,32 @@ FIXED: Mapping[str, str] = {
 """What Millrace does in any case; clients may say so, but not ask for anything else."""
 
 
-def topic_log_config(default: LogConfig, settings: Mapping[str, str]) -> LogConfig:
+def check_topic_settings(broker: BrokerConfig, settings: Mapping[str, str]) -> None:
+    """Refuse settings that a topic cannot be given; InvalidTopicConfig is one line that names the setting."""
+    for name, value in _values(settings).items():
+        setting = SETTINGS[name]
+        largest = setting.largest(broker)
+        if value is not None and value > largest:
+            whose = f", the broker's {setting.bound}" if setting.bound else ""
+            raise InvalidTopicConfig(f"{name}={value}: at most {largest}{whose}")
+
+
+def topic_log_config(broker: BrokerConfig, settings: Mapping[str, str]) -> LogConfig:
     """How a topic's partitions are kept: its settings over the broker's defaults.
 
-    Raises InvalidTopicConfig, one line that names the setting.
+    A value above what this broker allows counts as the largest that it allows: another broker or an older
+    version has taken it, and the topic must be served all the same. Raises InvalidTopicConfig.
     """
-    if not settings:
-        return default
-    changes: dict[str, int | None] = {}
+    changes = {
+        SETTINGS[name].field: value if value is None else min(value, SETTINGS[name].largest(broker))
+        for name, value in _values(settings).items()
+    }
+    return dataclasses.replace(broker.log, **changes)  # type: ignore[arg-type]  # names checked below
+
+
+def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
+    """The numbers among a topic's settings, None for no limit; InvalidTopicConfig for what cannot be."""
+    values: dict[str, int | None] = {}
     for name, text in settings.items():
         if name in FIXED:
             if text != FIXED[name]:
@@ -83,9 +109,9 @@ def topic_log_config(default: LogConfig, settings: Mapping[str, str]) -> LogConf
             raise InvalidTopicConfig(f"{name}={text!r} is not a number")
         value = int(text)
         if setting.unlimited and value == -1:
-            changes[setting.field] = None
+            values[name] = None
         elif value < setting.smallest:
             raise InvalidTopicConfig(f"{name}={text}: at least {setting.smallest}")
         else:
-            changes[setting.field] = min(value, (1 << 63) - 1)
-    return dataclasses.replace(default, **changes)  # type: ignore[arg-type]  # names checked above
+            values[name] = value
+    return values

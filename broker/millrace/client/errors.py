@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millrace.errors import BrokerError, ErrorCode, UnknownTopicOrPartition
+from millrace.errors import ERRORS, BrokerError, ErrorCode, UnknownTopicOrPartition
 from millrace.wire.fetch import error_name
 
 # The partition has moved or is about to appear: ask again who leads it.
@@ -24,6 +24,4 @@ def raise_error(code: int, what: str, message: str | None = None) -> None:
         raise TryAgain(f"{what}: no broker leads it")
     if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         raise UnknownTopicOrPartition(f"{what}: there is no such topic or partition")
-    classes = {cls.code: cls for cls in BrokerError.__subclasses__()}
-    known = next((cls for number, cls in classes.items() if number == code), BrokerError)
-    raise known(f"{what}: {message or error_name(code)}")
+    raise ERRORS.get(code, BrokerError)(f"{what}: {message or error_name(code)}")

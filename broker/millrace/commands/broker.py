@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +25,7 @@ from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
 from millrace.server.admission import allow_open_files
 from millrace.server.loop import Server
+from millrace.signals import stop_on_signals
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.owner import claim
 
@@ -73,19 +72,24 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         broker = Broker(config, cluster, logs, mailbox)
         broker.start()
         mirror = Mirror(config.mirror, config.broker_id, cluster, broker)
-        groups = Groups(config, cluster, ConsumerRegistry(cluster.session, config.cluster), mailbox)
+        registry = ConsumerRegistry(cluster.session, config.cluster)
+        groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
         own = [mirror_append(mirror.states), TRANSLATE_OFFSETS]
         handlers = Handlers(broker, kafka_apis([*group_apis(groups), *own]))
-        _stop_on_signals(mirror, mailbox, server)
-        cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
-        name = f"broker {config.broker_id} of {config.cluster}"
         metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
-        print(f"ready: {name} on {server.host}:{server.port}", flush=True)
-        mirror.start()
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        server.run(handlers.handle, broker.end_of_turn)
+        server.listen()
+        cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
+        stop_on_signals(
+            lambda: _stop(mirror, mailbox, server)
+        )  # until here nothing has to be brought to an end
+        print(
+            f"ready: broker {config.broker_id} of {config.cluster} on {server.host}:{server.port}", flush=True
+        )
+        mirror.start()
+        server.run(handlers.serve_next, broker.end_of_turn)
         log.info("stopping: bringing everything to the disk")
         if metrics is not None:
             metrics.close()
@@ -125,18 +129,7 @@ def _collect_garbage_seldom() -> None:
     gc.set_threshold(GARBAGE_THRESHOLD)
 
 
-def _stop_on_signals(mirror: Mirror, mailbox: Mailbox, server: Server) -> None:
-    """SIGTERM and SIGINT end the loop, once: the mirror first, because its appends need the loop."""
-    stopping = threading.Event()
-
-    def stop() -> None:
-        mirror.stop()
-        mailbox.post(server.stop)
-
-    def on_signal(*_: object) -> None:
-        if not stopping.is_set():
-            stopping.set()
-            threading.Thread(target=stop, name="stop").start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+def _stop(mirror: Mirror, mailbox: Mailbox, server: Server) -> None:
+    """End the loop, from another thread: the mirror first, because its appends need the loop."""
+    mirror.stop()
+    mailbox.post(server.stop)

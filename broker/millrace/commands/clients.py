@@ -17,6 +17,7 @@ from millrace.client.confluent import text_of
 from millrace.commands.avro_values import AvroValues, printable
 from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
 from millrace.errors import MillraceError
+from millrace.signals import interruptible
 from millrace_registry.client import SchemaRegistryClient
 
 FLUSH_TIMEOUT_S = 60.0
@@ -155,9 +156,12 @@ def consume(
         start = offset if offset is not None else OFFSET_BEGINNING if from_beginning else OFFSET_END
         consumer = _reader(bootstrap, [TopicPartition(topic, number, start) for number in partitions])
     decoded = None if client is None else AvroValues(client)
+    if not until_end:
+        click.echo(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
     try:
-        for message in _received(consumer, len(partitions) if until_end else None):
-            click.echo(_line(message, decoded, as_json))
+        with interruptible():
+            for message in _received(consumer, len(partitions) if until_end else None):
+                click.echo(_line(message, decoded, as_json))
     except KeyboardInterrupt:
         pass
     finally:

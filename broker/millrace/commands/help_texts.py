@@ -11,7 +11,7 @@ import re
 
 import click
 
-_WHOLE = 10_000  # characters: longer than any sentence
+WHOLE = 10_000  # characters: longer than any sentence
 
 
 class Group(click.Group):
@@ -19,10 +19,13 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the section of commands."""
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, command.get_short_help_str(_WHOLE)) for name, command in found if command is not None]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
+
+    def summary(self, ctx: click.Context, name: str) -> str:
+        """The first sentence of a command's help."""
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(WHOLE)
 
 
 def keep_examples_whole(command: click.Command) -> None:

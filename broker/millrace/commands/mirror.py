@@ -45,8 +45,9 @@ mirror.add_command(translate)
 def status(config: Path, as_json: bool) -> None:
     """Show position, lag, latency and state of every mirrored partition, and of each origin together.
 
-    Lag counts offsets of the origin that are not copied yet: bytes when it is a Millrace cluster. Latency is
-    that of what was copied last, from its timestamp to when consumers saw it here.
+    Positions are offsets of the origin, and lag counts those that are not copied yet: bytes of a Millrace
+    cluster's log, messages of Apache Kafka. Latency is that of what was copied last, from its timestamp to
+    when consumers saw it here; `replay` stands for messages that were a day old and more.
 
     Example: millrace mirror status offline-1.toml --json
     """
@@ -61,8 +62,9 @@ def status(config: Path, as_json: bool) -> None:
         )
         return
     table = Table(
-        "topic", "origin", "partition", "leader", "position", "origin's end", "lag", "latency", "state"
-    )
+        "topic", "origin", "partition", "leader", "position\n(offset)", "origin's end\n(offset)",
+        "lag\n(offsets)", "latency", "state",
+    )  # fmt: skip
     for row in rows:
         position = row.position.cursor.next_offset if row.position is not None else None
         table.add_row(
@@ -71,7 +73,7 @@ def status(config: Path, as_json: bool) -> None:
             f"{row.state}: {row.detail}" if row.detail else row.state,
         )  # fmt: skip
     print_table(table)
-    origins = Table("origin", "partitions", "lag", "latency", "states")
+    origins = Table("origin", "partitions", "lag (offsets)", "latency", "states")
     for each in summaries(rows):
         states = ", ".join(f"{count} {state}" for state, count in sorted(each.states.items()))
         origins.add_row(
@@ -158,13 +160,13 @@ def _text(number: int | None) -> str:
 
 
 def latency_text(milliseconds: int | None) -> str:
-    """Short whatever was copied: replayed events are years old, and a table has a hundred columns."""
+    """In seconds or hours; from a day on it is the age of messages that are replayed, and no latency."""
     if milliseconds is None:
         return "?"
-    for unit, size_ms in (("d", 86_400_000), ("h", 3_600_000)):
-        if milliseconds >= 2 * size_ms:
-            return f"{milliseconds / size_ms:,.1f} {unit}"
-    return f"{milliseconds / 1000:,.1f} s"
+    hours = milliseconds / 3_600_000
+    if hours >= 24:
+        return "replay"
+    return f"{hours:.1f} h" if hours >= 2 else f"{milliseconds / 1000:,.1f} s"
 
 
 def _as_json(row: MirrorRow) -> dict[str, Any]:

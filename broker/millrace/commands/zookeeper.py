@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+import threading
 from pathlib import Path
-from types import FrameType
 
 import click
 
 from millrace.coordination.embedded import ZooKeeper
 from millrace.errors import MillraceError
+from millrace.signals import stop_on_signals
 
 
 @click.command(epilog="Example: millrace zookeeper --port 2181 --data-dir ./zookeeper")
@@ -23,15 +23,20 @@ from millrace.errors import MillraceError
 )  # fmt: skip
 def zookeeper(port: int, data_dir: Path) -> None:
     """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    stopping, started = threading.Event(), list[ZooKeeper]()
+
+    def stop() -> None:
+        stopping.set()
+        for server in started:
+            server.stop()
+
+    stop_on_signals(stop, limited=True)  # ZooKeeper may be killed at any moment, and ends with this process
     with ZooKeeper.start(data_dir, port) as server:
+        started.append(server)
+        if stopping.is_set():
+            return
         click.echo(f"ready: zookeeper on {server.address}")
         sys.stdout.flush()
         code = server.wait()
-    raise MillraceError(f"ZooKeeper ended with exit code {code}, see {data_dir / 'zookeeper.err'}")
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:
-    signal.signal(signum, signal.SIG_IGN)
-    sys.exit(0)
+    if not stopping.is_set():
+        raise MillraceError(f"ZooKeeper ended with exit code {code}, see {data_dir / 'zookeeper.err'}")

@@ -23,7 +23,7 @@ from millrace.errors import MillraceError
 
 __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("millrace.consumer")
 
 MAX_SESSION_TIMEOUT_MS = 40_000
 """A ZooKeeper with default settings grants no longer session: it would end before we know."""

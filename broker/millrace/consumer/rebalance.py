@@ -25,7 +25,7 @@ from millrace.coordination.groups import (
     NotOwner,
     Place,
     StreamsMember,
-    current_offsets,
+    committed_positions,
     stream_name,
 )
 from millrace.coordination.session import OPERATION_SECONDS
@@ -213,14 +213,13 @@ class Rebalancer:
         return stream_name(self._registration.consumer_id, self._streams[topic].index(stream))
 
     def _begin(self, readers: Mapping[Place, MessageStream], topic_id: UUID, fence: Fence) -> None:
-        committed = current_offsets(
+        committed = committed_positions(
             self._registry.offsets(self._group, readers), {topic: topic_id for topic, _ in readers}
         )
         begun = {}
         for place, stream in readers.items():
-            offset = committed[place].offset if place in committed else None
             begun[place] = OwnedPartition(
-                place, topic_id, stream, offset, lambda: self._registration.proves(fence)
+                place, topic_id, stream, committed.get(place), lambda: self._registration.proves(fence)
             )
         self.owned = {**self.owned, **begun}
         self._pullers.refresh()

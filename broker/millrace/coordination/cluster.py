@@ -47,7 +47,7 @@ from millrace.errors import InvalidTopic, MillraceError, TopicAlreadyExists, Unk
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("millrace.cluster")
 
 
 class Cluster:
@@ -225,6 +225,11 @@ class Cluster:
             if changed == state or self._write_topic(changed, version):
                 return changed
 
+    def topic_names(self) -> frozenset[str]:
+        """The topics that ZooKeeper has now: one look at it, whatever they hold; for a thread."""
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        return frozenset(self._children(self._topics))
+
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
         """True if ZooKeeper holds no such topic, or another of its name; False when that is unreadable."""
         self._check_identity()
@@ -287,6 +292,16 @@ class Cluster:
         return True
 
     # Snapshots
+
+    def confirm(self) -> None:
+        """Have in the snapshots whatever was written anywhere before this call; for a thread.
+
+        MillraceError when ZooKeeper does not answer, or was wiped.
+        """
+        self._call(self._client.sync_async, self._topics)  # a server that lags behind would not know it yet
+        self._dirty.put(None)
+        self._refresh()
+        self._wake.set()
 
     def _reread(self, topic: str) -> None:
         """Own changes are in the snapshot before the call that made them returns."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 from millrace.errors import MillraceError
-from millrace.process import die_with_parent
+from millrace.installation import how_to_install
+from millrace.process import start_child
 
 JARS = (
     "zookeeper",
@@ -34,6 +35,8 @@ JARS = (
 MIN_JAVA = 17
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+PORT_TRIES = 5
+"""Ports that are tried where any free one will do: somebody may take one before the server does."""
 
 # tickTime is the unit sessions expire in. Purging starts only from QuorumPeerMain, which otherwise hands a
 # configuration without servers on to the standalone server.
@@ -61,8 +64,12 @@ JAVA_OPTIONS = (
 )
 
 
+class _EndedAtOnce(MillraceError):
+    """The server ended before it answered, as it does when its port is taken."""
+
+
 class ZooKeeper:
-    """One running server. It dies with the thread that started it, whatever ends that, and by `stop`."""
+    """One running server. It dies with the process that started it, whatever ends that, and by `stop`."""
 
     def __init__(self, port: int, process: subprocess.Popen[bytes]) -> None:
         self.port = port
@@ -71,6 +78,17 @@ class ZooKeeper:
     @classmethod
     def start(cls, data_dir: Path, port: int = 0) -> ZooKeeper:
         """A server that answers on 127.0.0.1:`port` (0: any free port); MillraceError when it cannot be."""
+        tries = 1 if port else PORT_TRIES
+        while True:
+            tries -= 1
+            try:
+                return cls._start(data_dir, port)
+            except _EndedAtOnce:
+                if not tries:
+                    raise
+
+    @classmethod
+    def _start(cls, data_dir: Path, port: int) -> ZooKeeper:
         java, jars = find_java(), find_jars()
         data_dir.mkdir(parents=True, exist_ok=True)
         lock = _lock(data_dir)
@@ -82,9 +100,11 @@ class ZooKeeper:
             command += ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
             with (data_dir / "zookeeper.err").open("wb") as errors:
                 # The child inherits the lock: the directory stays taken as long as Java lives.
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,),
-                    preexec_fn=die_with_parent,
+                process = start_child(
+                    lambda ends_with_us: subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,),
+                        preexec_fn=ends_with_us,
+                    )
                 )  # fmt: skip
         finally:
             os.close(lock)
@@ -134,7 +154,7 @@ class ZooKeeper:
             if self._process.poll() is not None:
                 lines = errors.read_text(errors="replace").strip().splitlines()
                 reason = lines[-1] if lines else f"it left no message; is port {self.port} free?"
-                raise MillraceError(f"ZooKeeper ended with exit code {self._process.returncode}: {reason}")
+                raise _EndedAtOnce(f"ZooKeeper ended with exit code {self._process.returncode}: {reason}")
             if time.monotonic() > deadline:
                 raise MillraceError(f"ZooKeeper does not answer after {START_SECONDS:.0f} s, see {errors}")
             time.sleep(0.02)
@@ -176,14 +196,14 @@ def find_jars() -> list[Path]:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise MillraceError(
-            "no PySpark, whose jars hold ZooKeeper: pip install 'millrace[spark]', or name your own ensemble"
+            f"no PySpark, whose jars hold ZooKeeper: {how_to_install('spark')}, or name your own ensemble"
         )
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = []
     for name in JARS:
         found = sorted(folder.glob(f"{name}-[0-9]*.jar"))
         if not found:
-            raise MillraceError(f"{folder} has no {name} jar: pip install 'millrace[spark]' anew")
+            raise MillraceError(f"{folder} has no {name} jar: install PySpark 4.3 again")
         jars.append(found[-1])
     return jars
 

@@ -31,7 +31,8 @@ class GroupKind(StrEnum):
 class CommittedOffset:
     """The next offset to read, and of which life of the topic it is.
 
-    A topic that was deleted and created anew has other messages there: see `current_offsets`.
+    A negative one is kept as clients commit it, and stands for none: who reads on begins by its own rule for
+    that. A topic that was deleted and created anew has other messages there: see `current_offsets`.
     """
 
     offset: int
@@ -54,6 +55,14 @@ def current_offsets(
 ) -> dict[Place, CommittedOffset]:
     """Those of topics that are still the same; the others count as not committed."""
     return {place: found for place, found in committed.items() if topic_ids.get(place[0]) == found.topic_id}
+
+
+def committed_positions(
+    committed: Mapping[Place, CommittedOffset], topic_ids: Mapping[str, UUID]
+) -> dict[Place, int]:
+    """Where to read on, of current offsets that name a place in the log."""
+    current = current_offsets(committed, topic_ids)
+    return {place: found.offset for place, found in current.items() if found.offset >= 0}
 
 
 def stream_name(consumer_id: str, index: int) -> str:

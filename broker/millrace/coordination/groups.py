@@ -29,6 +29,7 @@ from millrace.coordination.group_entries import (
     GroupKind,
     Place,
     StreamsMember,
+    committed_positions,
     consumer_of,
     current_offsets,
     decode_kind,
@@ -56,7 +57,7 @@ from millrace.errors import (
 
 __all__ = [
     "CommittedOffset", "ConsumerRegistry", "Fence", "GroupKind", "NotOwner", "Place", "StreamsMember",
-    "consumer_of", "current_offsets", "stream_name",
+    "committed_positions", "consumer_of", "current_offsets", "stream_name",
 ]  # fmt: skip
 
 TRIES = 20
@@ -92,9 +93,13 @@ class ConsumerRegistry:
 
     # Groups
 
+    def names(self) -> set[str]:
+        """Every group's name."""
+        return {name_of(f"/{name}") for name in self._session.children(self._root)}
+
     def groups(self) -> dict[str, GroupKind]:
         """Every group of the cluster, by name."""
-        paths = [f"{self._root}/{name}" for name in self._session.children(self._root)]
+        paths = [self._group(name) for name in self.names()]
         found = self._session.read_all(paths)
         return {name_of(path): decode_kind(data) for path, (data, _) in found.items()}
 
@@ -132,16 +137,20 @@ class ConsumerRegistry:
         path = self._group(group)
         for _ in range(TRIES):
             below = self._below(path)  # first: what comes after the questions must not be deleted
-            if self.kind(group) is None:
-                raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
-            if self._session.children(f"{path}/ids") or self.owners(group):
-                raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
-            if fence is None and (broker := self.coordinator(group)) is not None:
-                raise NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
+            self._check_unused(group, fence)
             last = (f"{path}/coordinator", path)  # what the fence checks
             if self._delete_all(sorted(below, key=last.__contains__), fence):
                 return
         raise GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
+
+    def _check_unused(self, group: str, fence: Fence | None) -> None:
+        """Refuse a change of a group that is not there, has consumers, or is another coordinator's."""
+        if self.kind(group) is None:
+            raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
+        if self._session.children(f"{self._group(group)}/ids") or self.owners(group):
+            raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
+        if fence is None and (broker := self.coordinator(group)) is not None:
+            raise NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
 
     def _below(self, path: str) -> list[str]:
         """The node and all below it, children before their parents."""
@@ -163,7 +172,7 @@ class ConsumerRegistry:
     # Offsets
 
     def offsets(self, group: str, places: Iterable[Place] | None = None) -> dict[Place, CommittedOffset]:
-        """What is committed, of these partitions or of all; whoever reads it asks `current_offsets` too."""
+        """What is committed, of these partitions or of all; see also `current_offsets`."""
         if places is None:
             places = self._places(f"{self._group(group)}/offsets")
         found = self._session.read_all(self._offset(group, place) for place in places)
@@ -179,6 +188,19 @@ class ConsumerRegistry:
         """
         for part in in_parts(self._encoded(group, offsets)):
             self._commit(group, part, fence)
+
+    def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:
+        """Forget what is committed of these partitions, under the coordinator's fence if there is one.
+
+        UnknownGroup when there is no such group; GroupNotEmpty when a consumer is registered; NotCoordinator
+        when there is a coordinator that the fence is not of.
+        """
+        paths = [self._offset(group, place) for place in places]
+        for _ in range(TRIES):
+            self._check_unused(group, fence)
+            if self._delete_all(sorted(self._session.read_all(paths)), fence):
+                return
+        raise BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
     def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
         """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""

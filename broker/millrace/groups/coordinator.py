@@ -29,7 +29,7 @@ from millrace.groups.snapshot import GroupSnapshot, MemberSnapshot, State
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
 from millrace.mailbox import Mailbox
-from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, encode_assignment
+from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscription, encode_assignment
 from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
 
 MAX_NAME = 1_000
@@ -52,10 +52,12 @@ class Groups:
         mailbox: Mailbox,
         now: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        standstills: Callable[[], int] = lambda: 0,
     ) -> None:
+        """`standstills` counts how often this broker stood still: then others may coordinate its groups."""
         self._cluster, self._registry, self._wall_clock = cluster, registry, wall_clock
         self._broker_id = config.broker_id
-        self._holding = Holding(config, cluster, registry, mailbox, Clock(now, mailbox.after))
+        self._holding = Holding(config, cluster, registry, mailbox, Clock(now, mailbox.after), standstills)
         self._work = self._holding.work
 
     def describe(self) -> list[GroupSnapshot]:
@@ -172,12 +174,15 @@ class Groups:
         return codes, offsets
 
     def _refuse(self, place: Place, partition: OffsetCommitRequestPartition) -> ErrorCode:
-        topic = self._cluster.topics.get(place[0])
-        if topic is None or place[1] not in topic.partitions:
+        if not self._is_there(place):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if len(partition.committed_metadata or "") > MAX_OFFSET_METADATA:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
-        return ErrorCode.NONE if partition.committed_offset >= 0 else ErrorCode.OFFSET_OUT_OF_RANGE
+        return ErrorCode.NONE
+
+    def _is_there(self, place: Place) -> bool:
+        topic = self._cluster.topics.get(place[0])
+        return topic is not None and place[1] in topic.partitions
 
     def offsets(
         self,
@@ -187,17 +192,33 @@ class Groups:
         failed: Failed,
     ) -> None:
         """What is committed, of these partitions or of all; any broker can say it."""
+        # ZooKeeper is asked for no partition that is not there: a request may name any number of them.
+        there = None if places is None else {place for place in places if self._is_there(place)}
 
         def found(committed: Mapping[Place, CommittedOffset]) -> None:
             ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
             done(current_offsets(committed, ids))
 
         if _is_name(name):
-            self._work.ask(lambda: self._registry.offsets(name, places), found, failed)
+            self._work.ask(lambda: self._registry.offsets(name, there), found, failed)
         else:
             failed(ErrorCode.INVALID_GROUP_ID)
 
     # Administration
+
+    def worth_asking(
+        self, names: Collection[str], done: Callable[[Collection[str]], None], failed: Failed
+    ) -> None:
+        """The names without those that no group has: one look at ZooKeeper, however many are asked for."""
+        elsewhere = {name for name in names if _is_name(name) and self._holding.get(name) is None}
+        if len(elsewhere) > 1:
+            self._work.ask(
+                lambda: elsewhere - self._registry.names(),
+                lambda nobodys: done([name for name in names if name not in nobodys]),
+                failed,
+            )
+        else:
+            done(names)
 
     def describe_group(self, name: str, done: Callable[[GroupSnapshot], None], failed: Failed) -> None:
         """How the group is; NOT_COORDINATOR when only another broker can say."""
@@ -245,21 +266,27 @@ class Groups:
             members=members,
         )
 
-    def list_groups(self, done: Callable[[Mapping[str, str]], None], failed: Failed) -> None:
-        """Name -> protocol type of the groups coordinated here, and of this broker's share of the others."""
-        held = {group.name: group.protocol_type for group in self.describe()}
+    def list_groups(self, done: Callable[[Mapping[str, GroupSnapshot]], None], failed: Failed) -> None:
+        """By name the groups coordinated here, and of the others this broker's share, without members."""
+        held = {group.name: group for group in self.describe()}
 
-        def rest() -> dict[str, str]:
-            others = self._registry.groups().keys() - held
+        def rest() -> dict[str, GroupSnapshot]:
+            groups = self._registry.groups()
+            others = groups.keys() - held
             holders = self._registry.coordinators(others)
             brokers = self._cluster.brokers
             return {
-                name: CONSUMER
+                name: GroupSnapshot(name=name, state=self._state(name, groups[name]), protocol_type=CONSUMER)
                 for name in others
                 if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
 
         self._work.ask(rest, lambda found: done(found | held), failed)
+
+    def _state(self, name: str, kind: GroupKind) -> State:
+        """In a thread: the state of a group that no broker coordinates."""
+        has_members = kind is GroupKind.STREAMS and self._registry.members(name)
+        return State.STABLE if has_members else State.EMPTY
 
     def delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
         """Forget a group without members, and its offsets."""
@@ -274,10 +301,41 @@ class Groups:
             answer(ErrorCode.NON_EMPTY_GROUP)
 
     def _delete(self, name: str) -> None:
-        """In a thread: a group that is not coordinated here; but its node may have been left over."""
+        """In a thread: a group that is not coordinated here."""
+        self._registry.delete_group(name, fence=self._left_over(name))
+
+    def _left_over(self, name: str) -> Fence | None:
+        """In a thread: the fence of a node of this broker's for a group that is not coordinated here."""
         ours = self._registry.coordinator(name) == self._broker_id
         found = self._registry.coordinate(name, self._broker_id) if ours else None
-        self._registry.delete_group(name, fence=found if isinstance(found, Fence) else None)
+        return found if isinstance(found, Fence) else None
+
+    def delete_offsets(
+        self, name: str, places: Collection[Place], done: Callable[[Codes], None], failed: Failed
+    ) -> None:
+        """Forget what is committed of these partitions; one code for each. What members read is kept."""
+        held = self._holding.get(name)
+        members = held.group.snapshot().members if held is not None else ()
+        read = [decode_subscription(member.metadata) for member in members]
+        codes = {place: self._refuse_deletion(place, read) for place in places}
+        wanted = [place for place, code in codes.items() if not code]
+
+        def delete() -> None:
+            fence = self._left_over(name) if held is None else held.commits.fence
+            self._registry.delete_offsets(name, wanted, fence=fence)
+
+        if not _is_name(name):
+            failed(ErrorCode.INVALID_GROUP_ID)
+        elif held is not None and not held.group.idle and held.group.state is not State.STABLE:
+            failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)  # Java asks again after this one only
+        else:
+            self._work.ask(delete, lambda _: done(codes), failed)
+
+    def _refuse_deletion(self, place: Place, read: Collection[Collection[str] | None]) -> ErrorCode:
+        if not self._is_there(place):
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        is_read = any(topics is None or place[0] in topics for topics in read)
+        return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
 
 
 def _is_name(name: str) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from millrace.config import BrokerConfig
@@ -57,6 +57,17 @@ class Held:
     used_at: float
     unsure: bool = False
     """ZooKeeper was away: somebody else may have become the coordinator."""
+    doubtful: bool = False
+    """This broker stood still: nobody is answered before it is known who the coordinator is."""
+    waiting: list[Waiting[Held]] = field(default_factory=list)
+    """Who asks while that is doubtful."""
+
+    def trust(self) -> None:
+        """Nobody else has coordinated it: answer who waits."""
+        self.doubtful = False
+        waiting, self.waiting = self.waiting, []
+        for each in waiting:
+            each.succeed(self)
 
 
 class Holding:
@@ -69,6 +80,7 @@ class Holding:
         registry: ConsumerRegistry,
         mailbox: Mailbox,
         clock: Clock,
+        standstills: Callable[[], int],
     ) -> None:
         self.work = Work(mailbox)
         self._config, self._cluster, self._registry = config, cluster, registry
@@ -76,6 +88,7 @@ class Holding:
         self._held: dict[str, Held] = {}
         self._taking: dict[str, list[Waiting[Held]]] = {}
         self._leaving: set[str] = set()
+        self._count_standstills, self._standstills = standstills, standstills()
         clock.after(SWEEP_S, self._sweep)
         clock.after(FIRST_TIDY_S, self._tidy)
 
@@ -93,8 +106,11 @@ class Holding:
 
     def use(self, name: str, use: Callable[[Held], None], failed: Failed) -> None:
         """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
+        self._notice_standstill()
         held = self._held.get(name)
-        if held is not None:
+        if held is not None and held.doubtful:
+            held.waiting.append(Waiting(self._mailbox, use, failed))
+        elif held is not None:
             held.used_at = self._clock.now()
             use(held)
         elif name in self._leaving or not self._memory.has_room(0):
@@ -154,6 +170,8 @@ class Holding:
     def drop(self, name: str) -> None:
         """Coordinate the group no longer: its members look for another coordinator."""
         held = self._held.pop(name)
+        for each in held.waiting:
+            each.fail(ErrorCode.NOT_COORDINATOR)
         held.group.drop(ErrorCode.NOT_COORDINATOR)
         held.commits.drop(ErrorCode.NOT_COORDINATOR)
 
@@ -175,6 +193,15 @@ class Holding:
             held.unsure = True
         self._make_sure()
 
+    def _notice_standstill(self) -> None:
+        """After a standstill, answer for no group before it is known who coordinates it."""
+        if (count := self._count_standstills()) == self._standstills:
+            return
+        self._standstills = count
+        for held in self._held.values():
+            held.doubtful = True
+        self.check()
+
     def _make_sure(self) -> None:
         for name, held in self._held.items():
             if held.unsure:
@@ -182,9 +209,13 @@ class Holding:
                 self._ask_who_coordinates(name, held)
 
     def _ask_who_coordinates(self, name: str, held: Held) -> None:
+        standstills = self._standstills
+
         def done(found: Fence | int) -> None:
             if isinstance(found, Fence) and found.follows(held.commits.fence):
                 held.commits.fence = found
+                if standstills == self._standstills:  # else it was asked once more
+                    held.trust()
             else:
                 self._fenced(name, held.group)
 

@@ -25,6 +25,7 @@ from millrace.handlers.list_groups import list_groups
 from millrace.handlers.list_offsets import LIST_OFFSETS
 from millrace.handlers.metadata import metadata
 from millrace.handlers.offset_commit import offset_commit
+from millrace.handlers.offset_delete import offset_delete
 from millrace.handlers.offset_fetch import offset_fetch
 from millrace.handlers.produce import PRODUCE
 from millrace.handlers.sync_group import sync_group
@@ -47,6 +48,6 @@ def group_apis(groups: Groups) -> list[Api]:
     """The APIs of consumer groups."""
     build = (
         find_coordinator, join_group, sync_group, heartbeat, leave_group, offset_commit, offset_fetch,
-        describe_groups, list_groups, delete_groups,
+        describe_groups, list_groups, delete_groups, offset_delete,
     )  # fmt: skip
     return [api(groups) for api in build]

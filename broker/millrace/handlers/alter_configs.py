@@ -77,7 +77,7 @@ def alter_resources(
         response = AlterConfigsResponse(responses=tuple(result(resource) for resource in once.values()))
         return encode(response, request.api_key, request.api_version)
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_zookeeper_thread, request, work)
 
 
 def required_value(config: AlterableConfig) -> str:

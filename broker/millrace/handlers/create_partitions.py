@@ -35,7 +35,7 @@ def handle(broker: Broker, request: Request) -> None:
         response = CreatePartitionsResponse(results=results)
         return encode(response, ApiKey.CREATE_PARTITIONS, request.api_version)
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_zookeeper_thread, request, work)
 
 
 def _result(

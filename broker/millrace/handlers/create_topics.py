@@ -34,7 +34,7 @@ def handle(broker: Broker, request: Request) -> None:
         results = tuple(_result(broker, topic, times[name], asked) for name, topic in topics.items())
         return encode(CreateTopicsResponse(topics=results), ApiKey.CREATE_TOPICS, request.api_version)
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_zookeeper_thread, request, work)
 
 
 def _result(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Iterable
 
 from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
@@ -33,9 +34,18 @@ def delete_groups(groups: Groups) -> Api:
             )
             request.answer([encode(response, ApiKey.DELETE_GROUPS, request.api_version)])
 
-        for name in names:
-            groups.delete(name, functools.partial(note, name))
-        if not names:
+        def delete_all(worth_asking: Collection[str]) -> None:
+            note_all(names.keys() - worth_asking, ErrorCode.GROUP_ID_NOT_FOUND)
+            for name in worth_asking:
+                groups.delete(name, functools.partial(note, name))
+
+        def note_all(of: Iterable[str], code: ErrorCode) -> None:
+            for name in of:
+                note(name, code)
+
+        if names:
+            groups.worth_asking(names, delete_all, functools.partial(note_all, names))
+        else:
             answer()
 
     return Api(key=ApiKey.DELETE_GROUPS, versions=frozenset(range(2)), advertised=(0, 1), handle=handle)

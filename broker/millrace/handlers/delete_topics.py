@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import delete_topic
+from millrace.errors import ErrorCode
 from millrace.handlers.outcome import outcome_of
 from millrace.handlers.table import Api, answer_from_thread
 from millrace.server.request import Request
@@ -17,17 +18,21 @@ from millrace.wire.messages import (
 
 
 def handle(broker: Broker, request: Request) -> None:
-    """Delete the topics one after the other, in a thread."""
+    """Delete the topics one after the other, in a thread; those that are not there cost one look for all."""
     asked = decode(DeleteTopicsRequest, ApiKey.DELETE_TOPICS, request.api_version, request.body)
 
     def work() -> bytes:
-        results = tuple(_result(broker, name) for name in dict.fromkeys(asked.topic_names))
+        names = dict.fromkeys(asked.topic_names)
+        there = broker.cluster.topic_names() if len(names) > 1 else names
+        results = tuple(_result(broker, name, name in there) for name in names)
         return encode(DeleteTopicsResponse(responses=results), ApiKey.DELETE_TOPICS, request.api_version)
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_zookeeper_thread, request, work)
 
 
-def _result(broker: Broker, name: str) -> DeletableTopicResult:
+def _result(broker: Broker, name: str, there: bool) -> DeletableTopicResult:
+    if not there:
+        return DeletableTopicResult(name=name, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     code, _ = outcome_of(lambda: delete_topic(broker, name), f"deleting topic {name}")
     return DeletableTopicResult(name=name, error_code=code)
 

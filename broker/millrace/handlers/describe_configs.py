@@ -39,7 +39,7 @@ def handle(broker: Broker, request: Request) -> None:
         response = DescribeConfigsResponse(results=results)
         return encode(response, ApiKey.DESCRIBE_CONFIGS, request.api_version)
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_zookeeper_thread, request, work)
 
 
 def _result(

@@ -5,9 +5,12 @@ Left out: authorized operations.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Groups, GroupSnapshot
+from millrace.groups.snapshot import State
 from millrace.handlers.table import Api
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
@@ -39,14 +42,25 @@ def describe_groups(groups: Groups) -> Api:
 
         def ask(name: str) -> None:
             groups.describe_group(
-                name,
-                lambda snapshot: note(name, _described(snapshot)),
-                lambda code: note(name, DescribedGroup(error_code=code, group_id=name)),
+                name, lambda snapshot: note(name, _described(snapshot)), lambda code: fail(name, code)
             )
 
-        for name in names:
-            ask(name)
-        if not names:
+        def fail(name: str, code: ErrorCode) -> None:
+            note(name, DescribedGroup(error_code=code, group_id=name))
+
+        def ask_all(worth_asking: Collection[str]) -> None:
+            for name in names.keys() - worth_asking:
+                note(name, _described(GroupSnapshot(name=name, state=State.DEAD)))
+            for name in worth_asking:
+                ask(name)
+
+        def fail_all(code: ErrorCode) -> None:
+            for name in names:
+                fail(name, code)
+
+        if names:
+            groups.worth_asking(names, ask_all, fail_all)
+        else:
             answer()
 
     return Api(key=ApiKey.DESCRIBE_GROUPS, versions=frozenset(range(5)), advertised=(0, 4), handle=handle)

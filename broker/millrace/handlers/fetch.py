@@ -27,7 +27,7 @@ def handle(broker: Broker, request: Request) -> None:
                     request.failed(read.error)
         request.answer(encode_response(version, found))
 
-    fetch = broker.fetch(asked, answer)
+    fetch = broker.fetch(asked, answer, request.client.abort)
     if request.parts is None:
         request.abandon = fetch.abandon
 

@@ -43,7 +43,7 @@ def handle(broker: Broker, request: Request) -> None:
         return encode(ListOffsetsResponse(topics=topics), ApiKey.LIST_OFFSETS, version)
 
     if any(p.timestamp >= 0 for topic in asked.topics for p in topic.partitions):
-        answer_from_thread(broker, request, look_up)
+        answer_from_thread(broker.in_look_up_thread, request, look_up)
     else:
         request.answer([look_up()])
 

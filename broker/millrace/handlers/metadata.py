@@ -80,7 +80,7 @@ class Metadata:
                 log.warning("cannot create a topic that a client asked for: %s", error)
 
         self._creating.add(name)
-        broker.in_background(lambda: create_topic(broker, name, -1, {}), created)
+        broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
 
 
 def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataResponse:

@@ -58,6 +58,8 @@ class _Call:
     def start(self) -> None:
         try:
             self._topic, asked = decode_request(self._request.body)
+            if asked.mode is MirrorMode.RESET:
+                self._broker.check_administrator(self._request.client.address)
             topic = self._broker.cluster.topics.get(self._topic)
             target = topic.target_of(asked.origin) if topic is not None else None
             if target is not None:
@@ -68,7 +70,7 @@ class _Call:
         except Exception as error:
             self._fail(error)
             return
-        self._broker.in_background(self._allocating(asked), self._allocated(asked))
+        self._broker.in_zookeeper_thread(self._allocating(asked), self._allocated(asked))
 
     def _allocating(self, asked: MirrorAppend) -> Callable[[], int]:
         # A reset is the operator's word that the origin was created anew on purpose.
@@ -140,6 +142,10 @@ class _Call:
             self._fail(outcomes[0])
         else:
             self._request.answer([encode_response(self._known)])
+
+    def abort(self, reason: str) -> None:
+        """Close the connection: what became of the append cannot be said."""
+        self._request.client.abort(reason)
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, BrokerError):

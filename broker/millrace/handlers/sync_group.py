@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.groups import Groups
+from millrace.groups import Group, Groups
 from millrace.handlers.table import Api
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode
@@ -23,11 +23,13 @@ def sync_group(groups: Groups) -> Api:
                 request.failed(response.error_code)
             request.answer([encode(response, ApiKey.SYNC_GROUP, request.api_version)])
 
-        group = groups.held(asked.group_id)
-        if group is None:
-            answer(SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR))
-        else:
+        def sync(group: Group) -> None:
             request.abandon = lambda: group.abandon(answer)
             group.sync(asked, answer)
+
+        if groups.held(asked.group_id) is None:  # it is not taken over for a member that nobody knows
+            answer(SyncGroupResponse(error_code=ErrorCode.NOT_COORDINATOR))
+        else:
+            groups.use(asked.group_id, sync, lambda code: answer(SyncGroupResponse(error_code=code)))
 
     return Api(key=ApiKey.SYNC_GROUP, versions=frozenset(range(4)), advertised=(0, 3), handle=handle)

@@ -1,7 +1,7 @@
 """Which handler serves which API and version: the one place where an API joins the broker.
 
-A request whose header can be read is always answered, if only with an error: a client whose connection is
-closed on it would come back at once, for ever. Turns refusals into responses.
+Turns refusals into responses. An API or a version that is not offered has no response that its client could
+read: the connection is closed, as Kafka does it, and the log says why.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.server.request import NOTHING, Client, Request
 from millrace.wire.codec import encode_error, is_flexible
-from millrace.wire.framing import client_id, parse_header, skip_tagged_fields
+from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
+from millrace.wire.item_count import RequestTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ class Api:
     advertised: tuple[int, int] | None
     """Lowest and highest version clients are told; None keeps the API private."""
     handle: Callable[[Broker, Request], None]
+    serve_run: Callable[[Broker, Client, RequestFramer], Request | None] | None = None
+    """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
 
 
 class Handlers:
@@ -39,14 +42,31 @@ class Handlers:
 
     def __init__(self, broker: Broker, apis: Iterable[Api]) -> None:
         self._broker = broker
+        apis = list(apis)
         self._handle = {(api.key, version): api.handle for api in apis for version in api.versions}
+        self._serve_run = [api.serve_run for api in apis if api.serve_run is not None]
+
+    def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
+        """Serve what comes next in a client's bytes, one frame or a run of them; None: no frame is whole.
+
+        What a client may do is to be checked in two places: for a run by its API, for a frame in `handle`.
+        """
+        for serve_run in self._serve_run:
+            request = serve_run(self._broker, client, framer)
+            if request is not None:
+                return request
+        frame = framer.next_frame()
+        return None if frame is None else self.handle(client, frame)
 
     def handle(self, client: Client, frame: memoryview) -> Request:
         """Serve one frame; the request that is returned has its answer now or gets it later."""
         api_key, version, correlation_id, body = parse_header(frame)
         handle = self._handle.get((api_key, version))
         if handle is None:
-            return self._refuse_version(Request(client, api_key, version, correlation_id, frame[body:]))
+            request = Request(client, api_key, version, correlation_id, NOTHING)
+            request.failed(ErrorCode.UNSUPPORTED_VERSION)
+            client.abort(f"it asks for API {api_key} v{version}, which ApiVersions does not offer")
+            return request
         request = Request(client, api_key, version, correlation_id, frame[body:])
         request.frame = frame
         # Produce (0) and Fetch (1) are served without tagged fields, and without knowing the client's name.
@@ -54,7 +74,7 @@ class Handlers:
             request.client_id = client_id(frame)
             if is_flexible(api_key, version):
                 request.body = frame[skip_tagged_fields(frame, body) :]
-        # The one place to check what a client may do: by client.principal, from client.address, before this.
+        # To check what a client may do: by client.principal, from client.address, before this.
         try:
             handle(self._broker, request)
         except Exception as error:
@@ -63,13 +83,12 @@ class Handlers:
         request.frame = request.body = NOTHING
         return request
 
-    def _refuse_version(self, request: Request) -> Request:
-        log.debug("unknown API %s v%s of %s", request.api_key, request.api_version, request.client.address)
-        _answer_error(request, ErrorCode.UNSUPPORTED_VERSION)
-        return request
+
+InThread = Callable[[Callable[[], bytes], Callable[[Future[bytes]], None]], None]
+"""One of the broker's: runs the first function in a thread, then the second on the loop with its outcome."""
 
 
-def answer_from_thread(broker: Broker, request: Request, work: Callable[[], bytes]) -> None:
+def answer_from_thread(in_thread: InThread, request: Request, work: Callable[[], bytes]) -> None:
     """Answer with the body that `work` makes in a thread, or with the error it raises.
 
     For a client that has gone by then it is not done: clients that come and go must not pile up work.
@@ -84,12 +103,15 @@ def answer_from_thread(broker: Broker, request: Request, work: Callable[[], byte
         else:
             _answer_failure(request, error)
 
-    broker.in_background(lambda: b"" if request.client.closed else work(), done)
+    in_thread(lambda: b"" if request.client.closed else work(), done)
 
 
 def _answer_failure(request: Request, error: BaseException) -> None:
     name = f"API {request.api_key} v{request.api_version}"
-    if isinstance(error, BrokerError):
+    if isinstance(error, RequestTooLarge):
+        request.failed(error.code)
+        request.client.abort(str(error))  # lists without an entry would say that all went well
+    elif isinstance(error, BrokerError):
         log.debug("refused %s of %s: %s", name, request.client.address, error)
         _answer_error(request, error.code)
     else:

@@ -1,6 +1,7 @@
 """TranslateOffsets, v0, never advertised: offsets of a mirror led here into its origin's, and back.
 
-Answers from what is visible. Reads files, so it runs in a thread. An ordinary partition is refused.
+Answers from what is visible. Reads files, so it runs in a thread. An ordinary partition is refused,
+and so is a client that may not administer the cluster.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ log = logging.getLogger(__name__)
 
 def handle(broker: Broker, request: Request) -> None:
     """Translate, or say in the answer why not."""
-    body = bytes(request.body)
+    body, client = bytes(request.body), request.client.address
 
     def work() -> bytes:
         try:
+            broker.check_administrator(client)
             topic, number, offsets, to_origin = decode_request(body)
             partition = broker.partition(topic, number)
             if not partition.mirrored:
@@ -42,7 +44,7 @@ def handle(broker: Broker, request: Request) -> None:
                 (), ErrorCode.STORAGE_ERROR, f"its leader cannot read it: {error.strerror}"
             )
 
-    answer_from_thread(broker, request, work)
+    answer_from_thread(broker.in_look_up_thread, request, work)
 
 
 TRANSLATE_OFFSETS = Api(

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 
 from millrace.broker.broker import Broker
-from millrace.coordination.groups import ConsumerRegistry, Place, current_offsets
+from millrace.coordination.groups import ConsumerRegistry, Place, committed_positions
 from millrace.errors import MillraceError
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class GroupOffsets:
         found: dict[tuple[str, Place], int] = {}
         for group in sorted(self._registry.groups()):
             committed = self._registry.offsets(group)
-            for place, offset in current_offsets(committed, ids).items():
+            for place, offset in committed_positions(committed, ids).items():
                 if place in partitions and len(found) < MAX_SERIES:
-                    found[group, place] = offset.offset
+                    found[group, place] = offset
         self._committed = found
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from millrace.errors import CorruptMessage, StorageError
 from millrace.records import BatchHeader, filler_size
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.chain import ChainBroken, read_batch, walk
-from millrace.storage.lookup import Boundaries, locate
+from millrace.storage.landmarks import LandmarksMissing, locate
 from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState, holds_offsets
 
@@ -115,7 +115,7 @@ def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated
     if offset > at:
         limit = min(segment.end, visible.end)
         reader = segment.open_reader()
-        at = locate(segment, reader.fileno(), offset, limit, Boundaries())
+        at = _locate(segment, reader.fileno(), offset, limit)
         if at == limit and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
             at = segment.base
@@ -155,7 +155,7 @@ def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
     reader = segment.open_reader()
     while high - low > SHORT_WALK_BYTES:
         middle = (low + high) // 2
-        start = locate(segment, reader.fileno(), middle, limit, Boundaries())
+        start = _locate(segment, reader.fileno(), middle, limit)
         at, position = next(_positions(segment, start, end), (limit, None))
         if position is None or at >= high or position.cursor.next_offset > offset:
             high = middle
@@ -167,6 +167,13 @@ def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
         if found.position.cursor.next_offset > offset:
             return found
     raise CorruptMessage(f"no position behind origin offset {offset} in {segment.path}")
+
+
+def _locate(segment: Segment, fd: int, offset: int, limit: int) -> int:
+    try:
+        return locate(segment.known_landmarks(), fd, segment.base, offset, limit)
+    except LandmarksMissing:
+        return locate(segment.build_landmarks(), fd, segment.base, offset, limit)
 
 
 def _positions(segment: Segment, start: int, end: int) -> Iterator[tuple[int, MirrorPosition]]:

@@ -28,7 +28,6 @@ from millrace.records.header import (
     HeaderFields,
     batch_crc,
     check_produced,
-    plain_batch,
     split_batches,
 )
 from millrace.records.messages import Message, Record, build_batch, iter_records, read_varint
@@ -59,7 +58,6 @@ __all__ = [
     "filler_after",
     "filler_size",
     "iter_records",
-    "plain_batch",
     "read_varint",
     "split_batches",
 ]

@@ -29,7 +29,7 @@ from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records.compression import Buffer, Codec
 
 try:
-    from crc32c import crc32c
+    from crc32c import crc32c as crc32c  # for others, too
 except ImportError:  # no wheel for this machine: crcmod is 60 times slower and just as right
     from crcmod.predefined import mkPredefinedCrcFun
 
@@ -41,7 +41,9 @@ LENGTH_OVERHEAD = 12
 """Bytes before and in `batch_length`: a batch's size is batch_length + 12."""
 CRC_START = 21
 MAGIC = 2
-MIN_BATCH_BYTES = HEADER_BYTES + 7
+MIN_RECORD_BYTES = 7
+"""Of one record: its length, attributes, two deltas, and the lengths of key, value and headers."""
+MIN_BATCH_BYTES = HEADER_BYTES + MIN_RECORD_BYTES
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
@@ -137,8 +139,9 @@ def split_batches(data: Buffer) -> Iterator[tuple[BatchHeader, memoryview]]:
 def check_produced(batch: Buffer) -> BatchHeader:
     """The header of a batch a producer sent as a whole, or the reason to refuse it.
 
-    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, control or transactional bit): a
-    forged count would blow up the offset space, because offsets are byte positions.
+    Raises CorruptMessage (length, magic, CRC) or InvalidRecord (counts, control or transactional bit). A
+    forged count would cost what so many records take: offsets are byte positions, and a filler makes up for
+    the bytes that are missing.
     """
     header = BatchHeader.parse(batch)
     if header is None or header.size != len(batch):
@@ -151,29 +154,11 @@ def check_produced(batch: Buffer) -> BatchHeader:
         raise InvalidRecord(
             f"a batch of {header.records_count} records states last offset delta {header.last_offset_delta}"
         )
+    uncompressed = not header.attributes & CODEC_MASK
+    if uncompressed and header.records_count * MIN_RECORD_BYTES > header.size - HEADER_BYTES:
+        raise InvalidRecord(f"{header.size} bytes cannot hold the {header.records_count} records they state")
     if header.attributes & (CONTROL_BIT | TRANSACTIONAL_BIT):
         raise InvalidRecord("control and transactional batches are not taken from producers")
     if header.attributes & CODEC_MASK > Codec.ZSTD:
         raise InvalidRecord(f"unknown codec {header.attributes & CODEC_MASK}")
     return header
-
-
-def plain_batch(view: memoryview, start: int, size: int) -> tuple[memoryview, HeaderFields] | None:
-    """The batch in `size` bytes of a view and its header, if `check_produced` takes it; None: ask that why.
-
-    For the many: it says yes to the usual batches only, in a third of the time.
-    """
-    if size < HEADER_BYTES or start + size > len(view):
-        return None
-    fields = HEADER.unpack_from(view, start)
-    _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, records_count = fields
-    batch = view[start : start + size]
-    if (
-        length + LENGTH_OVERHEAD == size
-        and magic == MAGIC
-        and 0 < records_count == last_offset_delta + 1
-        and 0 <= attributes <= Codec.ZSTD
-        and crc32c(batch[CRC_START:]) == crc
-    ):
-        return batch, fields
-    return None

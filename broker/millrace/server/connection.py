@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 
 from millrace.records.file_slice import FileSlice
 from millrace.server.admission import CROWDED_READ_BYTES
-from millrace.server.request import FILE_SLICE_BYTES, Part, Repeated, Request
+from millrace.server.request import FILE_SLICE_BYTES, Part, Request
 from millrace.wire.framing import RequestFramer
+from millrace.wire.produce import OneBatch
 
 if TYPE_CHECKING:
     from millrace.server.loop import Server
@@ -44,7 +45,7 @@ class ClientConnection:
 
     __slots__ = (
         "_events", "_held", "_out", "_server", "address", "closed", "errors", "framer", "host", "paused",
-        "principal", "queued_bytes", "repeated", "requests", "served_at", "socket", "took_at", "unanswered",
+        "principal", "produced", "queued_bytes", "requests", "served_at", "socket", "took_at", "unanswered",
         "unfinished", "unread", "unserved", "used_s", "waiting",
     )  # fmt: skip
 
@@ -59,7 +60,7 @@ class ClientConnection:
         self.requests: deque[Request] = deque()
         self.unanswered = 0
         """How many requests those stand for."""
-        self.repeated: Repeated | None = None
+        self.produced: OneBatch | None = None
         self.closed = False
         self.used_s = 0.0
         self.queued_bytes = 0
@@ -126,12 +127,10 @@ class ClientConnection:
         self._server.drop(self)
 
     def forget(self) -> None:
-        """Let go of the socket and of everything queued."""
-        self.socket.close()
-        for request in self.requests:
-            request.forget()
-        self.requests.clear()
+        """Let go of everything queued."""
         self._out.clear()
+        while self.requests:
+            self.requests.popleft().forget()
 
     def send(self) -> None:
         """Send what is due, in order, as far as the socket takes it; OSError when it is broken."""

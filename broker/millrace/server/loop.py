@@ -7,6 +7,10 @@ any of them mean.
 No connection can hold up another: reading stops where answers pile up, sending stops after a share of a
 file per turn, a request that waits keeps only its own place, and who has more requests ready than one turn
 serves goes on in the next. Who may connect and what all may hold together is counted in `admission`.
+
+A mistake in the code (any Exception, MemoryError included) that is met while a client is served costs that
+client's connection, not the process, and is logged with its traceback. One that belongs to no client is only
+logged, and the next turn goes on with what the failed one left.
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ from millrace.server.admission import Admission, Budget
 from millrace.server.connection import ClientConnection
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
-from millrace.wire.framing import FrameBuffers, FrameRefused
+from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 
 __all__ = ["ClientConnection", "Server"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("millrace.server")
 
 RECEIVE_BYTES = 1 << 20
 """The shared buffer: all that is read in one turn, unless it must be written out in between."""
@@ -53,7 +57,8 @@ MIN_SHARE_S = 0.0005
 IDLE_CHECKS = 4
 """So often per idle time is looked for idle connections."""
 
-Handle = Callable[[ClientConnection, memoryview], Request]
+ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
+"""Serves what comes next in a client's bytes; None when no frame is whole."""
 
 
 class Server:
@@ -69,7 +74,7 @@ class Server:
         """How often an API (key) answered with an error (code), for metrics."""
         self.now: float = time.monotonic()
         """When this turn began."""
-        self._listener = _listen(host, port)
+        self._listener = _bind(host, port)
         self.host, self.port = host, self._listener.getsockname()[1]
         self._epoll = select.epoll()
         self._epoll.register(mailbox.wake_fd, select.EPOLLIN)
@@ -83,44 +88,57 @@ class Server:
         self._late = False
         self._running = False
 
+    def listen(self) -> None:
+        """Open the port; until then clients are refused, and ask another broker. `run` comes next."""
+        try:
+            self._listener.listen(BACKLOG)
+        except OSError as error:
+            raise _taken(self.host, self.port, error) from error
+
     def stop(self) -> None:
         """Leave `run` after the current turn; call it on the loop."""
         self._running = False
 
-    def run(self, handle: Handle, end_of_turn: Callable[[], None]) -> None:
-        """Serve until `stop`: `handle` gets each frame, `end_of_turn` writes what the frames asked for."""
-        self._handle, self._end_of_turn = handle, end_of_turn
+    def run(self, serve_next: ServeNext, end_of_turn: Callable[[], None]) -> None:
+        """Serve until `stop`: `serve_next` takes the frames, `end_of_turn` writes what they asked for."""
+        self._serve_next, self._end_of_turn = serve_next, end_of_turn
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
-        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        self._close_idle()
         self._close_slow()
-        self._forget_time_used()
+        self._halve_time_used()
         self._running = True
         while self._running:
             timeout = 0 if self._unserved else self._mailbox.seconds_to_next()
             ready = self._epoll.poll(-1 if timeout is None else timeout, len(self._connections) + 2)
-            self.now = time.monotonic()
-            if self._late:
-                ready.sort(key=self._time_used)
-            busy = len(ready) + len(self._unserved) + 1
-            self._share_s = max(MIN_SHARE_S, TURN_S / busy)
-            self._read_bytes = max(admission.CROWDED_READ_BYTES, TURN_BYTES // busy)
-            accepting, self._looked_at = False, self.now
-            for fd, events in ready:
-                connection = self._connections.get(fd)
-                if connection is not None:
-                    self._ready(connection, events)
-                    if self._account(connection) > TURN_S:
-                        break  # the others are still ready in the next turn
-                elif fd == self._listener.fileno():
-                    accepting = True
-                elif fd == self._mailbox.wake_fd:
-                    self._mailbox.drain()
-            if accepting:  # after the others: a new connection may get the number of one closed just now
-                self._accept()
-            self._serve_the_rest()
-            self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
-            self._mailbox.run()
-            self._finish_turn()
+            try:
+                self._turn(ready)
+            except Exception:
+                log.exception("a mistake in a turn of the loop; the next turn goes on")
+
+    def _turn(self, ready: list[tuple[int, int]]) -> None:
+        self.now = time.monotonic()
+        if self._late:
+            ready.sort(key=self._time_used)
+        busy = len(ready) + len(self._unserved) + 1
+        self._share_s = max(MIN_SHARE_S, TURN_S / busy)
+        self._read_bytes = max(admission.CROWDED_READ_BYTES, TURN_BYTES // busy)
+        accepting, self._looked_at = False, self.now
+        for fd, events in ready:
+            connection = self._connections.get(fd)
+            if connection is not None:
+                self._ready(connection, events)
+                if self._account(connection) > TURN_S:
+                    break  # the others are still ready in the next turn
+            elif fd == self._listener.fileno():
+                accepting = True
+            elif fd == self._mailbox.wake_fd:
+                self._mailbox.drain()
+        if accepting:  # after the others: a new connection may get the number of one closed just now
+            self._accept()
+        self._serve_the_rest()
+        self._late = self._looked_at - self.now > TURN_S / 2 or bool(self._unserved)
+        self._mailbox.run()
+        self._finish_turn()
 
     def _account(self, connection: ClientConnection) -> float:
         """Note what a client's turn has taken; how long the whole turn has taken so far."""
@@ -134,11 +152,10 @@ class Server:
         connection = self._connections.get(ready[0])
         return -1.0 if connection is None else connection.used_s
 
-    def _forget_time_used(self) -> None:
-        """Half of it, every second."""
+    def _halve_time_used(self) -> None:
+        self._mailbox.after(1.0, self._halve_time_used)
         for connection in self._connections.values():
             connection.used_s /= 2
-        self._mailbox.after(1.0, self._forget_time_used)
 
     def close(self) -> None:
         """Close every socket. Answers that are due are sent as far as the clients take them at once."""
@@ -166,10 +183,21 @@ class Server:
         with contextlib.suppress(OSError):
             self._epoll.unregister(fd)
         del self._connections[fd]
+        connection.socket.close()
         self._unserved.pop(connection, None)
-        self.admission.leave(connection.host)
-        self.budget.note(connection, unfinished=0, unserved=0, unread=0, waiting=0, now=self.now)
-        connection.forget()
+        try:
+            self.admission.leave(connection.host)
+            self.budget.note(connection, unfinished=0, unserved=0, unread=0, waiting=0, now=self.now)
+        finally:
+            connection.forget()
+
+    def _fail(self, connection: ClientConnection) -> None:
+        """Close the connection of a client while whose bytes were handled a mistake in the code was met."""
+        log.exception("a mistake while serving %s: its connection is closed", connection.address)
+        try:
+            self.drop(connection)
+        except Exception:
+            log.exception("a mistake while closing the connection of %s", connection.address)
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_PER_TURN):
@@ -186,20 +214,32 @@ class Server:
                     1.0, lambda: self._epoll.register(self._listener.fileno(), select.EPOLLIN)
                 )
                 return
-            refusal = self.admission.refusal(address[0], client.fileno())
-            if refusal is not None:
+            try:
+                refusal = self.admission.refusal(address[0], client.fileno())
+                if refusal is None:
+                    self._admit(client, address[0], address[1])
+                else:
+                    client.close()
+                    log.warning("refused the connection of %s: %s", address[0], refusal)
+            except Exception:
                 client.close()
-                log.warning("refused the connection of %s: %s", address[0], refusal)
-                continue
+                log.exception("a mistake while admitting %s: its connection is closed", address[0])
+
+    def _admit(self, client: socket.socket, host: str, port: int) -> None:
+        try:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection = ClientConnection(self, client, address[0], address[1])
-            self._connections[client.fileno()] = connection
+            connection = ClientConnection(self, client, host, port)
             self.watch(connection, select.EPOLLIN | select.EPOLLRDHUP, new=True)
+            self._connections[client.fileno()] = connection
+        except Exception:
+            self.admission.leave(host)
+            raise
 
     def _close_idle(self) -> None:
-        """Close who has neither asked nor taken anything for long."""
+        """Close who has neither asked nor taken anything for long; again and again."""
+        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
         since = self.now - self.limits.max_idle_ms / 1000
         idle = [connection for connection in self._connections.values() if connection.idle_since(since)]
         for connection in idle:
@@ -207,7 +247,6 @@ class Server:
         self.admission.closed_idle += len(idle)
         if idle:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
-        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
 
     def note(
         self, connection: ClientConnection, unfinished: int, unserved: int, unread: int, waiting: int
@@ -229,9 +268,9 @@ class Server:
 
     def _close_slow(self) -> None:
         """Close who keeps others waiting by sending a large request too slowly; again and again."""
+        self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
         slow = [connection for connection in self.budget.slow(self.now) if not connection.kept_waiting]
         self._close_for_all(slow, "they held up others by sending requests slowly (max_buffered_bytes)")
-        self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
 
     def _close_for_all(self, victims: Sequence[ClientConnection], why: str) -> None:
         if victims:
@@ -241,17 +280,20 @@ class Server:
             self.admission.closed_greedy += len(victims)
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
-        if events & select.EPOLLOUT:
-            self.touch(connection)
-        if events & select.EPOLLIN:
-            self._read(connection)
-        elif events & (select.EPOLLHUP | select.EPOLLERR):
-            self.drop(connection)
-        elif events & select.EPOLLRDHUP:
-            if connection.full:  # it has hung up, and may not be read to its end while answers pile up
-                self.drop(connection)
-            else:
+        try:
+            if events & select.EPOLLOUT:
                 self.touch(connection)
+            if events & select.EPOLLIN:
+                self._read(connection)
+            elif events & (select.EPOLLHUP | select.EPOLLERR):
+                self.drop(connection)
+            elif events & select.EPOLLRDHUP:
+                if connection.full:  # it has hung up, and may not be read to its end while answers pile up
+                    self.drop(connection)
+                else:
+                    self.touch(connection)
+        except Exception:
+            self._fail(connection)
 
     def _read(self, connection: ClientConnection) -> None:
         framer, room = connection.framer, connection.framer.room
@@ -282,7 +324,7 @@ class Server:
         served = False
         try:
             while not connection.closed and not connection.full:
-                request = self._next_request(connection)
+                request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
                 connection.requests.append(request)
@@ -305,15 +347,6 @@ class Server:
                 connection.weigh()
             self.touch(connection)
 
-    def _next_request(self, connection: ClientConnection) -> Request | None:
-        framer, repeated = connection.framer, connection.repeated
-        if repeated is not None and framer.waiting:
-            request = repeated.serve(connection, framer)
-            if request is not None:
-                return request
-        frame = framer.next_frame()
-        return None if frame is None else self._handle(connection, frame)
-
     def _serve_the_rest(self) -> None:
         """Go on with those that had more requests in their bytes than one turn serves."""
         if self._unserved:
@@ -322,7 +355,10 @@ class Server:
                 if self._looked_at - self.now > 2 * TURN_S:
                     self._unserved[connection] = None
                 elif not connection.closed:
-                    self._serve(connection)
+                    try:
+                        self._serve(connection)
+                    except Exception:
+                        self._fail(connection)
                     self._account(connection)
 
     def _write_staged(self) -> None:
@@ -346,21 +382,28 @@ class Server:
         except (OSError, ValueError):  # ValueError: the slice's file was closed under it
             self.drop(connection)
             return
+        except Exception:
+            self._fail(connection)
+            return
         if connection.framer.waiting and not connection.full and not connection.closed:
             self._unserved[connection] = None
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
+    """A socket that has the address, and does not listen yet."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise MillraceError(
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
-        ) from error
+        raise _taken(host, port, error) from error
     listener.setblocking(False)
     return listener
+
+
+def _taken(host: str, port: int, error: OSError) -> MillraceError:
+    return MillraceError(
+        f"cannot listen on {host}:{port}: {error.strerror}; stop what uses it or set another `listen`"
+    )

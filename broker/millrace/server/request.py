@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
-from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey
+from millrace.wire.produce import OneBatch
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
@@ -27,13 +27,6 @@ MIN_SHARED_BYTES = 16 << 10
 """An answer this large is not copied behind its prefix: others may be sending the same bytes."""
 
 
-class Repeated(Protocol):
-    """What a client asked for lately, to serve the same again with less work."""
-
-    def serve(self, client: Client, framer: RequestFramer) -> Request | None:
-        """Serve the next frames as one request, so far as they repeat the last; None when they do not."""
-
-
 class Client(Protocol):
     """The connection a request came from."""
 
@@ -42,7 +35,8 @@ class Client(Protocol):
     """HOST:PORT."""
     principal: str
     """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
-    repeated: Repeated | None
+    produced: OneBatch | None
+    """What it asked for in its last usual Produce request."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 

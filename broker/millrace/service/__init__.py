@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""What the schema registry and the auditor share as web services: uvicorn's start and stop, and SQLite."""

@@ -13,9 +13,14 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 
-from millrace.records import HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
+from millrace.records import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
 
-_FIRST_FIELDS = struct.Struct(">qiib")
+_FIRST_FIELDS = struct.Struct(">qi4xb")
+"""base_offset, batch_length, magic"""
+_PLACE = struct.Struct(">qi4xb4xh12xq")
+"""base_offset, batch_length, magic, attributes, max_timestamp"""
+NEVER = 1 << 63
+"""Younger than any timestamp."""
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
 """Below this one large read serves several headers; above it 61 bytes per batch are cheaper."""
@@ -89,6 +94,42 @@ def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, Batc
         yield position, header
 
 
+def walk_past_damage(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+    """As `walk`, but it goes on at the next intact batch behind a place where none stands."""
+    resumed: int | None = start
+    while resumed is not None:
+        try:
+            yield from walk(fd, base, resumed, limit)
+            return
+        except ChainBroken as error:
+            resumed = next_batch(fd, base, error.position + 1, limit)
+
+
+def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int = NEVER) -> int:
+    """The boundary before the first batch that ends behind `target` or is as young as `timestamp`.
+
+    Or an earlier one, from the boundary `start` on. It looks at as much of a header as shows place, size and
+    time, and so takes a fourth of the time of `walk`. It stops before what does not show them, a filler or
+    damage, and after `most` batches.
+    """
+    data, first, size = b"", start, HEADER_BYTES
+    position = boundary = start
+    for _ in range(most):
+        if position - first + _PLACE.size > len(data):
+            data, first = os.pread(fd, size, position - base), position
+            if len(data) < _PLACE.size:
+                break
+        base_offset, length, magic, attributes, newest = _PLACE.unpack_from(data, position - first)
+        if base_offset != position or magic != MAGIC or length < HEADER_BYTES - LENGTH_OVERHEAD:
+            break
+        boundary = position
+        position += length + LENGTH_OVERHEAD
+        if position > target or (newest >= timestamp and not attributes & CONTROL_BIT):
+            break
+        size = READ_AHEAD_BYTES if length < SMALL_BATCH_BYTES else HEADER_BYTES
+    return boundary
+
+
 def read_batch(fd: int, base: int, position: int, header: BatchHeader) -> bytes | None:
     """The whole batch if it is there and its CRC fits, else None."""
     batch = os.pread(fd, header.size, position - base)
@@ -111,7 +152,7 @@ def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
         while index >= 0:
             position = low + index
             if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
-                _, length, _, magic = _FIRST_FIELDS.unpack_from(data, index)
+                _, length, magic = _FIRST_FIELDS.unpack_from(data, index)
                 end = position + length + LENGTH_OVERHEAD
                 if magic == MAGIC and position + HEADER_BYTES <= end <= limit:
                     found.append((position, end))

@@ -1,33 +1,26 @@
 """The checkpoint: what is known to be on disk, so that recovery reads only what came after.
 
 Owns one small file per partition. Written every few seconds and at a clean close, never at every flush; an
-older one is as right as a newer one, only recovery takes longer. Written to a side file, synced, renamed:
-it is there whole or not at all.
-
-    checkpoint := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
+older one is as right as a newer one, only recovery takes longer.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import zlib
+from array import array
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage.producer_state import ProducerStates
+from millrace.storage import sealed
+from millrace.storage.landmarks import Landmarks
 from millrace.storage.segment import Files, SegmentFacts, sync_directory
 from millrace.storage.state import LogState
 
 FILE_NAME = "checkpoint"
-VERSION = 1
-
-
-class CheckpointUnreadable(Exception):
-    """The file is there but is not a whole checkpoint."""
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +36,14 @@ class Checkpoint:
     start_offset: int
     """Offset after the last record that retention deleted; `start` when it is unknown."""
     segments: tuple[SegmentFacts, ...]
-    producers: tuple[Any, ...]
+    landmarks: Mapping[int, Landmarks]
+    """Of the segments, by base, whose landmarks are in no file of their own; those below `flushed`."""
+    producers: list[Any] | int
+    """What `ProducerFile.save` gave: the producers, or a position."""
     mirror: MirrorPosition | None
 
     @classmethod
-    def of(cls, state: LogState, files: Files, producers: ProducerStates) -> Checkpoint:
+    def of(cls, state: LogState, files: Files, producers: list[Any] | int) -> Checkpoint:
         """The checkpoint of a flushed state."""
         return cls(
             flushed=state.end,
@@ -56,7 +52,12 @@ class Checkpoint:
             start=files.segments[0].base,
             start_offset=files.start_offset,
             segments=tuple(segment.facts for segment in files.segments if segment.base < state.end),
-            producers=tuple(producers.to_json(state.end)),
+            landmarks={
+                segment.base: landmarks.below(state.end)
+                for segment in files.segments
+                if segment.base < state.end and (landmarks := segment.landmarks) is not None
+            },
+            producers=producers,
             mirror=state.mirror,
         )
 
@@ -70,34 +71,28 @@ class Checkpoint:
             "start": self.start,
             "start_offset": self.start_offset,
             "segments": [astuple(facts) for facts in self.segments],
+            "landmarks": [[base, landmarks.values.tolist()] for base, landmarks in self.landmarks.items()],
             "producers": self.producers,
             "mirror": None if self.mirror is None else self.mirror.encode(self.high_watermark).decode(),
         }
-        text = json.dumps(fields, separators=(",", ":")).encode()
-        side_file = directory / (FILE_NAME + ".tmp")
-        with open(side_file, "wb") as file:
-            file.write(b"%s\n%08x\n" % (text, zlib.crc32(text)))
-            file.flush()
-            os.fsync(file.fileno())
-        side_file.replace(directory / FILE_NAME)
+        sealed.write(directory / FILE_NAME, fields)
         sync_directory(directory)
 
     @classmethod
     def read(cls, directory: Path) -> Checkpoint | None:
-        """The directory's checkpoint, None when there is none; CheckpointUnreadable when it is damaged."""
-        try:
-            data = (directory / FILE_NAME).read_bytes()
-        except FileNotFoundError:
+        """The directory's checkpoint, None when there is none; sealed.Unreadable when it is damaged."""
+        fields = sealed.read(directory / FILE_NAME)
+        if fields is None:
             return None
-        text, _, crc = data.partition(b"\n")
-        if crc != b"%08x\n" % zlib.crc32(text):
-            raise CheckpointUnreadable(f"{directory / FILE_NAME} fails its CRC")
-        fields = json.loads(text)
-        if fields["version"] != VERSION:
+        if fields["version"] not in (1, 2, VERSION):
             raise MillraceError(
                 f"{directory / FILE_NAME} has version {fields['version']}, this Millrace reads {VERSION}: "
                 "use the release that wrote it"
             )
+        if fields["version"] == 1:
+            fields = _of_version_1(fields)
+        if fields["version"] == 2:
+            fields["landmarks"] = []  # of two numbers each; new ones are built when a look-up needs them
         mirror = fields["mirror"]
         return cls(
             flushed=fields["flushed"],
@@ -106,6 +101,15 @@ class Checkpoint:
             start=fields["start"],
             start_offset=fields["start_offset"],
             segments=tuple(SegmentFacts(*facts) for facts in fields["segments"]),
-            producers=tuple(fields["producers"]),
+            landmarks={base: Landmarks(array("q", values)) for base, values in fields["landmarks"]},
+            producers=fields["producers"],
             mirror=None if mirror is None else MirrorPosition.decode(mirror.encode()),
         )
+
+
+def _of_version_1(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint said before there were landmarks: of each segment its largest batch, too."""
+    segments = [
+        [base, max_timestamp, next_offset] for base, max_timestamp, _, next_offset in fields["segments"]
+    ]
+    return {**fields, "segments": segments, "landmarks": []}

@@ -17,8 +17,9 @@ from millrace.records import CRC_START, BatchHeader
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import ReadFile
 from millrace.records.mirror_position import MirrorPosition
+from millrace.storage import sealed
 from millrace.storage.chain import Chain, HeaderReader, next_batch
-from millrace.storage.checkpoint import FILE_NAME, Checkpoint, CheckpointUnreadable
+from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.log_directory import parse_partition_name
 from millrace.storage.segment import segment_path, segment_paths
 from millrace.storage.state import holds_offsets
@@ -70,7 +71,7 @@ def read_checkpoint(directory: Path) -> Checkpoint | None:
     """The partition's checkpoint; None when it is missing or unreadable."""
     try:
         return Checkpoint.read(directory)
-    except CheckpointUnreadable:
+    except sealed.Unreadable:
         return None
 
 

@@ -19,17 +19,21 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.producer_state import ProducerLimit
 from millrace.storage.segment import remove_directory, sync_directory
 
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+CLOSING_THREADS = 8
+"""Each log that is closed waits for its checkpoint's syncs."""
 _FOREIGN_NAME = re.compile(r".+\.foreign-(?P<time>\d+)")
 _PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<topic_id>[0-9a-f]{32})")
 
@@ -87,6 +91,7 @@ class LogDirectory:
         """The topic ids there is a directory for: usually one."""
         self._aside: dict[Path, int] = {}
         """When what is set aside was, in ms."""
+        self._producer_limit = ProducerLimit()
         self._lock = threading.Lock()
 
     @classmethod
@@ -128,23 +133,28 @@ class LogDirectory:
     ) -> PartitionLog:
         """The partition's log, opened or created; another topic's log of the same name is set aside.
 
+        Several threads may open different partitions at once; nobody else may open or delete this one.
         Recovery takes as long as reading what was written in the seconds before a crash. Raises
         MillraceError when the log lost bytes that were on the disk.
         """
+        place = (topic, partition)
         with self._lock:
-            known_id, opened = self._logs.get((topic, partition), (None, None))
+            known_id, opened = self._logs.get(place, (None, None))
             if opened is not None and known_id == topic_id:
                 return opened
             if opened is not None:
                 opened.close()
-                del self._logs[topic, partition]
-            for foreign in self._ids.get((topic, partition), set()) - {topic_id}:
+                del self._logs[place]
+            for foreign in self._ids.get(place, set()) - {topic_id}:
                 self._set_aside(topic, partition, foreign)
-            directory = self.path / partition_name(topic, partition, topic_id)
-            self._ids[topic, partition] = {topic_id}
-            opened = PartitionLog.open(directory, config or self.config, self._clock)
-            self._logs[topic, partition] = (topic_id, opened)
-            return opened
+            self._ids[place] = {topic_id}
+        directory = self.path / partition_name(topic, partition, topic_id)
+        opened = PartitionLog.open(
+            directory, config or self.config, self._clock, producer_limit=self._producer_limit
+        )
+        with self._lock:
+            self._logs[place] = (topic_id, opened)
+        return opened
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
         """Put away the log of a topic that no longer exists, before anything is opened in its place."""
@@ -184,9 +194,10 @@ class LogDirectory:
             opened.delete()
 
     def close(self) -> None:
-        """Close every log cleanly and give up the lock."""
-        with self._lock:
-            for _, opened in self._logs.values():
-                opened.close()
-            self._logs.clear()
-            os.close(self._lock_fd)
+        """Close every log cleanly, side by side, and give up the lock; nobody may open one any more."""
+        with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="close") as threads:
+            closing = [threads.submit(opened.close) for _, opened in self._logs.values()]
+        self._logs.clear()
+        os.close(self._lock_fd)
+        for each in closing:
+            each.result()

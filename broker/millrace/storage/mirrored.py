@@ -37,14 +37,12 @@ def check_append(
         raise InvalidRequest("a reset moves the position and appends no batches")
 
 
-def append_size(
-    headers: Sequence[HeaderFields], position: MirrorPosition, max_filler_bytes: int, end: int
-) -> int:
+def append_size(headers: Sequence[HeaderFields], position: MirrorPosition, end: int) -> int:
     """Bytes that batches and the position behind them take in a log that ends at `end`, or a few more."""
     size = position_size(position, end)
     for header in headers:
         length, delta = header[1] + LENGTH_OVERHEAD, header[6]
-        size += length if delta < length else size_in_log(BatchHeader(*header), max_filler_bytes)
+        size += length if delta < length else size_in_log(BatchHeader(*header))
     return size
 
 

@@ -5,9 +5,12 @@ Knows bytes and offsets. Does not know topics, replicas, sockets or Kafka's API 
 Two snapshots say what there is: as appended and as flushed. Readers see the flushed one. Appends and changes
 of the segment list hold the lock; reads take the snapshots and hold nothing. Three kinds of caller:
 
-    the loop        append, append_mirrored, read, publish    (one thread; never waits for the disk)
-    a flush thread  flush                                     (waits for the disk)
-    any thread      apply_retention, offset_for_timestamp, close, delete, and every property
+    the loop        append, append_mirrored, read, publish    (one thread; none waits for a sync)
+    a flush thread  flush, then write_due_checkpoint          (waits for the disk)
+    any thread      apply_retention, offset_for_timestamp, build_landmarks, close, delete, and every property
+
+`read` looks at headers, and at a whole batch if it is older than this process: of what is not in the page
+cache it waits for the disk, for at most one walk between two landmarks.
 
     state = log.flush()     # in a thread: everything appended before the call is on the disk
     log.publish(state)      # in the loop: consumers see it from here on
@@ -15,6 +18,7 @@ of the segment list hold the lock; reads take the snapshots and hold nothing. Th
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -29,19 +33,24 @@ from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.lookup import first_with_timestamp
 from millrace.storage.mirrored import append_size, beginning, check_append, parse_mirrored
-from millrace.storage.producer_state import ProducerStates
+from millrace.storage.producer_file import ProducerFile
+from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
 from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
 from millrace.storage.staging import Staging
 from millrace.storage.state import LogState
+from millrace.storage.timestamps import first_with_timestamp
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 5.0
+ROOM_AGAIN_S = 10.0
+"""A disk is full no longer once it has refused nothing for so long: small appends may fit all the time."""
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Why a file could not be opened for the moment. No sync fails with them."""
 IDLE_SECONDS = 60.0
 """A log that took nothing for so long keeps no file open: most of many partitions are idle."""
 
@@ -50,33 +59,56 @@ class PartitionLog:
     """Append, read and keep one partition; made by `open`, which recovers it and explains what is wrong."""
 
     def __init__(
-        self, directory: Path, config: LogConfig, clock: Callable[[], float], sync: Sync = os.fdatasync
+        self,
+        directory: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        sync: Sync = os.fdatasync,
+        producer_limit: ProducerLimit | None = None,
     ) -> None:
         self.directory = directory
         self.config = config
         self._clock = clock
         self._sync = sync
-        self._producers = ProducerStates(clock)
-        recovered = recover(directory, self._producers, clock(), sync)
+        limit = ProducerLimit() if producer_limit is None else producer_limit
+        self._producers = ProducerStates(clock, limit)
+        self._producer_file = ProducerFile(directory, self._producers)
+        try:
+            recovered = recover(directory, self._producers, self._producer_file, clock(), sync)
+        except BaseException:
+            self._producers.clear()  # else they count for ever, and again with each try to open the log
+            raise
         self._files = Files(recovered.segments, recovered.start_offset)
         self._appended = self._visible = recovered.state
-        self._synced_end = recovered.state.end
+        self._flushed = recovered.state
+        """As of the last flush, published or not."""
         self._refusal: str | None = None
         self._flush_failed: str | None = None
-        self._closed = self._directory_changed = self._out_of_room = False
+        self._closed = self._directory_changed = False
+        self._refused_at: float | None = None
+        """When the disk last refused a write, while it is not known to take all of them again."""
         self._reader = Reader(directory, recovered.state.end)
         self._lock = threading.Lock()
         self._flush_lock = threading.Lock()
         """Held while descriptors are in use by a flush, so that nobody closes them under it."""
+        self._checkpoint_lock = threading.Lock()
+        """Held while a checkpoint is written or what it says of files changes; taken before the others."""
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
         if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
 
     @classmethod
     def open(
-        cls, directory: Path, config: LogConfig, clock: Callable[[], float], sync: Sync = os.fdatasync
+        cls,
+        directory: Path,
+        config: LogConfig,
+        clock: Callable[[], float],
+        sync: Sync = os.fdatasync,
+        producer_limit: ProducerLimit | None = None,
     ) -> PartitionLog:
         """The partition in `directory`, created or recovered; everything it then shows is on the disk.
+
+        `producer_limit` is what all logs of a broker share.
 
         Raises StorageError when the directory cannot be used now, MillraceError when it lost bytes that were
         on the disk.
@@ -85,7 +117,7 @@ class PartitionLog:
             directory.mkdir(parents=True, exist_ok=True)
             # Else a power cut may take it with all that is flushed. Who made it may have died before this.
             sync_directory(directory.parent)
-            return cls(directory, config, clock, sync)
+            return cls(directory, config, clock, sync, producer_limit)
         except OSError as error:
             raise StorageError(f"cannot open the log in {directory}: {error}") from error
 
@@ -149,7 +181,7 @@ class PartitionLog:
 
         Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
         producer is answered with its first base offset. Raises nothing: an error stands in the place of its
-        batch, StorageError in the place of every batch that could not be written.
+        batch, StorageError in the place of every batch that could not be written, for whatever reason.
         """
         with self._lock:
             if self._refusal is not None:
@@ -171,7 +203,10 @@ class PartitionLog:
                         assert result is not None, "an empty segment has room for any batch"
                     results.append(result)
                 self._write(staging)
-            except StorageError as error:
+            except Exception as error:
+                if not isinstance(error, StorageError):
+                    log.exception("a mistake while appending to %s", self.directory)
+                    error = StorageError(f"cannot append to {self.directory.name}: {error!r}")
                 results[written:] = [error] * (len(batches) - written)
             return results
 
@@ -193,7 +228,7 @@ class PartitionLog:
                 raise StorageError(self._refusal)
             recorded = self._appended.mirror
             check_append(self._appended, origin, expected, position, headers, reset=reset)
-            size = append_size(headers, position, self.config.max_message_bytes, self._appended.end)
+            size = append_size(headers, position, self._appended.end)
             if 0 < self._active.size > self.config.segment_bytes - size:
                 self._roll()
             staging = self._stage()
@@ -214,11 +249,7 @@ class PartitionLog:
         return self._files.segments[-1]
 
     def _stage(self) -> Staging:
-        active, config = self._active, self.config
-        return Staging(
-            self._appended, self._producers, room=config.segment_bytes - active.size,
-            any_size=active.size == 0, max_filler_bytes=config.max_message_bytes,
-        )  # fmt: skip
+        return Staging(self._appended, self._producers, self._active, segment_bytes=self.config.segment_bytes)
 
     def _write(self, staging: Staging) -> None:
         """Write what was staged and make it count; StorageError when not a byte of it stayed."""
@@ -227,17 +258,19 @@ class PartitionLog:
         active, now = self._active, self._clock()
         try:
             active.append(staging.buffers, staging.size, now)
+            self._appended = staging.written()
+            self._producers.commit(staging.producers)
         except OSError as error:
             if isinstance(error, CutFailed):
                 self._refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
             self._report_no_room(f"cannot append to {active.path}: {error}")
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
-        if self._out_of_room:
-            self._out_of_room = False
+        except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
+            self._refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+            raise
+        if self._refused_at is not None and not 0 <= now - self._refused_at < ROOM_AGAIN_S:
+            self._refused_at = None
             log.info("%s takes writes again", self.directory)
-        staging.note_facts(active.facts)
-        self._producers.commit(staging.producers)
-        self._appended = staging.state()
 
     def _roll(self) -> None:
         try:
@@ -249,41 +282,57 @@ class PartitionLog:
         self._files = replace(self._files, segments=(*self._files.segments, segment))
 
     def _report_no_room(self, reason: str) -> None:
-        """Say it once, until something could be written again: producers try without end."""
-        if not self._out_of_room:
-            self._out_of_room = True
+        """Log that the disk refuses, once until `_write` has logged the end: producers try without end."""
+        if self._refused_at is None:
             log.error("%s", reason)
+        self._refused_at = self._clock()
 
     def flush(self) -> LogState:
         """Bring everything appended so far to the disk; for a thread that may wait. One runs at a time.
 
-        Raises StorageError when the disk refuses: the log then takes no more writes until it is opened
-        again, because after a failed fdatasync nobody can tell what is on the disk.
+        Raises StorageError. If the disk refused, the log takes no more writes until it is opened again, and
+        `flush_refusal` says so: after a failed fdatasync nobody can tell what is on the disk. Else, short of
+        descriptors or memory, the flush may be tried again.
         """
         with self._flush_lock:
             if self._flush_failed is not None:
                 raise StorageError(self._flush_failed)
             state = self._appended  # before the list: the list then covers all of the state
             segments = self._files.segments
+            unsynced = [each for each in segments if each.end > self._flushed.end and each.base < state.end]
+            changed, self._directory_changed = self._directory_changed, False
             try:
-                for segment in segments:
-                    if segment.end > self._synced_end and segment.base < state.end:
-                        segment.sync(self._sync)
-                if self._directory_changed:
-                    self._directory_changed = False
+                # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
+                for segment in unsynced:
+                    segment.append_fd()
+                if changed:
                     sync_directory(self.directory)
+                for segment in unsynced:
+                    segment.sync(self._sync)
             except OSError as error:
+                if error.errno in SCARCE:
+                    self._directory_changed |= changed
+                    raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
                 self._refusal = self._flush_failed = reason
                 log.error("%s", reason)
                 raise StorageError(reason) from error
-            self._synced_end = state.end
+            self._flushed = state
             for segment in segments[:-1]:
                 if segment.end <= state.end:
                     segment.close()
-            if self._checkpoint_is_due(state):
-                self._write_checkpoint(state, self._files)
             return state
+
+    def write_due_checkpoint(self) -> None:
+        """Write the checkpoint if its time has come; for the thread that flushed, once it has told of it."""
+        state = self._flushed
+        if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
+            return  # whoever holds the lock writes one, or waits for a flush and finds it due later
+        try:
+            if not self._closed:
+                self._write_checkpoint(state, self._files)
+        finally:
+            self._checkpoint_lock.release()
 
     def publish(self, state: LogState) -> bool:
         """Show consumers what a flush brought to the disk; True when there are new messages to read."""
@@ -293,16 +342,18 @@ class PartitionLog:
                 return False
             self._visible = state
             if state.high_watermark <= state.data_end:
-                self._reader.boundaries.note(state.high_watermark, state.data_end)
+                self._reader.recent.note(state.high_watermark, state.data_end)
             return state.high_watermark > before.high_watermark
 
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
         """Whole batches from the one that holds `offset`, or the next one; None when none is visible yet.
 
-        At least one batch whatever `max_bytes`; the last may be cut off. Never reaches into another segment
-        nor past the last visible data batch. The first batch's header is checked, and its CRC too when it
-        was on the disk before this log was opened; the rest is sent unseen, as clients check CRCs
-        themselves. Raises OffsetOutOfRange, CorruptMessage when the batch to start with is damaged, or
+        At least one batch whatever `max_bytes`; the last may be cut off, unless a landmark lies in the slice:
+        then it ends at the last one. Never reaches into another segment nor past the last visible data
+        batch. The first batch's header is checked, and its CRC too when it was on the disk before this log
+        was opened; then the slice ends before the first batch that does not stand where it must, too. The
+        rest is sent unseen, as clients check CRCs themselves. Raises OffsetOutOfRange, CorruptMessage when
+        the batch to start with is damaged, LandmarksMissing when `build_landmarks` has to run first, or
         StorageError. For one thread at a time.
         """
         if self._closed:
@@ -312,9 +363,13 @@ class PartitionLog:
     def offset_for_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first visible record that is not older than `timestamp`, or None.
 
-        Reads the headers of a whole segment at worst, and one batch: for a thread.
+        For a thread: reads headers from one landmark to the next, one batch, and may build landmarks.
         """
         return first_with_timestamp(self._files.segments, timestamp, self._visible.end)
+
+    def build_landmarks(self) -> None:
+        """Build what `read` lacked when it raised LandmarksMissing; for a thread: reads whole segments."""
+        self._reader.build_landmarks()
 
     def apply_retention(self) -> list[int]:
         """Delete the segments that retention no longer keeps; return their bases. For a thread.
@@ -322,7 +377,7 @@ class PartitionLog:
         Writes the checkpoint, too, when no flush came to do it: what is flushed must not stay above it.
         """
         now = self._clock()
-        with self._flush_lock:
+        with self._checkpoint_lock:
             with self._lock:
                 if self._closed:
                     return []
@@ -336,13 +391,14 @@ class PartitionLog:
             if count > 0 or self._checkpoint_is_due(visible):
                 self._write_checkpoint(visible, files.without_first(count))
             victims = [item for item in files.segments[:count] if item.end <= self._checkpointed]
-            with self._lock:
+            with self._flush_lock, self._lock:
                 self._files = self._files.without_first(len(victims))
-                if now - self._active.last_append > IDLE_SECONDS and self._appended.end == self._synced_end:
+                if now - self._active.last_append > IDLE_SECONDS and self._appended.end == self._flushed.end:
                     self._active.close()  # the next append opens it again
+                for victim in victims:
+                    victim.close()
             for victim in victims:
-                victim.close()
-                victim.path.unlink(missing_ok=True)
+                victim.unlink()
         self._reader.forget()
         return [victim.base for victim in victims]
 
@@ -362,10 +418,14 @@ class PartitionLog:
         elapsed = self._clock() - self._checkpoint_at
         return state.end > self._checkpointed and not 0 <= elapsed < CHECKPOINT_INTERVAL_S
 
-    def _write_checkpoint(self, state: LogState, files: Files) -> None:
+    def _write_checkpoint(self, state: LogState, files: Files, *, closing: bool = False) -> None:
         self._checkpoint_at = self._clock()
         try:
-            Checkpoint.of(state, files, self._producers).write(self.directory)
+            for segment in files.segments[:-1]:
+                if segment.end <= state.end:
+                    segment.save_landmarks()
+            producers = self._producer_file.save(state.end, files.segments[-1].base, closing=closing)
+            Checkpoint.of(state, files, producers).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)
         else:
@@ -379,14 +439,14 @@ class PartitionLog:
             self.publish(self.flush())
         except StorageError as error:
             log.error("closing without a flush: %s", error)
-        with self._flush_lock, self._lock:
+        with self._checkpoint_lock, self._flush_lock, self._lock:
             if self._visible.end != self._checkpointed:
-                self._write_checkpoint(self._visible, self._files)
+                self._write_checkpoint(self._visible, self._files, closing=True)
             self._shut(f"{self.directory} is closed")
 
     def delete(self) -> None:
         """Close and remove every file; slices already handed out can still be sent. For a thread."""
-        with self._flush_lock, self._lock:
+        with self._checkpoint_lock, self._flush_lock, self._lock:
             self._shut(f"{self.directory} was deleted")
         doomed = self.directory.with_name(f"{self.directory.name}.deleted")
         self.directory.rename(doomed)
@@ -396,5 +456,6 @@ class PartitionLog:
         self._closed = True
         self._refusal = self._flush_failed = reason
         self._reader.forget()
+        self._producers.clear()
         for segment in self._files.segments:
             segment.close()

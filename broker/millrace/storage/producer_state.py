@@ -1,15 +1,17 @@
 """What a partition remembers of idempotent producers: enough to answer a retry instead of storing it twice.
 
-Knows producer ids, epochs and sequences. Does not know files; the checkpoint stores what `to_json` gives,
-and recovery feeds the headers above the checkpoint back in.
+Knows producer ids, epochs and sequences. Does not know files: `producer_file` stores what `to_json` gives,
+and recovery feeds the headers behind that back in.
 
 The rules are Kafka's: the last five batches per producer are remembered; a batch equal to one of them is a
 duplicate; any other batch must follow the last one; a newer epoch starts at sequence 0; a producer that is
-not known (new, silent for a day, or crowded out by 4,096 others) may start anywhere.
+not known (new, silent for a day, or the longest silent of too many) may start anywhere.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,7 +21,9 @@ from millrace.records import BatchHeader
 REMEMBERED_BATCHES = 5
 """Kafka's producers keep at most five requests in flight, so a retry is one of the last five."""
 MAX_PRODUCERS = 4096
-"""The checkpoint is written whole every few seconds: beyond this the longest silent are forgotten."""
+"""The most that one partition knows: beyond it the longest silent are forgotten."""
+MAX_IN_ALL = 100_000
+"""The same for all partitions of a broker together, each counted where it is known; one takes 1.2 KB."""
 EXPIRY_S = 24 * 3600.0
 MAX_SEQUENCE = (1 << 31) - 1
 
@@ -50,13 +54,42 @@ Staged: TypeAlias = dict[int, ProducerState]
 """Changes of one append, kept apart until its bytes are written."""
 
 
+class ProducerLimit:
+    """How many producers the partitions of one broker know together: the longest silent are forgotten."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held for every change of what any partition knows."""
+        self._known: OrderedDict[tuple[ProducerStates, int], None] = OrderedDict()
+        """The longest silent first. A dict looks for its first item behind all that were ever removed."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def seen(self, states: ProducerStates, producer_id: int) -> None:
+        """Count a producer as the latest heard of; with the lock held."""
+        known = self._known
+        known[states, producer_id] = None
+        known.move_to_end((states, producer_id))
+        while len(known) > MAX_IN_ALL:
+            longest_silent, forgotten = next(iter(known))
+            longest_silent.forget(forgotten)
+
+    def forgotten(self, states: ProducerStates, producer_id: int) -> None:
+        """Count a producer no longer; with the lock held."""
+        self._known.pop((states, producer_id), None)
+
+
 class ProducerStates:
     """Every idempotent producer of one partition."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], limit: ProducerLimit) -> None:
         self._clock = clock
+        self._limit = limit
         self._states: Staged = {}
         """The longest silent first."""
+        self.newest_end = -1
+        """Log position behind the newest batch of any producer."""
 
     def __len__(self) -> int:
         return len(self._states)
@@ -102,12 +135,22 @@ class ProducerStates:
 
     def commit(self, staged: Staged) -> None:
         """Make the staged changes of a written append count."""
+        if not staged:
+            return
         states = self._states
-        for producer_id, state in staged.items():
-            states.pop(producer_id, None)
-            states[producer_id] = state
-        while len(states) > MAX_PRODUCERS:
-            del states[next(iter(states))]
+        with self._limit.lock:
+            for producer_id, state in staged.items():
+                states.pop(producer_id, None)
+                states[producer_id] = state
+                self.newest_end = max(self.newest_end, state.batches[-1].end)
+                self._limit.seen(self, producer_id)
+            while len(states) > MAX_PRODUCERS:
+                self.forget(next(iter(states)))
+
+    def forget(self, producer_id: int) -> None:
+        """Know a producer no more; with the limit's lock held."""
+        self._states.pop(producer_id, None)
+        self._limit.forgotten(self, producer_id)
 
     def replay(self, header: BatchHeader, end: int) -> None:
         """Note a batch found in the log by recovery."""
@@ -119,8 +162,15 @@ class ProducerStates:
     def expire(self) -> None:
         """Forget producers that were silent for a day."""
         horizon = self._clock() - EXPIRY_S
-        for producer_id in [key for key, state in list(self._states.items()) if state.seen_at < horizon]:
-            del self._states[producer_id]
+        with self._limit.lock:
+            for producer_id in [key for key, state in self._states.items() if state.seen_at < horizon]:
+                self.forget(producer_id)
+
+    def clear(self) -> None:
+        """Forget all: the log is closed."""
+        with self._limit.lock:
+            for producer_id in list(self._states):
+                self.forget(producer_id)
 
     def to_json(self, flushed: int) -> list[Any]:
         """Every producer as plain lists, without the batches that end above `flushed`.
@@ -139,8 +189,9 @@ class ProducerStates:
                 states.append([producer_id, state.epoch, state.seen_at, batches])
         return states
 
-    def load_json(self, states: Iterable[Any]) -> None:
-        """Take over what `to_json` gave."""
+    def load_json(self, states: Iterable[Any], end: int) -> None:
+        """Take over what `to_json` gave, without the batches that end above `end`: they are read again."""
         for producer_id, epoch, seen_at, batches in states:
-            sent = tuple(SentBatch(*batch) for batch in batches)
-            self._states[producer_id] = ProducerState(epoch, sent, seen_at)
+            sent = tuple(SentBatch(*batch) for batch in batches if batch[-1] <= end)
+            if sent:
+                self.commit({producer_id: ProducerState(epoch, sent, seen_at)})

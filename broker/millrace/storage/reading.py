@@ -1,18 +1,21 @@
 """The read side of a partition's log: from an offset to bytes a socket can be given.
 
-Works on snapshots and holds no lock; one thread reads at a time. Keeps three things between reads: batch
-boundaries that a sequential reader will ask for, the files read last, and which damage was already reported.
+Works on snapshots and holds no lock; one thread reads at a time. Keeps between reads: where sequential
+readers go on, the files read last with their landmarks, and which damage was already reported.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from itertools import islice
 from pathlib import Path
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
+from millrace.records import BatchHeader
 from millrace.records.file_slice import FileSlice, ReadFile
-from millrace.storage.chain import Chain, HeaderReader, read_batch
-from millrace.storage.lookup import Boundaries, locate
+from millrace.storage.chain import Chain, ChainBroken, HeaderReader, read_batch, skip, walk
+from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, locate
 from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState
 
@@ -21,6 +24,36 @@ log = logging.getLogger(__name__)
 WARM_FILES = 3
 MAX_REPORTED = 100
 """Different kinds of damage and failures that are told of one log; after them there is nothing new to say."""
+RECENT_POSITIONS = 32
+"""Readers of one log that go on where they were."""
+WALKED_BATCHES = 16
+"""Headers looked at in a slice to remember where the next read begins; more is not worth the time."""
+
+
+class RecentPositions:
+    """Where readers have been: positions of batches, by an offset that was found there.
+
+    No batch before such a position holds that offset or a later one.
+    """
+
+    def __init__(self) -> None:
+        self._positions: dict[int, int] = {}
+
+    def before(self, offset: int) -> int:
+        """The last position known with no batch before it that holds `offset` or a later one; 0 without any.
+
+        At or behind the offset it is where the offset is found.
+        """
+        positions = self._positions.copy()  # another thread may note one
+        nearest = max((found for found in positions if found <= offset), default=None)
+        return 0 if nearest is None else positions[nearest]
+
+    def note(self, offset: int, position: int) -> None:
+        """Remember that whoever asks for `offset` finds it at `position`."""
+        self._positions.pop(offset, None)
+        if len(self._positions) >= RECENT_POSITIONS:
+            del self._positions[next(iter(self._positions))]
+        self._positions[offset] = position
 
 
 class Reader:
@@ -28,12 +61,16 @@ class Reader:
 
     def __init__(self, directory: Path, recovered_end: int) -> None:
         """`recovered_end`: what lies below was on the disk before this process opened the log."""
-        self.boundaries = Boundaries()
+        self.recent = RecentPositions()
         self._directory = directory
         self._recovered_end = recovered_end
         self._reported: set[str] = set()
         self._warm: dict[Segment, ReadFile] = {}
         """The files read last; others close with the last slice that uses them."""
+        self._landmarks: dict[Segment, Landmarks] = {}
+        """Of closed segments that were read last."""
+        self.without_landmarks: set[Segment] = set()
+        """Those in which a look-up has failed for want of landmarks."""
 
     def read(
         self, visible: LogState, files: Files, end: int, offset: int, max_bytes: int
@@ -70,7 +107,7 @@ class Reader:
         position = segment.base
         if offset > position:
             limit = min(segment.end, visible.end)
-            position = locate(segment, file.fileno(), offset, limit, self.boundaries)
+            position = self._locate(segment, file.fileno(), offset, limit)
         if position == segment.end and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
             file = self._file(segment)
@@ -78,8 +115,61 @@ class Reader:
         headers = HeaderReader(file.fileno(), segment.base)
         first_bytes = self._check_first(headers, file.fileno(), segment, position, limit)
         length = max(first_bytes, min(max_bytes, limit - position))
-        self.boundaries.note_slice(headers, position, position + length)
+        if length < limit - position:
+            # Whoever goes on at a landmark needs no walk to get there.
+            mark = self._landmarks_of(segment).last_before(position + length)
+            length = mark - position if mark >= position + first_bytes else length
+        if position < self._recovered_end:
+            length = _unbroken(file.fileno(), segment.base, position, length, limit)
+        self.recent.note(offset, position)
+        self._note_end(headers, position, position + length)
         return FileSlice(file, position - segment.base, length)
+
+    def _locate(self, segment: Segment, fd: int, offset: int, limit: int) -> int:
+        """Position of the batch that holds the offset, else of the next one, else `limit`, a boundary."""
+        known = self.recent.before(offset)
+        if known > limit:
+            known = 0
+        if known >= offset:
+            return known
+        if segment in self.without_landmarks:
+            raise LandmarksMissing(f"the landmarks of {segment.path} are being built")
+        try:
+            return locate(self._landmarks_of(segment), fd, segment.base, offset, limit, known)
+        except LandmarksMissing:
+            self.without_landmarks.add(segment)
+            raise
+        except CorruptMessage as error:
+            raise CorruptMessage(f"{error} in {segment.path}") from None
+
+    def _landmarks_of(self, segment: Segment) -> Landmarks:
+        landmarks = self._landmarks.get(segment) if segment.landmarks is None else segment.landmarks
+        if landmarks is None:
+            landmarks = segment.known_landmarks()
+            kept = list(self._landmarks.items())[1 - WARM_FILES :]
+            self._landmarks = dict([*kept, (segment, landmarks)])
+        return landmarks
+
+    def _note_end(self, headers: HeaderReader, start: int, end: int) -> None:
+        """Remember where the reader of a slice goes on, if the slice holds but few batches."""
+        chain = Chain(start)
+        for _ in range(WALKED_BATCHES):
+            header = headers.header(chain.position) if chain.position < end else None
+            if header is None or not chain.accepts(header, end):
+                return
+            if header.size * WALKED_BATCHES < end - chain.position:
+                return
+            chain.advance(header)
+            if chain.filler_base is None:
+                self.recent.note(header.next_offset, chain.position)
+
+    def build_landmarks(self) -> None:
+        """Build what look-ups lacked; for a thread, as it reads every header of these segments."""
+        for segment in list(self.without_landmarks):
+            with contextlib.suppress(FileNotFoundError):  # retention took it
+                segment.build_landmarks()
+            self._landmarks = {}
+            self.without_landmarks.discard(segment)
 
     def _file(self, segment: Segment) -> ReadFile:
         """The segment's read side: one of those used last, or newly opened in the place of the oldest."""
@@ -95,7 +185,7 @@ class Reader:
 
         Called every few seconds: whoever reads on opens a file again, which costs less than keeping count.
         """
-        self._warm = {}
+        self._warm, self._landmarks = {}, {}
 
     def _check_first(
         self, headers: HeaderReader, fd: int, segment: Segment, position: int, limit: int
@@ -107,3 +197,24 @@ class Reader:
         if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
             raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
         return header.size
+
+
+def _unbroken(fd: int, base: int, position: int, length: int, limit: int) -> int:
+    """How much of a slice is batches that stand where they must, one behind the other; the first one does.
+
+    The CRCs do not cover where a batch stands and how long it is, so clients cannot check that.
+    """
+    end = position + length
+    last: tuple[int, BatchHeader] | None = None
+    try:
+        start = skip(fd, base, position, end - 1, WALKED_HEADERS)
+        for at, header in islice(walk(fd, base, start, limit), WALKED_HEADERS):
+            if at + header.size >= end:
+                return length
+            last = at, header
+    except ChainBroken as error:
+        # A wrong length shows only behind its batch.
+        if last is None or read_batch(fd, base, *last) is not None:
+            return error.position - position
+    assert last is not None, "a slice begins with a batch"
+    return last[0] - position

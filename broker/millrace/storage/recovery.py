@@ -19,8 +19,11 @@ from pathlib import Path
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader, filler_after
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch
-from millrace.storage.checkpoint import Checkpoint, CheckpointUnreadable
+from millrace.storage import sealed
+from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch, walk_past_damage
+from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.landmarks import Landmarks, landmarks_path
+from millrace.storage.producer_file import FILE_NAME, ProducerFile
 from millrace.storage.producer_state import ProducerStates
 from millrace.storage.segment import (
     Segment,
@@ -48,7 +51,9 @@ class Recovered:
     """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
 
 
-def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
+def recover(
+    directory: Path, producers: ProducerStates, producer_file: ProducerFile, now: float, sync: Sync
+) -> Recovered:
     """Bring a partition's directory to a state a log can continue from; `producers` is filled in.
 
     Raises MillraceError when bytes below the checkpoint are missing.
@@ -63,7 +68,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         first = segments[0].base
         state, start_offset = LogState(first, first, first, 0, None), first
     else:
-        producers.load_json(checkpoint.producers)
+        _load_producers(directory, checkpoint, producers, producer_file, segments)
         state = LogState(
             checkpoint.flushed, checkpoint.high_watermark, checkpoint.data_end, 0, checkpoint.mirror
         )
@@ -71,7 +76,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         start_offset = segments[0].base if gone else checkpoint.start_offset
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
-            _correct_next_offset(segments[-1], state)
+            _continue(segments[-1], state)
             return Recovered(tuple(segments), state, start_offset, checkpoint.flushed)
     scan = _Scan(state, producers, skip_damage=checkpoint is None)
     scan.run(segments)
@@ -91,7 +96,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:
     try:
         checkpoint = Checkpoint.read(directory)
-    except CheckpointUnreadable as error:
+    except sealed.Unreadable as error:
         if not segment_paths(directory):
             raise MillraceError(f"{error} and no segment is left: restore {directory} from a copy") from None
         log.warning("%s; reading the whole log instead", error)
@@ -107,17 +112,20 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
     Deletes what an interrupted retention left below the checkpoint's start.
     """
     facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
+    landmarks = {} if checkpoint is None else checkpoint.landmarks
     flushed = None if checkpoint is None else checkpoint.flushed
     segments = []
     for path in segment_paths(directory):
         base = int(path.stem)
         if checkpoint is not None and base < checkpoint.start:
             log.info("deleting %s: retention had given it up", path)
-            path.unlink()
-        elif flushed is None or base >= flushed:
-            segments.append(Segment.open(path, SegmentFacts(base)))
-        else:
-            segments.append(Segment.open(path, facts.get(base)))
+            Segment.open(path).unlink()
+            continue
+        unread = flushed is None or base >= flushed
+        segment = Segment.open(path, SegmentFacts(base) if unread else facts.get(base))
+        # Above the checkpoint they are noted as the scan goes on; any others are in the segment's own file.
+        segment.landmarks = Landmarks() if unread else landmarks.get(base)
+        segments.append(segment)
     for before, after in pairwise(segments):
         if before.end < after.base and (flushed is None or after.base <= flushed):
             _refuse(directory, before.end, after.base)
@@ -131,6 +139,27 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
         if segments[-1].end < flushed:
             _refuse(directory, segments[-1].end, flushed)
     return segments
+
+
+def _load_producers(
+    directory: Path,
+    checkpoint: Checkpoint,
+    producers: ProducerStates,
+    producer_file: ProducerFile,
+    segments: list[Segment],
+) -> None:
+    """Know the producers of everything below the checkpoint."""
+    flushed = checkpoint.flushed
+    start = producer_file.load(checkpoint.producers, flushed)
+    if start is None:
+        log.warning("%s is missing or damaged: reading every header instead", directory / FILE_NAME)
+        start = 0
+    for segment in segments:
+        first, limit = max(start, segment.base), min(segment.end, flushed)
+        if first < limit:
+            reader = segment.open_reader()
+            for position, header in walk_past_damage(reader.fileno(), segment.base, first, limit):
+                producers.replay(header, position + header.size)
 
 
 def _refuse(directory: Path, start: int, end: int) -> None:
@@ -167,13 +196,14 @@ class _Scan:
     def _skip_to(self, segment: Segment, position: int) -> None:
         log.warning("%s: bytes %d to %d are damaged; they are kept", segment.path, self.state.end, position)
         self.state = self.state._replace(end=position)
+        if segment.landmarks is not None:
+            segment.landmarks.next_offset = None
 
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
         reader = segment.open_reader()
         fd = reader.fileno()
         chain, headers = Chain(self.state.end), HeaderReader(fd, segment.base)
-        unit_start = chain.position
         while chain.position < limit:
             position = chain.position
             header = headers.header(position)
@@ -186,10 +216,8 @@ class _Scan:
                 self._skip_to(segment, resumed)
                 chain = Chain(resumed)
                 continue
-            if header.base_offset == position:
-                unit_start = position
             chain.advance(header)
-            self._note(segment, header, position, chain.position - unit_start)
+            self._note(segment, header, position)
             self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
             self.unfilled = header if chain.filler_base is not None else None
             # The end of a mirrored partition is always a position batch, the first thing it holds is one.
@@ -197,9 +225,10 @@ class _Scan:
                 self.kept = self.state
         return chain.filler_base is None
 
-    def _note(self, segment: Segment, header: BatchHeader, position: int, unit_bytes: int) -> None:
+    def _note(self, segment: Segment, header: BatchHeader, position: int) -> None:
         facts = segment.facts
-        facts.largest_unit = max(facts.largest_unit, unit_bytes)
+        if segment.landmarks is not None and header.base_offset == position:
+            segment.landmarks.note(header, facts.max_timestamp)
         if holds_offsets(header, position):
             facts.max_timestamp = max(facts.max_timestamp, header.max_timestamp)
             facts.next_offset = header.next_offset
@@ -212,7 +241,6 @@ class _Scan:
         assert filler is not None
         segment.append([filler], len(filler), now)
         segment.close()  # the next append opens it again; nobody would close it if this recovery failed
-        segment.facts.largest_unit = max(segment.facts.largest_unit, header.size + len(filler))
         self.kept = self.kept._replace(end=self.kept.end + len(filler))
 
 
@@ -228,7 +256,7 @@ def _truncate(segment: Segment, end: int) -> None:
 
 def _discard(segment: Segment) -> bool:
     log.warning("%s lies behind the last valid batch, deleting it", segment.path)
-    segment.path.unlink()
+    segment.unlink()
     return False
 
 
@@ -236,13 +264,15 @@ def _cut(segments: list[Segment], state: LogState) -> list[Segment]:
     """Cut the log at its end, delete the files behind it; return those kept."""
     kept = [segment for segment in segments if segment.base <= state.end or _discard(segment)]
     _truncate(kept[-1], state.end)
-    _correct_next_offset(kept[-1], state)
+    _continue(kept[-1], state)
     return kept
 
 
-def _correct_next_offset(last: Segment, state: LogState) -> None:
-    """Take back what was noted of batches that a power cut took: retention goes by it."""
+def _continue(last: Segment, state: LogState) -> None:
+    """Make the last segment ready for appends: nothing is left of batches that a power cut took."""
     last.facts.next_offset = state.high_watermark if state.data_end > last.base else -1
+    last.landmarks = last.known_landmarks().below(state.end)
+    landmarks_path(last.path).unlink(missing_ok=True)
 
 
 def _make_durable(directory: Path, segments: list[Segment], flushed: int | None, sync: Sync) -> None:

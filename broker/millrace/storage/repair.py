@@ -18,7 +18,7 @@ from millrace.errors import MillraceError
 from millrace.records import MIN_CONTROL_BYTES, BatchHeader, control_batch_of_size
 from millrace.storage.checkpoint import FILE_NAME
 from millrace.storage.inspection import Damage, Entry, inspect_partition, read_checkpoint
-from millrace.storage.segment import SegmentFacts
+from millrace.storage.landmarks import landmarks_path
 
 
 def repair_partition(
@@ -104,21 +104,14 @@ def _overwrite(damage: Damage, batch: bytes) -> None:
 
 
 def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
-    """Let look-ups search back far enough, and let readers of a lost last batch reach the end."""
+    """Let readers of a lost last batch reach the end, and take no look-up into the replaced stretch."""
+    landmarks_path(damage.path).unlink(missing_ok=True)
     checkpoint, header = read_checkpoint(directory), BatchHeader.parse(batch)
     if checkpoint is None or header is None:
         return
-    base, end = int(damage.path.stem), damage.position + damage.length
-    facts = [
-        SegmentFacts(
-            item.base,
-            item.max_timestamp,
-            max(item.largest_unit, damage.length) if item.base == base else item.largest_unit,
-            item.next_offset,
-        )
-        for item in checkpoint.segments
-    ]
-    checkpoint = replace(checkpoint, segments=tuple(facts))
+    end = damage.position + damage.length
+    landmarks = {base: known.without(damage.position, end) for base, known in checkpoint.landmarks.items()}
+    checkpoint = replace(checkpoint, landmarks=landmarks)
     if damage.filler_base is None and end >= checkpoint.data_end:
         high_watermark = max(checkpoint.high_watermark, header.next_offset)
         checkpoint = replace(checkpoint, high_watermark=high_watermark, data_end=end)

@@ -1,16 +1,18 @@
 """One file of a partition's log: appended at its end, read anywhere.
 
-Knows its file, its base position and three facts about its content. Does not know batches, offsets in use,
-or when to roll: that is the partition log. Appends and reads use descriptors of their own, because one
-shared file position would let a reader move the place where the writer writes.
+Knows its file, its base position, two facts about its content and its landmarks. Does not know batches,
+offsets in use, or when to roll: that is the partition log. Appends and reads use descriptors of their own,
+because one shared file position would let a reader move the place where the writer writes.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import shutil
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,15 @@ from typing import TypeAlias
 
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import ReadFile
+from millrace.storage.landmarks import (
+    Landmarks,
+    build_landmarks,
+    landmarks_path,
+    read_landmarks,
+    write_landmarks,
+)
+
+log = logging.getLogger(__name__)
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10
@@ -26,6 +37,8 @@ WRITE_BYTES = 32 << 10
 to this size at hand; larger ones cost up to five times as much CPU for each byte in a virtual machine that
 gives free memory back to its host."""
 SUFFIX = ".log"
+_BUILDING = threading.Lock()
+"""Held by the one thread of the process that builds landmarks: several would keep the loop waiting."""
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 Sync: TypeAlias = Callable[[int], None]
@@ -71,8 +84,6 @@ class SegmentFacts:
     base: int
     max_timestamp: int = -1
     """Largest timestamp of any record, ms; -1 when there is none. May be too large, never too small."""
-    largest_unit: int = 0
-    """Bytes of the largest batch with its filler: how far back a look-up must search."""
     next_offset: int = -1
     """Offset after the last record; -1 when the segment holds no data."""
 
@@ -87,14 +98,18 @@ class Segment:
         self.base = base
         self.size = size
         self.facts = facts
+        self.landmarks: Landmarks | None = None
+        """None when they are in the segment's file of landmarks, if anywhere."""
         self.last_append = last_append
         """When bytes were last added, in seconds since the epoch: retention counts from here."""
         self._append_fd: int | None = None
+        self._builds = 0
 
     @classmethod
     def create(cls, directory: Path, base: int, now: float) -> Segment:
         """A new, empty segment, open for appends; the caller syncs the directory."""
         segment = cls(directory, base, 0, SegmentFacts(base), now)
+        segment.landmarks = Landmarks()
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment._append_fd = os.open(segment.path, flags, 0o644)
         return segment
@@ -105,7 +120,7 @@ class Segment:
         status = path.stat()
         base = int(path.stem)
         if facts is None:
-            facts = SegmentFacts(base, (1 << 63) - 1, status.st_size, -1)
+            facts = SegmentFacts(base, (1 << 63) - 1, -1)
         return cls(path.parent, base, status.st_size, facts, status.st_mtime)
 
     @property
@@ -156,6 +171,46 @@ class Segment:
     def open_reader(self) -> ReadFile:
         """The read side of the file, newly opened; it closes when nobody uses it any more."""
         return ReadFile(self.path, "rb")
+
+    def known_landmarks(self) -> Landmarks:
+        """Its landmarks from memory or from their file; none when nobody has them."""
+        landmarks = self.landmarks
+        return read_landmarks(self.path, self.size) if landmarks is None else landmarks
+
+    def build_landmarks(self) -> Landmarks:
+        """Its landmarks, built from every header in it and kept; for a thread."""
+        before = self._builds
+        with _BUILDING:
+            if self._builds == before:  # else somebody has built them meanwhile
+                self._build_landmarks()
+                self._builds += 1
+        return self.known_landmarks()
+
+    def _build_landmarks(self) -> None:
+        log.info("building the landmarks of %s", self.path)
+        reader, end = self.open_reader(), self.end
+        built = build_landmarks(reader.fileno(), self.base, end)
+        landmarks = self.landmarks  # once: the segment may be closed, and they saved, meanwhile
+        if landmarks is not None:
+            landmarks.begin_with(built, end)
+            return
+        try:
+            write_landmarks(self.path, self.size, built)
+        except OSError as error:
+            log.error("cannot write %s: %s", landmarks_path(self.path), error)
+            self.landmarks = built
+
+    def save_landmarks(self) -> None:
+        """Move the landmarks from memory to their file, once the segment is whole and on the disk."""
+        landmarks = self.landmarks
+        if landmarks is not None:
+            write_landmarks(self.path, self.size, landmarks)
+            self.landmarks = None
+
+    def unlink(self) -> None:
+        """Remove its files; slices handed out keep theirs."""
+        landmarks_path(self.path).unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the append side; slices handed out keep the read side alive."""

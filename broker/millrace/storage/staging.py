@@ -19,11 +19,15 @@ from millrace.records import (
 )
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition
+from millrace.storage.landmarks import LEAST_BATCH_BYTES, SPAN_BYTES
 from millrace.storage.producer_state import ProducerStates, Staged
-from millrace.storage.segment import SegmentFacts
+from millrace.storage.segment import Segment
 from millrace.storage.state import LogState
 
 _STAMP = struct.Struct(">qii")
+MAX_FILLER_BYTES = 1 << 20
+"""The most that a compressed batch may add to the log beyond its own bytes: nobody counts its records before
+it is written, so a request that states too many costs no more disk and no more of the loop's time."""
 NO_LEADER_EPOCH = -1
 """Stamped over whatever a producer sent: an epoch would make clients ask for its end offset."""
 
@@ -32,30 +36,32 @@ class Staging:
     """Places batches behind `state`, as many as fit; gives back the state behind them."""
 
     __slots__ = (
-        "_any_size", "_data_end", "_high_watermark", "_known_producers", "_largest_unit", "_max_filler_bytes",
-        "_max_timestamp", "_messages", "_messages_before", "_mirror", "_room", "buffers", "end", "producers",
-        "size",
+        "_any_size", "_data_end", "_high_watermark", "_known_producers", "_landmark_room", "_landmarks",
+        "_max_timestamp", "_messages", "_messages_before", "_mirror", "_next_offset", "_room", "_segment",
+        "buffers", "end", "producers", "size",
     )  # fmt: skip
 
     def __init__(
-        self, state: LogState, producers: ProducerStates, *, room: int, any_size: bool, max_filler_bytes: int
+        self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int
     ) -> None:
-        """`room` bytes are left in the segment; with `any_size` the first batch fits however large it is."""
+        """The batches go to the end of `segment`, which takes `segment_bytes`, or one batch of any size."""
         self.buffers: list[Buffer] = []
         self.size = 0
         self.end = state.end
         """Log position behind everything placed so far."""
         self.producers: Staged = {}
         self._known_producers = producers
-        self._room = room
-        self._any_size = any_size
-        self._max_filler_bytes = max_filler_bytes
+        self._segment = segment
+        self._room = segment_bytes - segment.size
+        self._any_size = segment.size == 0
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
         self._data_end = state.data_end
         self._messages = self._messages_before = state.messages
-        self._max_timestamp = -1
-        self._largest_unit = 0
+        self._max_timestamp = segment.facts.max_timestamp
+        self._landmarks: list[int] = []
+        self._landmark_room = 0 if segment.landmarks is None else segment.landmarks.room
+        self._next_offset = None if segment.landmarks is None else segment.landmarks.next_offset
 
     def add(self, batch: Buffer, fields: HeaderFields) -> int | BrokerError | None:
         """Place a produced batch and return its base offset, or why it is not placed; None: no room for it.
@@ -71,7 +77,7 @@ class Staging:
                 sent = self._known_producers.find_duplicate(header, self.producers)
                 if sent is not None:
                     return sent.base_offset
-            if not self._has_room(size_in_log(header, self._max_filler_bytes)):
+            if not self._has_room(size_in_log(header)):
                 return None
         except BrokerError as error:
             return error
@@ -97,22 +103,28 @@ class Staging:
         self._data_end = base + unit
         self._high_watermark = base + last_offset_delta + 1
         self._messages += records_count
-        if max_timestamp > self._max_timestamp:
-            self._max_timestamp = max_timestamp
         if last_offset_delta >= unit:
             header = BatchHeader(*fields)._replace(base_offset=base)
             filler = filler_after(header, timestamp=max_timestamp)
             assert filler is not None
             self.buffers.append(filler)
             unit += len(filler)
-        self._grow(unit)
+        self._grow(unit, self._high_watermark)
+        if max_timestamp > self._max_timestamp:
+            self._max_timestamp = max_timestamp
         return base
 
-    def _grow(self, unit: int) -> None:
+    def _grow(self, unit: int, next_offset: int) -> None:
+        """Step over a batch with its filler, as `Landmarks.note` does."""
+        counted = unit if unit > LEAST_BATCH_BYTES else LEAST_BATCH_BYTES
+        if counted > self._landmark_room:
+            known = self.end if self._next_offset is None else self._next_offset
+            self._landmarks += (self.end, self._max_timestamp, known)
+            self._landmark_room = SPAN_BYTES
+        self._landmark_room -= counted
+        self._next_offset = next_offset
         self.size += unit
         self.end += unit
-        if unit > self._largest_unit:
-            self._largest_unit = unit
 
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
         """Put a position batch behind the others."""
@@ -120,27 +132,27 @@ class Staging:
         batch = control_batch(self.end, value, timestamp=timestamp)
         self.buffers.append(batch)
         self._mirror = position
-        self._grow(len(batch))
+        self._grow(len(batch), self.end + 1)
 
-    def state(self) -> LogState:
-        """The log's state once everything placed is written."""
+    def written(self) -> LogState:
+        """Note in the segment what was written to it; the log's state behind that."""
+        facts, landmarks = self._segment.facts, self._segment.landmarks
+        if self._messages > self._messages_before:
+            facts.max_timestamp = self._max_timestamp
+            facts.next_offset = self._high_watermark
+        if landmarks is not None:
+            landmarks.values.extend(self._landmarks)
+            landmarks.room, landmarks.next_offset = self._landmark_room, self._next_offset
         return LogState(self.end, self._high_watermark, self._data_end, self._messages, self._mirror)
 
-    def note_facts(self, facts: SegmentFacts) -> None:
-        """Add what was placed to the facts of the segment it was written to."""
-        facts.largest_unit = max(facts.largest_unit, self._largest_unit)
-        if self._messages > self._messages_before:
-            facts.max_timestamp = max(facts.max_timestamp, self._max_timestamp)
-            facts.next_offset = self._high_watermark
 
-
-def size_in_log(header: BatchHeader, max_filler_bytes: int) -> int:
+def size_in_log(header: BatchHeader) -> int:
     """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
     size = header.batch_length + LENGTH_OVERHEAD
     if header.last_offset_delta < size:
         return size
     filler = filler_size(header)
-    if filler > max_filler_bytes:
+    if filler > MAX_FILLER_BYTES:
         raise InvalidRecord(f"a batch of {size} bytes states {header.last_offset_delta + 1} offsets")
     return size + filler
 

@@ -1,6 +1,7 @@
-"""What Kafka's consumers write into a member's assignment: bytes that brokers pass on and tools show.
+"""What Kafka's consumers write into a member's subscription and assignment: bytes that brokers pass on.
 
-    assignment := version int16, [topic string, [partition int32]], user data bytes?
+    subscription := version int16, [topic string], user data bytes?
+    assignment   := version int16, [topic string, [partition int32]], user data bytes?
 
 A later version only adds fields at the end, which are not read here.
 """
@@ -47,3 +48,18 @@ def decode_assignment(data: bytes) -> list[tuple[str, int]]:
     except (struct.error, UnicodeDecodeError):
         return []
     return places
+
+
+def decode_subscription(data: bytes) -> set[str] | None:
+    """The topics a consumer reads; None when the bytes mean something else."""
+    topics = set()
+    try:
+        (count,) = _INT32.unpack_from(data, 2)
+        position = 6
+        for _ in range(count):
+            (length,) = _INT16.unpack_from(data, position)
+            topics.add(data[position + 2 : position + 2 + length].decode())
+            position += 2 + length
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return topics

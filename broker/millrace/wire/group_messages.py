@@ -221,7 +221,9 @@ class DescribeGroupsResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListGroupsRequest:
-    """Which groups does this broker answer for?"""
+    """Which groups does this broker answer for? Without states: all."""
+
+    states_filter: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +232,7 @@ class ListedGroup:
 
     group_id: str
     protocol_type: str
+    group_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +263,50 @@ class DeleteGroupsResponse:
     """What became of the groups."""
 
     results: tuple[DeletableGroupResult, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteRequestPartition:
+    """One partition."""
+
+    partition_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteRequestTopic:
+    """Partitions of one topic."""
+
+    name: str
+    partitions: tuple[OffsetDeleteRequestPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteRequest:
+    """Forget what the group has committed of these partitions."""
+
+    group_id: str
+    topics: tuple[OffsetDeleteRequestTopic, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteResponsePartition:
+    """What became of one partition's offset."""
+
+    partition_index: int
+    error_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteResponseTopic:
+    """What became of the offsets of one topic."""
+
+    name: str
+    partitions: tuple[OffsetDeleteResponsePartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetDeleteResponse:
+    """What became of the offsets; with an error of the whole request there are no topics."""
+
+    error_code: int = 0
+    topics: tuple[OffsetDeleteResponseTopic, ...] = ()

@@ -13,12 +13,14 @@ them where they are and writes them from there; kio would copy them twice (a 945
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
-from millrace.records import HeaderFields, plain_batch
+from millrace.records import HEADER, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, HeaderFields
+from millrace.records.compression import Codec
+from millrace.records.header import CRC_START, MIN_RECORD_BYTES, crc32c
 from millrace.wire.codec import MAX_DECODED_ITEMS
 
 _ACKS = struct.Struct(">hii")
@@ -32,12 +34,17 @@ _NULL_STRING = b"\xff\xff"
 _ONE_TOPIC = b"\0\0\0\1"
 _NO_THROTTLE = b"\0\0\0\0"
 _NO_RECORD_ERRORS = b"\0\0\0\0"
-MAX_KNOWN_REQUESTS = 128
-"""Of one client, at about 1.5 KB each ..."""
-MAX_CONSTANT_BYTES = 512
-"""... and none with a name longer than this."""
-_BEFORE_CONSTANT = 12
-T = TypeVar("T")
+_FRAME_HEAD = struct.Struct(">ihhih")
+_VERSIONS = struct.Struct(">hh")
+_SIZE_BYTES = 4
+_BEFORE_COMMON = 12
+_CLIENT_ID_TO_TOPIC = _INT16.size + _ONE_TOPIC_HEAD.size
+_LAST_CODEC = int(Codec.ZSTD)
+REMEMBERED_REQUESTS = 1024
+"""Requests that ask for different things, remembered for all clients together: about 2 KB each."""
+RUN_VERSIONS = range(3, 9)
+MAX_COMMON_BYTES = 512
+"""Requests with longer names than fit are read in the general way."""
 
 
 class ProduceRequest(NamedTuple):
@@ -124,117 +131,162 @@ def _string(body: memoryview, position: int) -> tuple[str, int]:
     return str(body[start:end], "utf-8"), end
 
 
-class RepeatedRequest:
-    """What a client's requests with one batch for one partition have in common, to read many at one go.
+class Run(NamedTuple):
+    """Requests of one client that lie behind each other, each with one batch for the same partition.
 
-        size int32, [api_key, version], correlation_id int32, [client id ... partition], records bytes
-
-    One look at such a request tells what the general way needs four for: frame, header, topic, batch.
+    Often it is one request. They differ in their correlation ids and their batches only.
     """
 
-    __slots__ = ("_layout", "_versions", "constant", "overhead")
-
-    def __init__(self, frame: memoryview, records: memoryview) -> None:
-        self._versions = bytes(frame[:4])
-        self.constant = bytes(frame[8 : len(frame) - len(records) - 4])
-        """What stands between the correlation id and the records; it says what the request asks for."""
-        self._layout = struct.Struct(f">i4si{len(self.constant)}si")
-        self.overhead = len(frame) - len(records)
-        """Bytes of such a request, its length not counted, that are not its batch."""
-
-    @classmethod
-    def of(cls, frame: memoryview, body: memoryview) -> RepeatedRequest | None:
-        """What there is to repeat of a request for one batch; None for others. `body` ends `frame`."""
-        request = _decode_one_batch(body)
-        if request is None or len(frame) - len(request.batches[0][2]) > MAX_CONSTANT_BYTES:
-            return None
-        return cls(frame, request.batches[0][2])
-
-    def read(self, data: memoryview, position: int, max_batch_bytes: int) -> RepeatedBatches:
-        """The requests from `position` on, while they are whole, repeat the first and hold good batches."""
-        numbers: list[int] = []
-        batches: list[memoryview] = []
-        headers: list[HeaderFields] = []
-        unpack, header_size = self._layout.unpack_from, self._layout.size
-        versions, constant, end = self._versions, self.constant, len(data)
-        while end - position >= header_size:
-            frame_size, its_versions, correlation_id, its_constant, size = unpack(data, position)
-            if its_constant != constant or its_versions != versions or size > max_batch_bytes:
-                break
-            start = position + header_size
-            if frame_size + 4 != header_size + size or (plain := plain_batch(data, start, size)) is None:
-                break
-            position = start + size
-            numbers.append(correlation_id)
-            batches.append(plain[0])
-            headers.append(plain[1])
-        return RepeatedBatches(numbers, batches, headers, position)
-
-
-class KnownRequests(Generic[T]):
-    """What a client's requests mean, by their constant part."""
-
-    __slots__ = ("_meanings",)
-
-    def __init__(self) -> None:
-        self._meanings: dict[bytes, T] = {}
-
-    @property
-    def full(self) -> bool:
-        """True when no more are remembered: learning each anew would cost more than the general way."""
-        return len(self._meanings) >= MAX_KNOWN_REQUESTS
-
-    def learn(self, constant: bytes, meaning: T) -> None:
-        """Remember one more."""
-        self._meanings[constant] = meaning
-
-    def next(self, data: memoryview, position: int) -> T | None:
-        """What the request at `position` means; None when that is not known."""
-        start = position + _BEFORE_CONSTANT
-        try:
-            name_at = start + 2 + max(0, _INT16.unpack_from(data, start)[0]) + _ONE_TOPIC_HEAD.size
-            end = name_at + _INT16.unpack_from(data, name_at - 2)[0] + 8
-        except struct.error:
-            return None
-        return self._meanings.get(bytes(data[start:end]))
-
-
-class RepeatedBatches(NamedTuple):
-    """The correlation ids, batches and headers of some requests, and the position behind the last of them."""
-
+    asked: OneBatch
     correlation_ids: list[int]
     batches: list[memoryview]
     headers: list[HeaderFields]
     end: int
+    """Where the request behind them begins."""
 
 
-class RepeatedAnswer:
-    """Encodes successful answers for one partition, which differ in correlation id and offset only."""
+class OneBatch(NamedTuple):
+    """What some requests ask for, each for one batch: everything but the correlation id and the batch.
 
-    __slots__ = (
-        "_after", "_before", "_log_start_offset", "_pack", "_partition", "_size", "_topic", "_version",
-    )  # fmt: skip
+    size int32, api key and version, correlation id int32, client id ... partition, records bytes
+                `versions`                                 `common`
+    """
 
-    def __init__(self, version: int, topic: str, partition: int) -> None:
-        self._version, self._topic, self._partition = version, topic, partition
-        self._log_start_offset = -1
-        self._prepare()
+    topic: str
+    partition: int
+    version: int
+    acks: int
+    versions: bytes
+    common: bytes
+    layout: struct.Struct
 
-    def _prepare(self) -> None:
-        result = ProducedPartition(self._partition, 0, 0, self._log_start_offset)
-        body = encode_response(self._version, [(self._topic, 1)], [result])
-        split = len(_ONE_TOPIC) + len(_topic(self._topic, 1)) + 6
-        self._size, self._before, self._after = 4 + len(body), body[:split], body[split + 8 :]
-        self._pack = struct.Struct(f">ii{split}sq{len(self._after)}s").pack
+    def may_be_at(self, data: memoryview, position: int) -> bool:
+        """False if the request at `position` is for another partition: the cheapest look at it."""
+        end = position + _BEFORE_COMMON + len(self.common)
+        return end <= len(data) and _INT32.unpack_from(data, end - _INT32.size)[0] == self.partition
 
-    def frames(self, correlation_ids: Sequence[int], bases: Sequence[int], log_start_offset: int) -> bytes:
-        """Whole responses, one for each base offset."""
-        if log_start_offset != self._log_start_offset:
-            self._log_start_offset = log_start_offset
-            self._prepare()
-        pack, size, before, after = self._pack, self._size, self._before, self._after
-        pairs = zip(correlation_ids, bases, strict=True)
-        return b"".join([pack(size, number, before, base, after) for number, base in pairs])
+    def run_at(self, data: memoryview, position: int, largest: int) -> Run | None:
+        """The requests from `position` on that ask for this; None when the first does not.
+
+        They end before one that is not whole, has a batch of more than `largest` bytes or one that
+        `check_produced` does not take: that one is read by `decode_request`, which is asked why.
+        """
+        _, _, _, _, versions, common, layout = self
+        correlation_ids: list[int] = []
+        batches: list[memoryview] = []
+        headers: list[HeaderFields] = []
+        unpack, checksum, end = layout.unpack_from, crc32c, len(data)
+        smallest = layout.size
+        before_batch = smallest - HEADER_BYTES
+        while end - position >= smallest:
+            fields = unpack(data, position)
+            (
+                frame_size, its_versions, correlation_id, its_common, size,
+                _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, count,
+            ) = fields  # fmt: skip
+            start = position + before_batch
+            after = start + size
+            if (
+                its_common != common
+                or its_versions != versions
+                or not HEADER_BYTES <= size <= largest
+                or after > end
+                or frame_size + _SIZE_BYTES != before_batch + size
+                or length + LENGTH_OVERHEAD != size
+                or magic != MAGIC
+                or not 0 < count == last_offset_delta + 1
+                or not 0 <= attributes <= _LAST_CODEC
+                or (not attributes and count * MIN_RECORD_BYTES > size - HEADER_BYTES)
+                or checksum(data[start + CRC_START : after]) != crc
+            ):
+                break
+            correlation_ids.append(correlation_id)
+            batches.append(data[start:after])
+            headers.append(fields[5:])
+            position = after
+        return Run(self, correlation_ids, batches, headers, position) if batches else None
+
+
+def next_run(
+    data: memoryview,
+    position: int,
+    max_frame_bytes: int,
+    max_batch_bytes: Callable[[str, int], int],
+    last: OneBatch | None = None,
+) -> Run | None:
+    """The run that begins at `position`; None when the request there has to be read by `decode_request`.
+
+    `max_batch_bytes` says of a topic and a partition how large a batch may be, 0 when none can be taken.
+    `last` is what the client asked for the last time: most clients ask for the same again.
+    """
+    asked = last if last is not None and last.may_be_at(data, position) else _one_batch(data, position)
+    while asked is not None:
+        largest = max_batch_bytes(asked.topic, asked.partition)
+        room = max_frame_bytes + _SIZE_BYTES + HEADER_BYTES - asked.layout.size
+        run = asked.run_at(data, position, largest if largest < room else room)
+        if run is not None or asked is not last:
+            return run
+        asked, last = _one_batch(data, position), None
+    return None
+
+
+def _one_batch(data: memoryview, position: int) -> OneBatch | None:
+    """What the request at `position` asks for; None unless it brings one batch and its names are short."""
+    if len(data) - position < _FRAME_HEAD.size:
+        return None
+    _, api_key, version, _, client_id_size = _FRAME_HEAD.unpack_from(data, position)
+    start = position + _BEFORE_COMMON
+    name_at = start + _CLIENT_ID_TO_TOPIC + (client_id_size if client_id_size > 0 else 0)
+    if api_key != 0 or name_at > len(data):
+        return None
+    (name_size,) = _INT16.unpack_from(data, name_at - _INT16.size)
+    end = name_at + name_size + _PAIR.size
+    if name_size < 0 or end > len(data) or end > start + MAX_COMMON_BYTES:
+        return None
+    return _parse_one_batch(version, bytes(data[start:end]))
+
+
+@lru_cache(maxsize=REMEMBERED_REQUESTS)
+def _parse_one_batch(version: int, common: bytes) -> OneBatch | None:
+    start = _INT16.size + max(0, _INT16.unpack_from(common)[0])
+    name_at = start + _ONE_TOPIC_HEAD.size
+    transaction, acks, _, topic_count, name_size = _ONE_TOPIC_HEAD.unpack_from(common, start)
+    batch_count, partition = _PAIR.unpack_from(common, name_at + name_size)
+    usual = transaction == -1 and -1 <= acks <= 1 and topic_count == batch_count == 1
+    if not usual or version not in RUN_VERSIONS:
+        return None
+    try:
+        topic = str(common[name_at : name_at + name_size], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    layout = struct.Struct(f">i4si{len(common)}si{HEADER.format.removeprefix('>')}")
+    return OneBatch(topic, partition, version, acks, _VERSIONS.pack(0, version), common, layout)
+
+
+def encode_successes(
+    version: int,
+    topic: str,
+    partition: int,
+    correlation_ids: Sequence[int],
+    bases: Sequence[int],
+    log_start_offset: int,
+) -> bytes:
+    """Whole responses to requests for one batch each, which came to stand at these base offsets."""
+    pack, size, before, after = _success(version, topic, partition, log_start_offset)
+    pairs = zip(correlation_ids, bases, strict=True)
+    return b"".join([pack(size, number, before, base, after) for number, base in pairs])
+
+
+@lru_cache(maxsize=REMEMBERED_REQUESTS)
+def _success(
+    version: int, topic: str, partition: int, log_start_offset: int
+) -> tuple[Callable[..., bytes], int, bytes, bytes]:
+    """The parts of successful responses, which differ in correlation id and base offset only."""
+    result = ProducedPartition(partition, 0, 0, log_start_offset)
+    body = encode_response(version, [(topic, 1)], [result])
+    split = len(_ONE_TOPIC) + len(_topic(topic, 1)) + 6
+    before, after = body[:split], body[split + 8 :]
+    return struct.Struct(f">ii{split}sq{len(after)}s").pack, 4 + len(body), before, after
 
 
 def encode_response(

@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""The auditor: reads every report, keeps a ledger of them and judges each window of a topic."""

@@ -42,6 +42,8 @@ from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import SequenceRanges
 
 _IN_ONE_QUERY = 500
+LAST_MS = 253_402_300_799_999
+"""The last time that Python and ISO 8601 can write, in 9999: the window around it is said to end there."""
 
 
 def _now_ms() -> int:
@@ -317,7 +319,7 @@ def _watermark(session: Session, view: _TopicView) -> int | None:
 def _window_json(judgement: Judgement, revisions: Mapping[int, int]) -> dict[str, Any]:
     return {
         "start": iso(judgement.window),
-        "end": iso(judgement.window + WINDOW_MS),
+        "end": iso(min(judgement.window + WINDOW_MS, LAST_MS)),
         "verdict": judgement.verdict,
         "revision": revisions.get(judgement.window, 0),
         "acknowledged": judgement.acknowledged,

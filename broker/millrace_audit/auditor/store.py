@@ -26,7 +26,9 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from millrace.errors import MillraceError
+from millrace.installation import how_to_install
 from millrace.service import sqlite
+from millrace.urls import without_secret
 from millrace_audit.reports.messages import NOTHING
 
 Ranges = list[list[int]]
@@ -220,14 +222,16 @@ class AuditStore:
             parsed = make_url(url)
         except ArgumentError:
             raise MillraceError(
-                f"--database-url {url!r} is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
+                "--database-url is no URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
             ) from None
-        shown = parsed.render_as_string(hide_password=True)
+        shown = without_secret(url)
         try:
             self._engine = _engine(parsed)
             Row.metadata.create_all(self._engine)
-        except ImportError as error:
-            raise MillraceError(f"database {shown}: install its driver, {error.name}") from None
+        except ImportError:
+            raise MillraceError(
+                f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
+            ) from None
         except SQLAlchemyError as error:
             raise MillraceError(f"cannot use database {shown}: {_line(error)}") from error
         self._write_lock = threading.Lock()

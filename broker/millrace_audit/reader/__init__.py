@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""The audit reader of one cluster: counts the sequences that arrived and publishes the counts."""

@@ -57,7 +57,7 @@ class ReaderConfig:
     tier: str
     """What the cluster stands for: its own name, or `offline` for the aggregate one."""
     bootstrap: str
-    registry: str
+    registry: str = field(repr=False)
     """URL of the schema registry."""
     audit_topic: str = AUDIT_TOPIC
     """Where it publishes, in the same cluster."""

@@ -1,1 +1,4 @@
-"""To be written: what this package owns and refuses."""
+"""What is said in the audit topics: hellos, reports, counts and heartbeats, and their ranges of sequences.
+
+Judges nothing.
+"""

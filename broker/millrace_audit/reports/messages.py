@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from io import BytesIO
-from pathlib import Path
 from typing import Any, Protocol
 
 import fastavro
 
-from millrace.errors import MillraceError
+from millrace.installation import shipped
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, to_deltas
 from millrace_registry.client import UnknownSchema
@@ -30,7 +29,6 @@ FOR_EVER = (1 << 63) - 1
 """As `closed_through`: the instance has ended."""
 
 _ID_BYTES = 5
-_PACKAGE = Path(__file__).resolve().parents[2] / "millrace"
 
 
 class SchemaIds(Protocol):
@@ -39,19 +37,15 @@ class SchemaIds(Protocol):
     def schema(self, schema_id: int) -> Any:
         """The schema with that id."""
 
-    def register(self, subject: str, schema: Any) -> int:
+    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
         """The id of the schema under that subject; a new one if it is not there yet."""
 
 
 @cache
 def schema_file(name: str) -> Mapping[str, Any]:
     """The schema that ships with Millrace under that name: of an audit record or of one of its events."""
-    # In an installed package the folder lies inside it, in a checkout beside its source root.
-    for folder in (_PACKAGE / "schemas", _PACKAGE.parent.parent / "schemas"):
-        if (path := folder / f"{name}.avsc").is_file():
-            schema: dict[str, Any] = json.loads(path.read_text())
-            return schema
-    raise MillraceError(f"schemas/{name}.avsc is missing from this installation: install millrace again")
+    schema: dict[str, Any] = json.loads(shipped(f"schemas/{name}.avsc").read_text())
+    return schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,12 +262,12 @@ class AuditCodec:
         self._prefixes: dict[str, bytes] = {}
         self._writers: dict[int, tuple[str, Any] | None] = {}
 
-    def encode(self, record: AuditRecord) -> bytes:
-        """The message for an audit topic; the first record of a kind registers its schema."""
+    def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
+        """The message for an audit topic; the first record of a kind registers its schema, in that time."""
         name = _NAMES[type(record)]
         schema = _parsed(name)
         if name not in self._prefixes:
-            schema_id = self._registry.register(name, dict(schema_file(name)))
+            schema_id = self._registry.register(name, dict(schema_file(name)), timeout_s=timeout_s)
             self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
         out = BytesIO()
         out.write(self._prefixes[name])

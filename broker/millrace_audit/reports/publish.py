@@ -6,6 +6,7 @@ itself whether it was seen before. So a plain acks=all producer will do, one tha
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -51,10 +52,10 @@ class AuditPublisher:
             }
         )
 
-    def check_topics(self, *names: str) -> None:
+    def check_topics(self, *names: str, give_up_at: float = math.inf) -> None:
         """MillraceError unless a broker answers and has the audit topic and all the topics named."""
-        wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s)
         for name in (*names, self.topic):
+            wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
             try:
                 found = self._producer.list_topics(name, timeout=wait_s).topics[name]
             except KafkaException as error:
@@ -68,10 +69,11 @@ class AuditPublisher:
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
 
-    def publish(self, messages: Sequence[bytes]) -> None:
+    def publish(self, messages: Sequence[bytes], *, give_up_at: float = math.inf) -> None:
         """Publish the messages in order and return when all are acknowledged.
 
-        MillraceError when one is not: it and those behind it may be in the topic or not.
+        MillraceError when one is not, by that time of the monotonic clock at the latest: it and those behind
+        it may be in the topic or not, and may still come there.
         """
         outcomes: list[KafkaError | None] = []
         try:
@@ -80,7 +82,7 @@ class AuditPublisher:
                 self._producer.produce(
                     self.topic, message, partition=0, on_delivery=lambda error, _: outcomes.append(error)
                 )
-            give_up_at = time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S
+            give_up_at = min(give_up_at, time.monotonic() + self._timeout_s + EXPIRY_MARGIN_S)
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:

@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""The commands `demo`, `up` and `publish-access-log`."""

@@ -24,7 +24,13 @@ from millrace_demo.access_log import Part, check_log, publish_log
 @click.option("--topic", default="PageView", show_default=True, help="Topic to publish to.")
 @click.option("--cluster", required=True, help="Name of the cluster published to, for example dc1.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of that cluster.")
-@click.option("--registry", metavar="URL", required=True, help="The schema registry; it has PageView.")
+@click.option(
+    "--registry",
+    envvar="MILLRACE_REGISTRY",
+    metavar="URL",
+    required=True,
+    help="The schema registry; it has PageView.",
+)
 @click.option(
     "--part",
     metavar="I/N",

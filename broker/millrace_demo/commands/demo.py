@@ -12,10 +12,11 @@ import click
 from rich.console import Console
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_demo.commands.up import stop_on_signals
-from millrace_demo.run import DemoOptions, run_demo
+from millrace.installation import require, shipped
+from millrace.signals import interruptible
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+COMES = "the one that comes with Millrace"
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -37,11 +38,11 @@ def _cluster(option: str) -> tuple[str, str]:
 )
 @click.option("--kafka", multiple=True, metavar="NAME=HOST:PORT",
               help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.")  # fmt: skip
-@click.option("--deployment", type=EXISTING_FILE, default="deploy/local.toml", show_default=True,
+@click.option("--deployment", type=EXISTING_FILE, default=shipped("deploy/local.toml"), show_default=COMES,
               help="What to run: a file of `millrace up`; its ports are not used.")  # fmt: skip
-@click.option("--dags", type=EXISTING_FOLDER, default="dags", show_default=True,
+@click.option("--dags", type=EXISTING_FOLDER, default=shipped("dags"), show_default=COMES,
               help="Where the DAG is.")  # fmt: skip
-@click.option("--schemas", type=EXISTING_FOLDER, default="schemas", show_default=True,
+@click.option("--schemas", type=EXISTING_FOLDER, default=shipped("schemas"), show_default=COMES,
               help="The schemas to register.")  # fmt: skip
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
 def demo(
@@ -57,13 +58,15 @@ def demo(
 ) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
-    The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. Run it from a
-    checkout: it uses the deployment, the DAG and the schemas there. With --kafka (once for each datacenter)
-    producers publish to that cluster and the mirrors read it; the topics made there stay there.
+    The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
+    (once for each datacenter) producers publish to that cluster and the mirrors read it; the topics made
+    there stay there.
 
     Example: millrace demo --events 20000 --hours 2
     """
-    stop_on_signals()
+    require("airflow", "numpy", "pyarrow", "pyspark")
+    from millrace_demo.run import DemoOptions, run_demo
+
     clusters = dict(map(_cluster, kafka))
     scratch = _new_folder(keep)
     options = DemoOptions(
@@ -78,7 +81,8 @@ def demo(
         scratch=scratch.absolute(),
     )
     try:
-        outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
+        with interruptible():
+            outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
     except (MillraceError, KeyboardInterrupt) as error:
         click.echo(f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}")
         raise SystemExit(1) from error

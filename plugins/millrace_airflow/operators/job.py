@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, conf
-from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
-from millrace_airflow.command_line import run_id_of_task
+from millrace.errors import ConfigError
+from millrace.urls import without_secret
+from millrace_airflow.command_line import environment, run_id_of_task
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
 from millrace_airflow.job import Job
@@ -20,10 +22,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from millrace_airflow.settings import MillraceSettings
-
-
-_PASSWORD = re.compile(r"//[^/@\s]+@")
-"""User and password in a URL: Airflow hides those of a connection's own fields only."""
 
 
 class MillraceJobOperator(BaseOperator):
@@ -41,12 +39,15 @@ class MillraceJobOperator(BaseOperator):
         conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poll_s: float = 1.0,
+        spark_conf: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
+        """`spark_conf` is the command's `--conf`, which comes before `spark-defaults.conf`."""
         super().__init__(**kwargs)
         self.conn_id = conn_id
         self.deferrable = deferrable
         self.poll_s = poll_s
+        self.spark_conf = dict(spark_conf or {})
         self._job: Job | None = None
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
@@ -60,8 +61,10 @@ class MillraceJobOperator(BaseOperator):
     def execute(self, context: Context) -> Any:
         """Start the command; wait for it here, or defer until it has ended."""
         check_installation()
-        settings = MillraceHook(self.conn_id).get_conn()
-        job = self._start(settings, context)
+        try:
+            job = self._start(MillraceHook(self.conn_id).get_conn(), context)
+        except ConfigError as error:  # somebody's mistake, which no retry mends
+            raise AirflowFailException(str(error)) from None
         if self.deferrable:
             timeout = self.execution_timeout
             deadline = time.time() + timeout.total_seconds() if timeout else None
@@ -96,9 +99,11 @@ class MillraceJobOperator(BaseOperator):
         task = context["ti"]
         map_index = task.map_index if task.map_index is not None else -1
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
-        command = self.command(settings, run_id)
-        self._job = Job.start(command, settings.job_directory, run_id)
-        self.log.info("%s", _PASSWORD.sub("//***@", " ".join(command)))
+        confs = (word for key, value in self.spark_conf.items() for word in ("--conf", f"{key}={value}"))
+        command = [*self.command(settings, run_id), *confs]
+        self._job = Job.start(command, settings.job_directory, run_id, environment(settings))
+        # Airflow hides the passwords of a connection's own fields only.
+        self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
         return self._job
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
+from airflow.sdk import Asset, AssetAlias
 
 from millrace_airflow.command_line import (
     hourly_command,
@@ -13,7 +13,9 @@ from millrace_airflow.command_line import (
     late_hours_command,
     load_command,
     mirror_command,
+    unpublished_hours_command,
 )
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -22,9 +24,21 @@ if TYPE_CHECKING:
     from millrace_airflow.settings import MillraceSettings
 
 
-def hourly_asset(topic: str) -> Asset:
-    """The asset that stands for a topic's hourly table, for the DAGs that read it."""
-    return Asset(name=f"{topic}.hourly", group="millrace")
+PUBLISHED = AssetAlias("millrace.hourly", group="millrace")
+"""Stands for every hourly table; which one an event belongs to is known when something was published."""
+HOURS_TOLD = 24
+"""Hours that an event describes one by one: a backfill publishes thousands in one task."""
+
+
+def hourly_asset(topic: str, conn_id: str = DEFAULT_CONN_ID) -> Asset:
+    """The asset that stands for a topic's hourly table, for the DAGs that read it.
+
+    A connection names one warehouse: the tables of another connection's have a name and a uri of their own.
+    """
+    name = f"{topic}.hourly"
+    if conn_id == DEFAULT_CONN_ID:
+        return Asset(name=name, group="millrace")
+    return Asset(name=f"{name}@{conn_id}", uri=f"x-millrace://{conn_id}/{name}", group="millrace")
 
 
 class MirrorTopicOperator(MillraceJobOperator):
@@ -87,21 +101,36 @@ class LoadTopicOperator(MillraceJobOperator):
 
 
 class HourlyTableOperator(MillraceJobOperator):
-    """Publishes hours of a topic's hourly table, and the asset `<topic>.hourly`.
+    """Publishes hours of a topic's hourly table; if any, an event of its asset says which.
 
-    The asset's event says in its `extra` which hours have which revision, rows and verdict. `topic` is not
-    a template: the asset must be known when the DAG is parsed.
+    The event's `extra` has their number and rows, the first and the last hour, and revision, rows and verdict
+    of the first HOURS_TOLD. What the task returns has them all.
     """
 
     def __init__(self, *, topic: str, **kwargs: Any) -> None:
-        self.asset = hourly_asset(topic)
-        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), self.asset]})
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), PUBLISHED]})
         self.topic = topic
 
     def finish(self, result: Any, context: Context) -> Any:
         """Hand what was published on to the DAGs that wait for the asset."""
-        context["outlet_events"][self.asset].extra = {"topic": self.topic, **result}
+        if published := [hour for hour in result["hours"] if hour["published"]]:
+            asset = hourly_asset(self.topic, self.conn_id)
+            context["outlet_events"][PUBLISHED].add(asset, extra=_told(self.topic, published))
         return result
+
+
+def _told(topic: str, published: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What an event says of the hours that were published, in a bounded number of bytes."""
+    names = sorted(hour["hour"] for hour in published)
+    kept = ("hour", "revision", "rows", "verdict")
+    return {
+        "topic": topic,
+        "published": len(published),
+        "rows": sum(hour["rows"] for hour in published),
+        "first_hour": names[0],
+        "last_hour": names[-1],
+        "hours": [{key: hour[key] for key in kept} for hour in published[:HOURS_TOLD]],
+    }
 
 
 class PublishHourOperator(HourlyTableOperator):
@@ -111,7 +140,7 @@ class PublishHourOperator(HourlyTableOperator):
     its own hours are then published even when they are empty, so that their first rows count as late.
     """
 
-    template_fields = ("start", "end", "conn_id")
+    template_fields = ("topic", "start", "end", "conn_id")
 
     def __init__(
         self,
@@ -136,8 +165,26 @@ class PublishHourOperator(HourlyTableOperator):
 class PublishLateHoursOperator(HourlyTableOperator):
     """Publishes the next revision of every published hour with late rows, or read again; no new hour."""
 
-    template_fields = ("conn_id",)
+    template_fields = ("topic", "conn_id")
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """`millrace hourly --late`."""
         return late_hours_command(settings, self.topic, run_id)
+
+
+class PublishUnpublishedHoursOperator(HourlyTableOperator):
+    """Publishes every hour that was loaded and never published, and late rows: nothing stays invisible.
+
+    An hour before the schedule's start, of a skipped run or of a broken clock is published once the audit has
+    proved it, or cannot judge it after `unproven_after`. An incomplete one is named in the result and left.
+    """
+
+    template_fields = ("topic", "unproven_after", "conn_id")
+
+    def __init__(self, *, topic: str, unproven_after: str = "1d", **kwargs: Any) -> None:
+        super().__init__(topic=topic, **kwargs)
+        self.unproven_after = unproven_after
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        """`millrace hourly --late --unpublished`."""
+        return unpublished_hours_command(settings, self.topic, self.unproven_after, run_id)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
+from millrace.errors import ConfigError
 from millrace_airflow.command_line import interval
 from millrace_airflow.completeness import Judgement, Step, ask
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
@@ -79,12 +80,12 @@ class CompletenessSensor(BaseSensorOperator):
         try:
             return super().execute(context)
         except AirflowSensorTimeout:
-            raise AirflowSensorTimeout(self._waiting_for) from None
+            raise self._timed_out(self._waiting_for) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Ask the auditor once."""
         judgement = self._ask(self._began or datetime.now(UTC))
-        if judgement.step is Step.WAIT:
+        if judgement.step in (Step.WAIT, Step.TIME_IS_UP):  # the base class ends the wait
             self._waiting_for = judgement.reason
             self.log.info("waiting: %s", judgement.reason)
             return PokeReturnValue(is_done=False)
@@ -95,15 +96,29 @@ class CompletenessSensor(BaseSensorOperator):
         return self._conclude(Judgement(Step(event["step"]), event["reason"]))
 
     def _ask(self, began: datetime) -> Judgement:
-        auditor = MillraceHook(self.conn_id).get_conn().auditor
+        try:
+            auditor = MillraceHook(self.conn_id).get_conn().auditor
+            hours = interval(self.start, self.end)
+        except ConfigError as error:  # somebody's mistake, which no retry mends
+            raise AirflowFailException(str(error)) from None
         until, unknown_until = self._deadlines(began)
-        return ask(auditor, self.topic, *interval(self.start, self.end), until, unknown_until)
+        return ask(auditor, self.topic, *hours, until, unknown_until)
 
     def _conclude(self, judgement: Judgement) -> str:
         if judgement.step is Step.GIVE_UP:
             raise AirflowFailException(judgement.reason)
+        if judgement.step is Step.TIME_IS_UP:
+            raise self._timed_out(judgement.reason)
         self.log.info(judgement.reason)
         return judgement.reason
+
+    def _timed_out(self, reason: str) -> AirflowSensorTimeout:
+        """What was missing when the time was up, and what can be done."""
+        start, end = (time.strftime("%Y-%m-%dT%H:%MZ") for time in interval(self.start, self.end))
+        return AirflowSensorTimeout(
+            f"timed out after {timedelta(seconds=self.timeout)}: {reason}; clear this task to wait again, or"
+            f" publish the hours as they are: millrace hourly {self.topic} --from {start} --to {end}"
+        )
 
     def _deadlines(self, began: datetime) -> tuple[datetime, datetime | None]:
         accept = self.accept_unknown_after

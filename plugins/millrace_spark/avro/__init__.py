@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""Avro messages to Arrow, a column at a time. Fetches nothing and writes no files."""

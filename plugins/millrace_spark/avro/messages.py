@@ -18,6 +18,7 @@ from millrace_spark.avro.columns import FixedWidth, Slices
 from millrace_spark.avro.decoder import BodyDecoder, body_decoder
 from millrace_spark.avro.resolution import SCALES
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_spark.avro.table_schema import check_names
 from millrace_spark.topic.framing import BrokenBatch, Frames, frame_batches
 from millrace_spark.topic.ranges import Cut, RangeStats
 from millrace_spark.topic.reading import FetchedBatches
@@ -69,11 +70,7 @@ class Decoder:
         table = parse(table_schema)
         fields = arrow_fields(table)
         assert isinstance(table, Record)
-        for field in fields:
-            if field.name in {meta.name for meta in META_FIELDS}:
-                raise SchemaError(
-                    f"the schema's field {field.name} has the name of one of Millrace's columns"
-                )
+        check_names(fields, {meta.name for meta in META_FIELDS})
         self.table = table
         self.arrow_schema = pa.schema([*fields, *META_FIELDS])
         """The table schema's fields, then META_FIELDS. Everything nullable: Parquet readers lose the rest."""

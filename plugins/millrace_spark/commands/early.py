@@ -76,6 +76,29 @@ def _check_tables(warehouse: str, topics: Sequence[str], registry: str) -> None:
         )
 
 
+def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
+    """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
+    if not warehouse.startswith("/") or any(Path(warehouse, topic).is_dir() for topic in topics):
+        return
+    from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+    from millrace_spark.warehouse.promotions import check_pinned
+
+    refused: list[MillraceError] = []
+    with SchemaRegistryClient(registry) as client:
+        for topic in topics:
+            try:
+                latest = client.latest(topic)
+                check_pinned(topic, latest.schema_id, latest.schema)
+            except UnknownSchema:
+                continue  # the job says so
+            except MillraceError as error:
+                refused.append(error)
+                continue
+            return
+    if refused:
+        raise refused[0]
+
+
 def _pattern(matching: str) -> re.Pattern[str] | None:
     if not matching:
         return None

@@ -32,7 +32,9 @@ from millrace_spark.commands.options import (
 @click.argument("topics", nargs=-1, metavar="TOPIC...")
 @WAREHOUSE
 @click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Brokers of the cluster to load from.")
-@click.option("--registry", required=True, metavar="URL", help="The schema registry.")
+@click.option(
+    "--registry", envvar="MILLRACE_REGISTRY", required=True, metavar="URL", help="The schema registry."
+)
 @click.option(
     "--topics-matching",
     default="",
@@ -107,6 +109,7 @@ def load(
     }
     early.check_warehouse(root)
     found = early.topics_to_load(root, bootstrap, registry, topics, topics_matching)
+    early.check_schemas(root, registry, found.topics)
     if not accept_new_topic:
         early.check_same_logs(root, bootstrap, found.topics)
     settings["topics"] = list(found.topics)

@@ -134,13 +134,23 @@ def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[s
 
 @contextmanager
 def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
-    """Shows the newest line beside a spinner on a terminal; elsewhere the lines themselves, for the log."""
+    """Shows a bar with the newest line on a terminal; elsewhere the lines themselves, for the log."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield quiet or _to_stderr
         return
-    with console.status(f"{what} ...") as status:
-        yield lambda line: status.update(f"{line[: console.width - 4]}")
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{what} ...", total=None)
+
+        def show(line: str) -> None:
+            found = re.search(r" (\d+) of (\d+): ", line)
+            done, total = (int(found[1]), int(found[2])) if found else (None, None)
+            bar.update(task, description=line[: max(20, console.width - 40)], completed=done, total=total)
+
+        yield show
 
 
 def _to_stderr(line: str) -> None:
@@ -153,9 +163,9 @@ def parse_time(text: str, option: str) -> datetime:
     """A time in ISO 8601 as UTC, which is also meant where no zone is given; ConfigError names the option."""
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):  # also where the zone takes it out of the calendar
         raise ConfigError(f"{option} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def parse_hours(hours: Sequence[str], start: str | None, end: str | None) -> list[str]:
@@ -175,7 +185,7 @@ def _parse_hour(text: str) -> str:
         raise ConfigError(
             f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
         )
-    return time.strftime("%Y-%m-%dT%H")
+    return time.isoformat()[: len("2015-05-17T10")]
 
 
 def parse_age(text: str, option: str) -> float:

@@ -25,7 +25,9 @@ from millrace_spark.commands.options import (
 @click.command()
 @click.argument("topic")
 @WAREHOUSE
-@click.option("--registry", default="", metavar="URL", help="The schema registry.")
+@click.option(
+    "--registry", envvar="MILLRACE_REGISTRY", default="", metavar="URL", help="The schema registry."
+)
 @click.option(
     "--schema-id", type=int, default=None, help="A registered schema of the topic; the newest without it."
 )

@@ -30,7 +30,9 @@ from millrace_spark.commands.options import (
 @click.argument("topic")
 @WAREHOUSE
 @click.option("--bootstrap", required=True, metavar="HOST:PORT", help="Brokers of the cluster to read from.")
-@click.option("--registry", required=True, metavar="URL", help="The schema registry.")
+@click.option(
+    "--registry", envvar="MILLRACE_REGISTRY", required=True, metavar="URL", help="The schema registry."
+)
 @click.option("--reason", required=True, metavar="TEXT", help="Why; it is kept in the manifest.")
 @click.option("--hour", "hours", multiple=True, metavar="TIME", help="An hour; may be repeated.")
 @click.option("--from", "start", default=None, metavar="TIME", help="Every hour from this time on ...")

@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""What a warehouse asks of a file system, local or Hadoop's. Knows no manifests."""

@@ -13,12 +13,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 import shutil
 import time
 import urllib.parse
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +31,13 @@ if TYPE_CHECKING:
 
 
 DELETE_TRIES = 20
-"""Against others who delete the same folder, or tasks that write to it a moment after their job has ended."""
+"""Against tasks that write to a folder a moment after their job has ended."""
+
+
+def _go_on_if_it_is_gone(_function: object, _path: str, error: tuple[type, BaseException, object]) -> None:
+    """Let rmtree go on where somebody else has deleted an entry first; raise every other error."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 class Filesystem(Protocol):
@@ -39,7 +46,7 @@ class Filesystem(Protocol):
     root: str
 
     def uri(self, path: str) -> str:
-        """The path as Spark and pyarrow take it."""
+        """The path as pyarrow takes it, and Spark to write to; to read, Spark takes its `literal`."""
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, sorted; [] when there is no such folder."""
@@ -76,6 +83,9 @@ class Filesystem(Protocol):
 
     def age_s(self, path: str) -> float:
         """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
+
+    def touch(self, folder: str) -> None:
+        """Let a folder look as if it had changed now; nothing when it is not there."""
 
     def local_copy(self, path: str) -> AbstractContextManager[Path]:
         """A local file with the bytes of a file, to read only; FileNotFoundError when it is not there."""
@@ -174,12 +184,10 @@ class LocalFilesystem:
         for _ in range(DELETE_TRIES):
             try:
                 if target.is_dir():
-                    shutil.rmtree(target)
+                    shutil.rmtree(target, onerror=_go_on_if_it_is_gone)
                 else:
                     target.unlink(missing_ok=True)
                 return
-            except FileNotFoundError:
-                continue  # somebody else deletes it, too
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise MillraceError(
@@ -198,6 +206,11 @@ class LocalFilesystem:
             return time.time() - (self._root / path).stat().st_mtime
         except FileNotFoundError:
             return 0.0
+
+    def touch(self, folder: str) -> None:
+        """Let a folder look as if it had changed now; nothing when it is not there."""
+        with suppress(FileNotFoundError):
+            os.utime(self._root / folder)
 
     @contextmanager
     def local_copy(self, path: str) -> Iterator[Path]:
@@ -233,6 +246,11 @@ class LocalFilesystem:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def literal(uri: str) -> str:
+    """A file's uri for Spark to read: a bracket or a star in a folder's name is a pattern to Spark."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", uri)
 
 
 def absolute(warehouse: str) -> str:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -277,6 +277,11 @@ class HadoopFilesystem:
         except FileNotFoundError:
             return 0.0
         return time.time() - changed_ms / 1000
+
+    def touch(self, folder: str) -> None:
+        """Let a folder look as if it had changed now; nothing when it is not there."""
+        with suppress(FileNotFoundError), explaining(self.root):
+            self._fs.setTimes(self._path(folder), int(time.time() * 1000), -1)
 
     @contextmanager
     def local_copy(self, path: str) -> Iterator[Path]:

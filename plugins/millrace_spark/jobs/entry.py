@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,11 +19,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.files.hadoop_errors import explained
+from millrace_spark.jobs.executors import ExecutorWatch
+
+GATEWAY_S = 5.0
+"""For a connection to the JVM on the same machine."""
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -33,24 +40,42 @@ TASKS_PER_CORE = 4
 
 def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
     """Run a job with the settings in the file named first; the process ends with its exit code."""
-    # Spark's JVM started us. Without it a driver could go on by itself, though nobody waits for it any more.
+    # Spark's JVM started us, in its main thread, which waits for us. Without it a driver could go on by
+    # itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings = from_mapping(cls, json.loads(Path(sys.argv[1]).read_text()), "the job's settings")
     try:
-        spark = SparkSession.builder.getOrCreate()
-    except Exception as error:
-        print(json.dumps({"error": _no_session(error)}), flush=True)
-        sys.exit(1)
-    try:
-        answer, code = {"result": job(spark, settings)}, 0
+        answer = {"result": _result(job, settings)}
     except MillraceError as error:
-        answer, code = {"error": str(error)}, 1
+        answer = {"error": str(error)}
     except Exception as error:
-        answer, code = _failure(error), 1
-    finally:
-        spark.stop()
+        answer = _failure(error)
     print(json.dumps(answer), flush=True)
-    sys.exit(code)
+    sys.exit(1 if "error" in answer else 0)
+
+
+def _result(job: Callable[[SparkSession, S], R], settings: S) -> R:
+    spark: SparkSession | None = None
+    try:
+        with ExecutorWatch(to_stderr(Path(sys.argv[0]).stem), _give_up) as executors:
+            spark = executors.session = _session()
+            return job(spark, settings)
+    finally:
+        if spark is not None:
+            spark.stop()
+
+
+def _give_up(reason: str) -> None:
+    """End the driver from another thread than the job's, which waits for tasks that nobody runs."""
+    print(json.dumps({"error": reason}), flush=True)
+    os._exit(1)
+
+
+def _session() -> SparkSession:
+    try:
+        return SparkSession.builder.getOrCreate()
+    except Exception as error:
+        raise MillraceError(_no_session(error)) from error
 
 
 def _no_session(error: Exception) -> str:
@@ -72,8 +97,22 @@ def said(error: Exception) -> str:
     """One line for an exception that nobody foresaw: what HDFS refuses is known all the same."""
     if known := explained(str(error), of_hadoop=False):
         return str(known)
+    if jvm_has_ended():
+        return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
     text = next(iter(str(error).splitlines()), "")
     return f"unexpected {type(error).__name__}: {text}; see the job's output"
+
+
+def jvm_has_ended() -> bool:
+    """True when nobody listens any more where the driver's Python talks to its JVM: every call fails then."""
+    if (gateway := SparkContext._gateway) is None:
+        return False
+    parameters = gateway.gateway_parameters
+    try:
+        socket.create_connection((parameters.address, parameters.port), timeout=GATEWAY_S).close()
+    except OSError:
+        return True
+    return False
 
 
 def in_tasks(

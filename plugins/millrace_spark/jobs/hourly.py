@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from millrace_audit.client import completeness
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+from millrace_spark.parquet.hour_files import HOUR_MS, LAST_HOUR, hour_of
 from millrace_spark.table.merge import DirectMerge, Merge, merge_files
 from millrace_spark.table.publish import (
     HourlyRun,
@@ -18,12 +19,17 @@ from millrace_spark.table.publish import (
     as_json,
     publish_hours,
     publish_late_hours,
+    publish_unpublished_hours,
 )
+from millrace_spark.table.sources import UNPROVEN_AFTER_S
+from millrace_spark.warehouse.layout import Progress
 from millrace_spark.warehouse.manifest import UNASKED, Verdict
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LAST = hour_of(LAST_HOUR * HOUR_MS)
+"""Where clocks that are fast by any amount are filed."""
 TOGETHER = 50
 """Hours in one Spark task at most."""
 
@@ -37,25 +43,43 @@ class HourlySettings:
     """`2015-05-17T10`, UTC."""
     late: bool = False
     """Also every hour published before that has news; `hours` without rows are published as empty."""
+    unpublished: bool = False
+    """Also hours that were never published, where the auditor calls them complete ..."""
+    unproven_after_s: float = UNPROVEN_AFTER_S
+    """... or cannot judge them, and they have waited that long."""
     warehouse: str
     run_id: str
-    auditor: str = ""
+    auditor: str = field(default="", repr=False)
     """URL of the auditor whose verdict is written in; empty: nobody is asked."""
     sink: str = "direct"
 
 
 def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
-    """Publish every hour that has news: those asked for, then those with late rows."""
+    """Publish every hour that has news: those asked for, those with late rows, those never published."""
     fs = open_filesystem(settings.warehouse, spark)
     run = HourlyRun(
         fs=fs,
         merge=_merge(spark, fs, settings.sink),
         verdict_of=verdict_from(settings.auditor),
         run_id=settings.run_id,
-        progress=to_stderr(f"hourly {settings.topic}"),
+        progress=_hour_by_hour(to_stderr(f"hourly {settings.topic}")),
     )
     results = publish_hours(run, settings.topic, settings.hours, also_empty=settings.late)
-    return [*results, *publish_late_hours(run, settings.topic)] if settings.late else results
+    if settings.late:
+        results += publish_late_hours(run, settings.topic)
+    if settings.unpublished:
+        results += publish_unpublished_hours(run, settings.topic, settings.unproven_after_s)
+    return list({each.hour: each for each in results}.values())  # of an hour the last, which is the newest
+
+
+def _hour_by_hour(progress: Progress) -> Progress:
+    """Says of each hour only that it is published: its other steps are of interest when one of them fails."""
+
+    def step(name: str) -> None:
+        if ": " not in name or name.endswith(" published"):
+            progress(name)
+
+    return step
 
 
 def _merge(spark: SparkSession, fs: Filesystem, sink: str) -> Merge:
@@ -72,6 +96,10 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
     def verdict_of(topic: str, hour: str) -> Verdict:
         if not auditor:
             return Verdict(verdict=UNASKED)
+        if hour == LAST:
+            return Verdict(
+                verdict="unknown", reasons=["the calendar ends with this hour: nobody can be asked"]
+            )
         start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
         answer = completeness(auditor, topic, start, start + timedelta(hours=1))
         reasons = [reason for window in answer.windows for reason in window.reasons]

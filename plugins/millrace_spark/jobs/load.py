@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +17,15 @@ from millrace_audit.reports.publish import publish_load_counts
 from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.entry import in_tasks, main, said, to_stderr
+from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, main, said, to_stderr
 from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load.origins import origin_of
 from millrace_spark.load.writing import Pinned
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_spark.source.data_source import RegistryLookup
+from millrace_spark.table.revisions import without_revision
+from millrace_spark.table.sources import UNPROVEN_AFTER_S, unpublished_note
 from millrace_spark.topic.bounds import Bounds
 from millrace_spark.warehouse.layout import Progress, load_folder, sequences_of
 from millrace_spark.warehouse.manifest import LoadManifest
@@ -41,7 +45,7 @@ class LoadSettings:
 
     topics: Sequence[str]
     bootstrap: str
-    registry: str
+    registry: str = field(repr=False)
     warehouse: str
     run_id: str
     """Names the plan: the same for every try of one run."""
@@ -114,12 +118,24 @@ def _load_one(
         if len(settings.topics) > 1:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
         with ClusterClient(settings.bootstrap) as client, SchemaRegistryClient(settings.registry) as registry:
-            return load_topic(_run_of(spark, fs, settings, client, registry, topic), topic)
+            result = load_topic(_run_of(spark, fs, settings, client, registry, topic), topic)
+        return dataclasses.replace(result, notes=[*result.notes, *_unpublished(fs, result)])
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
     except Exception as error:
+        if jvm_has_ended():
+            raise  # every topic fails with it, and the job says so once
         traceback.print_exc()
         return TopicFailure(topic=topic, error=f"{topic}: {said(error)}")
+
+
+def _unpublished(fs: Filesystem, result: LoadResult) -> list[str]:
+    """A note of the hours just loaded that ended so long ago that no schedule will publish them."""
+    ended = datetime.now(UTC) - timedelta(seconds=UNPROVEN_AFTER_S)
+    # As text: an hour is written so that it sorts as its time does.
+    old = [hour for hour in result.hours if hour < ended.isoformat()[: len("2015-05-17T10")]]
+    rows = {hour: result.hours[hour] for hour in without_revision(fs, result.topic, old)}
+    return [unpublished_note(result.topic, rows)] if rows else []
 
 
 def _run_of(
@@ -182,7 +198,7 @@ def _publish_counts(
         return
     publish_load_counts(
         client.bootstrap,
-        registry.url,
+        registry.address,
         topic=manifest.topic,
         load=manifest.load,
         counts=sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest),

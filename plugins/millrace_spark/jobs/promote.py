@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from millrace_registry.client import SchemaRegistryClient
@@ -20,7 +20,7 @@ class PromoteSettings:
 
     topic: str
     warehouse: str
-    registry: str = ""
+    registry: str = field(default="", repr=False)
     """Empty to only list the history."""
     schema_id: int | None = None
     reason: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ class ReloadSettings:
 
     topic: str
     bootstrap: str
-    registry: str
+    registry: str = field(repr=False)
     warehouse: str
     run_id: str
     """A repeated run of one name does not read again what it has read already."""
@@ -81,7 +81,7 @@ def _publish_counts(
     except UnknownTopicOrPartition:
         progress(f"not audited: {client.bootstrap} has no topic {OFFLINE_AUDIT_TOPIC}")
         return
-    publish_edition_counts(client.bootstrap, registry.url, topic=topic, load=load, editions=editions)
+    publish_edition_counts(client.bootstrap, registry.address, topic=topic, load=load, editions=editions)
 
 
 def job(spark: SparkSession, settings: ReloadSettings) -> dict[str, Any]:

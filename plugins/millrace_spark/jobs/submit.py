@@ -8,12 +8,10 @@ would hold two cores for nothing. Executors of a cluster end by themselves when 
 from __future__ import annotations
 
 import collections
-import ctypes
 import importlib.util
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,14 +24,14 @@ from typing import Any
 import millrace_spark
 from millrace.coordination.embedded import find_java
 from millrace.errors import ConfigError, MillraceError
+from millrace.installation import how_to_install
+from millrace.process import start_child
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """JVM options for jobs whose JVM only schedules: a third less CPU until the first task runs (measured)."""
 LAST_LINES = 40
 JOIN_S = 10
 """For the last lines of a job that has ended; something it left running may hold the pipe open."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 class JobRefused(MillraceError):
@@ -81,16 +79,18 @@ def _run(
     command: Sequence[str], where: Path | None, last: collections.deque[str], on_line: OnLine
 ) -> tuple[list[str], int]:
     """The answers in the output, as lines, and the exit code; all other lines go to `on_line` and `last`."""
-    with subprocess.Popen(
-        command,
-        env=_environment(),
-        cwd=where,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        preexec_fn=_end_with_the_parent,  # one prctl call, no lock is taken
+    with start_child(
+        lambda ends_with_us: subprocess.Popen(
+            command,
+            env=_environment(),
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=ends_with_us,
+        )
     ) as process:
 
         def follow(stream: Iterable[str]) -> None:
@@ -184,7 +184,7 @@ def _stand_in(folder: Path, archive: str) -> Path:
 def _spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise MillraceError("Spark is not installed: pip install 'millrace[spark]'")
+        raise MillraceError(f"Spark is not installed: {how_to_install('spark')}")
     return Path(spec.origin).parent
 
 
@@ -197,10 +197,6 @@ def _environment() -> dict[str, str]:
     environment["SPARK_HOME"] = str(_spark_home())
     environment["PATH"] = f"{java.parent}{os.pathsep}{environment.get('PATH', '')}"
     return environment
-
-
-def _end_with_the_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _answer(job: str, code: int, answers: Sequence[str], last: collections.deque[str]) -> Any:

@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""One load: from the offsets of a topic to a published folder of files."""

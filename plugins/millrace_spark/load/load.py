@@ -9,7 +9,6 @@ without Spark: sinks bring it along.
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,7 +31,6 @@ from millrace_spark.topic.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
 from millrace_spark.warehouse.editions import expired_path
 from millrace_spark.warehouse.layout import (
-    STAGING,
     check_topic_name,
     load_folder,
     newest_load,
@@ -43,7 +41,8 @@ from millrace_spark.warehouse.layout import (
 )
 from millrace_spark.warehouse.manifest import LoadManifest, sealed
 from millrace_spark.warehouse.plan import Plan, PlannedEnd, check_planned_log, freeze
-from millrace_spark.warehouse.promotions import PinnedId, dropped_fields, pinned_id
+from millrace_spark.warehouse.promotions import PinnedId, check_pinned, dropped_fields, pinned_id
+from millrace_spark.warehouse.staging import staged
 
 ATTEMPTS = 20
 """Races lost in a row before a run gives up: each means that another one got its load through."""
@@ -199,15 +198,12 @@ class _Written:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> _Written | None:
     """One try to load from the published end to the plan's; None when another driver was first."""
-    staging = f"{plan.topic}/{STAGING}/{uuid.uuid4().hex}"
-    try:
+    with staged(run.fs, plan.topic) as staging:
         written = _write(run, plan, newest, staging)
-    except BaseException:
-        run.fs.delete(staging)
-        raise
-    run.progress("verified")
-    folder = load_folder(written.manifest.load)
-    return written if publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress) else None
+        run.progress("verified")
+        folder = load_folder(written.manifest.load)
+        won = publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress)
+    return written if won else None
 
 
 def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
@@ -234,7 +230,10 @@ def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) 
         previous=None if newest is None else newest.sha256,
     )
     _check_not_expired(run.fs, plan.topic, load_folder(heading.load))
-    pinned = run.pin(plan.topic, pinned_id(run.fs, plan.topic, newest))
+    pinned_before = pinned_id(run.fs, plan.topic, newest)
+    pinned = run.pin(plan.topic, pinned_before)
+    if pinned_before is None:
+        check_pinned(plan.topic, pinned.table_schema_id, pinned.source.table_schema)
     manifest = sealed(write_ranges(run, heading, pinned, parts, staging))
     return _Written(manifest, _dropped(pinned, manifest))
 

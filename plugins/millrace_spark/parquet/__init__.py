@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""Rows into Parquet files by hour. Publishes nothing."""

@@ -1,1 +1,3 @@
-"""To be written: what this package owns and refuses."""
+"""The data source `spark.read.format("millrace")`, in batches and as streams. Writes nothing."""
+
+from millrace_spark.source.data_source import MillraceDataSource as MillraceDataSource

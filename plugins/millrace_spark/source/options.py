@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.client.cluster_client import EARLIEST, LATEST
@@ -77,7 +77,7 @@ class SourceOptions:
     max_bytes: int | None = None
     fail_on_data_loss: bool = True
     permissive: bool = False
-    registry_url: str | None = None
+    registry_url: str | None = field(default=None, repr=False)
     registry_subject: str | None = None
     """Whose newest schema the columns follow; the topic's name by default."""
     registry_schema_id: int | None = None

@@ -1,1 +1,1 @@
-"""To be written: what this package owns and refuses."""
+"""The table people query: its hours, their revisions and their expiry. Never reads a topic."""

@@ -7,7 +7,6 @@ What an hour is made from is found in `hour_sources`, its rows are written by `h
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -15,15 +14,20 @@ from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.parquet.hour_files import hour_folder
+from millrace_spark.parquet.hour_files import HOUR_MS, hour_folder, hour_of
 from millrace_spark.table.merge import Merge
 from millrace_spark.table.revisions import read_revision, revision_folder, revision_numbers
-from millrace_spark.table.sources import HourSource, hour_sources, hours_with_news
+from millrace_spark.table.sources import (
+    HourSource,
+    Unpublished,
+    hour_sources,
+    hours_with_news,
+    unpublished_hours,
+)
 from millrace_spark.warehouse.layout import (
     HOURLY,
     LEDGER,
     PLANS,
-    STAGING,
     Progress,
     newest_load,
     publish,
@@ -39,9 +43,10 @@ from millrace_spark.warehouse.manifest import (
     check_hash,
     sealed,
 )
-from millrace_spark.warehouse.staging import check_files
+from millrace_spark.warehouse.staging import check_files, staged
 
 ATTEMPTS = 5
+_EPOCH, _HOUR = datetime(1970, 1, 1, tzinfo=UTC), timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,7 @@ class HourResult:
     rows: int
     verdict: str
     published: bool
-    """True if this call published the revision."""
+    """True if this run published the revision, in this try or an earlier one."""
     message: str
 
 
@@ -71,17 +76,14 @@ class HourlyRun:
 
 
 def hours_between(start: datetime, end: datetime) -> list[str]:
-    """Every hour of [start, end), UTC; ConfigError when there is none."""
-    start, end = start.astimezone(UTC), end.astimezone(UTC)
+    """Every hour of which a part lies in [start, end), UTC; ConfigError when there is none."""
     if start >= end:
         raise ConfigError(
             f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"
         )
-    hour, hours = start.replace(minute=0, second=0, microsecond=0), []
-    while hour < end:
-        hours.append(hour.strftime("%Y-%m-%dT%H"))
-        hour += timedelta(hours=1)
-    return hours
+    # In numbers since 1970: behind the last hour of the calendar there is no datetime to end with.
+    first, behind = (start - _EPOCH) // _HOUR, -((_EPOCH - end) // _HOUR)
+    return [hour_of(hour * HOUR_MS) for hour in range(first, behind)]
 
 
 def publish_hours(
@@ -113,7 +115,7 @@ def publish_hours(
             if newest is None and not source.parts and not also_empty:
                 results[source.hour] = _absent(source.hour)
             elif newest is not None and list(newest.loads) == list(source.parts):
-                results[source.hour] = _unchanged(newest)
+                results[source.hour] = _unchanged(newest, run.run_id)
             else:
                 todo.append((source, newest))
         if todo:
@@ -134,9 +136,47 @@ def _recorded_by_hour(run: HourlyRun, table: str) -> Mapping[str, set[str]]:
 
 
 def publish_late_hours(run: HourlyRun, topic: str) -> list[HourResult]:
-    """Publish the next revision of every published hour that loads or editions since have rows of."""
-    late = hours_with_news(run.fs, topic)
+    """Publish the next revision of every published hour that loads or editions since have rows of.
+
+    Hours that an earlier try of this run has published are told again: what it said may have been lost.
+    """
+    late = hours_with_news(run.fs, topic, run.run_id)
     return publish_hours(run, topic, late) if late else []
+
+
+def publish_unpublished_hours(run: HourlyRun, topic: str, unproven_after_s: float) -> list[HourResult]:
+    """Publish the hours that were loaded and never published; those that must wait are named with the reason.
+
+    Published is what the auditor calls complete, and what it cannot judge once it has waited that long. An
+    incomplete hour is never published by itself.
+    """
+    verdicts = {each: run.verdict_of(topic, each.hour) for each in unpublished_hours(run.fs, topic)}
+    since = datetime.now(UTC) - timedelta(seconds=unproven_after_s)
+    waiting = {
+        each.hour: _waiting(topic, each, verdict)
+        for each, verdict in verdicts.items()
+        if verdict.verdict == "incomplete" or (verdict.verdict != "complete" and each.since > since)
+    }
+    due = [each.hour for each in verdicts if each.hour not in waiting]
+    published = publish_hours(run, topic, due) if due else []
+    return sorted([*published, *waiting.values()], key=lambda result: result.hour)
+
+
+def _waiting(topic: str, hour: Unpublished, verdict: Verdict) -> HourResult:
+    """That an hour is not published, why, and what publishes it."""
+    reason = f" ({verdict.reasons[0]})" if verdict.reasons else ""
+    if verdict.verdict == "incomplete":
+        message = f"not published{reason}: `millrace hourly {topic} --hour {hour.hour}` does it all the same"
+    else:
+        message = f"not published yet{reason}: it is younger than --unproven-after"
+    return HourResult(
+        hour=hour.hour,
+        revision=None,
+        rows=hour.rows,
+        verdict=verdict.verdict,
+        published=False,
+        message=message,
+    )
 
 
 def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourManifest | None:
@@ -162,9 +202,8 @@ def _publish_all(
     run: HourlyRun, topic: str, todo: Sequence[tuple[HourSource, HourManifest | None]]
 ) -> list[HourResult]:
     """Write all hours in one go, then publish each; only those that this call published are returned."""
-    staging = f"{topic}{HOURLY}/{STAGING}/{uuid.uuid4().hex}"
-    run.fs.make_folder(staging)
-    try:
+    with staged(run.fs, f"{topic}{HOURLY}") as staging:
+        run.fs.make_folder(staging)
         files = run.merge.write([source for source, _ in todo], staging)
         run.progress("written")
         for source, _ in todo:  # an hour may have no rows; later this could hide that all was swept
@@ -174,13 +213,12 @@ def _publish_all(
         by_hour: dict[str, list[DataFile]] = {}
         for file in files:
             by_hour.setdefault(file.hour or "", []).append(file)
+        of = len(todo)
         results = [
-            _publish_one(run, topic, source, newest, by_hour.get(source.hour, []), staging)
-            for source, newest in todo
+            _publish_one(run, topic, source, newest, by_hour.get(source.hour, []), staging, f"{n} of {of}")
+            for n, (source, newest) in enumerate(todo, 1)
         ]
-        return [result for result in results if result is not None]
-    finally:
-        run.fs.delete(staging)
+    return [result for result in results if result is not None]
 
 
 def _publish_one(
@@ -190,6 +228,7 @@ def _publish_one(
     newest: HourManifest | None,
     files: Sequence[DataFile],
     staging: str,
+    place: str,
 ) -> HourResult | None:
     rows, expected = sum(file.rows for file in files), sum(part.rows for part in source.parts)
     if rows != expected:
@@ -201,7 +240,7 @@ def _publish_one(
     staged = f"{staging}/{hour_folder(source.hour)}"
 
     def progress(step: str) -> None:
-        run.progress(f"{source.hour} {step}")
+        run.progress(f"{place}: {source.hour} {step}")
 
     if not publish(run.fs, f"{topic}{HOURLY}", staged, folder, manifest, progress):
         return None
@@ -256,10 +295,12 @@ def _absent(hour: str) -> HourResult:
     )
 
 
-def _unchanged(newest: HourManifest) -> HourResult:
+def _unchanged(newest: HourManifest, run_id: str) -> HourResult:
+    mine = newest.run_id == run_id
+    said = "published" if mine else "nothing new since"
     return HourResult(
         hour=newest.hour, revision=newest.revision, rows=newest.rows, verdict=newest.verdict.verdict,
-        published=False, message=f"nothing new since rev={newest.revision}",
+        published=mine, message=f"{said} rev={newest.revision}",
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -44,6 +44,18 @@ def hours(fs: Filesystem, topic: str) -> list[str]:
         if re.fullmatch(r"date=\d{4}-\d\d-\d\d", date)
         for hour in fs.names(f"{table}/{date}")
         if re.fullmatch(r"hour=\d\d", hour) and fs.names(f"{table}/{date}/{hour}")
+    ]
+
+
+def without_revision(fs: Filesystem, topic: str, wanted: Iterable[str]) -> list[str]:
+    """Those of the hours that have no revision, in order; one listing for each of their dates."""
+    table = f"{topic}{HOURLY}"
+    dates = {hour_folder(hour).partition("/")[0] for hour in wanted} & set(fs.names(table))
+    there = {f"{date}/{hour}" for date in dates for hour in fs.names(f"{table}/{date}")}
+    return [
+        hour
+        for hour in sorted(set(wanted))
+        if hour_folder(hour) not in there or not revision_numbers(fs, topic, hour)
     ]
 
 

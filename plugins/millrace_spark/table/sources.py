@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.parquet.hour_files import hour_folder
 from millrace_spark.table.index import HourIndex, hour_index
-from millrace_spark.table.revisions import newest_revisions, revision_folder
+from millrace_spark.table.revisions import newest_revisions, revision_folder, without_revision
 from millrace_spark.warehouse.editions import (
     edition_folder,
     expired_folders,
@@ -135,13 +136,63 @@ def by_date(hours: Sequence[str]) -> ByDate:
     return found
 
 
-def hours_with_news(fs: Filesystem, topic: str) -> list[str]:
-    """The published hours whose newest revision lacks a load's rows, or has those of an earlier edition."""
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """An hour that loads have rows of and that was never published."""
+
+    hour: str
+    rows: int
+    loaded: datetime
+    """When the first load that has rows of it was made."""
+
+    @property
+    def since(self) -> datetime:
+        """When its rows were due in the table; of a clock that is fast by years, when they came."""
+        return min(self.loaded, datetime.fromisoformat(f"{self.hour}:59:59").replace(tzinfo=UTC))
+
+
+UNPROVEN_AFTER_S = 24 * 3600
+"""An hour that waits longer than this is named by loads and by `verify`: no schedule will publish it."""
+_NAMED = 5
+"""Hours that a note names; the rest are counted."""
+
+
+def unpublished_note(topic: str, rows: Mapping[str, int]) -> str:
+    """One line about hours, with their rows, that were loaded and never published."""
+    hours = sorted(rows)
+    named = ", ".join(f"{hour} ({rows[hour]:,})" for hour in hours[:_NAMED])
+    more = f" and {len(hours) - _NAMED} more" if len(hours) > _NAMED else ""
+    return (
+        f"{topic}: {sum(rows.values()):,} row(s) of {len(hours)} hour(s) are loaded and in no table:"
+        f" {named}{more}; run `millrace hourly {topic} --unpublished`"
+    )
+
+
+def unpublished_hours(fs: Filesystem, topic: str) -> list[Unpublished]:
+    """Every hour that loads have rows of and that has no revision, in order."""
+    history = LoadHistory.of(fs, topic)
+    index = hour_index(fs, topic, len(history.numbers))
+    # Rows that a re-load has moved are in its manifest, not in the index, which knows first editions.
+    moved = {hour for load in history.editions for hour in history.manifest(load).rows_by_hour()}
+    found = []
+    for hour in without_revision(fs, topic, index.hours.keys() | moved):
+        loads = [history.manifest(load) for load in history.having(hour, index)]
+        if rows := sum(load.rows_by_hour().get(hour, 0) for load in loads):
+            found.append(Unpublished(hour, rows, min(datetime.fromisoformat(load.created) for load in loads)))
+    return found
+
+
+def hours_with_news(fs: Filesystem, topic: str, run_id: str) -> list[str]:
+    """The published hours whose newest revision lacks a load's rows, or has those of an earlier edition.
+
+    Also those whose newest revision is of the run itself, published by an earlier try of it.
+    """
     # In this order, as in `publish_hours`.
     revisions = {each.manifest.hour: each.manifest for each in newest_revisions(fs, topic)}
     history = LoadHistory.of(fs, topic)
     folded = {hour: _editions(newest) for hour, newest in revisions.items()}
-    news = {
+    news = {hour for hour, newest in revisions.items() if newest.run_id == run_id}
+    news |= {
         hour
         for hour, parts in folded.items()
         for load, edition in parts.items()

@@ -14,7 +14,7 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.same_log import another_log
-from millrace_spark.verify.hours import verify_hours
+from millrace_spark.verify.hours import note_unpublished, verify_hours
 from millrace_spark.verify.loads import verify_loads
 from millrace_spark.verify.report import OURS, OnFolder, TableReport
 from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS, load_numbers, read_load
@@ -39,6 +39,7 @@ def verify(
         loads = verify_loads(fs, each, on_folder)
         if client is not None:
             _check_log(fs, each, client, loads)
+        note_unpublished(fs, each, loads)
         reports.append(loads)
         if f"{each}{HOURLY}" in names:
             reports.append(verify_hours(fs, each, loads.damaged, on_folder))

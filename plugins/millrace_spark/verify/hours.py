@@ -5,13 +5,21 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pyarrow as pa
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.table.revisions import hours, read_revision, revision_folder, revision_numbers
+from millrace_spark.table.revisions import (
+    hours,
+    read_revision,
+    revision_folder,
+    revision_numbers,
+    without_revision,
+)
+from millrace_spark.table.sources import UNPROVEN_AFTER_S, Unpublished, unpublished_note
 from millrace_spark.verify.editions import check_expired_entries, is_expired
 from millrace_spark.verify.files import Offsets, check_files, offsets_by_partition
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
@@ -103,6 +111,22 @@ def _note_late_rows(fs: Filesystem, topic: str, loads: Loads, report: TableRepor
         else f"{topic}{HOURLY} {hour} has rows that a re-load took away: run `millrace hourly {topic} --late`"
         for hour in sorted(late.keys() | stale)
     ]
+
+
+def note_unpublished(fs: Filesystem, topic: str, report: TableReport) -> None:
+    """Note the hours that loads have rows of and that nobody has published, once a day has passed."""
+    editions, rows, loaded = later_editions(fs, topic), dict[str, int](), dict[str, datetime]()
+    for number in load_numbers(fs, topic):
+        load = _load(fs, topic, number, editions.get(number, [1])[-1])
+        if load is None:
+            continue
+        for hour, its in load.rows_by_hour().items():
+            rows[hour] = rows.get(hour, 0) + its
+            loaded.setdefault(hour, datetime.fromisoformat(load.created))
+    waiting = [Unpublished(hour, rows[hour], loaded[hour]) for hour in without_revision(fs, topic, rows)]
+    since = datetime.now(UTC) - timedelta(seconds=UNPROVEN_AFTER_S)
+    if old := {each.hour: each.rows for each in waiting if each.since <= since}:
+        report.notes.append(unpublished_note(topic, old))
 
 
 def _check_revision(

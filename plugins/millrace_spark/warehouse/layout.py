@@ -55,7 +55,7 @@ SPILL_ENTRIES = 100
 HOURLY = ".hourly"
 SWEPT = ".swept"
 STALE_STAGING_S = 24 * 3600
-"""Staging folders older than this belong to nobody: no load runs for a day."""
+"""Staging folders that nobody has touched for so long belong to nobody: drivers touch theirs all the time."""
 
 Progress = Callable[[str], None]
 """Called with the name of each step when it is done: a progress line, or a test that ends the process."""

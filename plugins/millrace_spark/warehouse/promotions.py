@@ -25,6 +25,7 @@ from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.avro.decoder import body_decoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_spark.avro.table_schema import check_table_schema
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.warehouse.layout import newest_load, read_load
 from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, decode, encode
@@ -77,6 +78,17 @@ def pinned_id(fs: Filesystem, topic: str, newest: LoadManifest | None) -> Pinned
     if recorded and recorded[-1].number >= (newest.promotion or 0):
         return PinnedId(recorded[-1].schema_id, recorded[-1].number)
     return PinnedId(newest.table_schema_id, newest.promotion)
+
+
+def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> None:
+    """MillraceError unless the first load of a topic may pin that schema."""
+    try:
+        check_table_schema(schema)
+    except SchemaError as error:
+        raise MillraceError(
+            f"{topic} cannot be loaded with schema {schema_id}: {error}; mend the schema, register it,"
+            " then load again"
+        ) from None
 
 
 def promote_registered(
@@ -232,10 +244,13 @@ def check_promotion(
 ) -> None:
     """MillraceError unless a table of schema `old` (id, schema) can become one of `new`."""
     where = f"{topic} cannot be promoted from schema {old[0]} to {new[0]}"
+    writer = parse(old[1])
+    assert isinstance(writer, Record)  # or nothing could have been loaded with it
     try:
-        writer, table = parse(old[1]), parse(new[1])
-        if not isinstance(writer, Record) or not isinstance(table, Record):
-            raise SchemaError("it is no record")
+        table = check_table_schema(new[1])
+    except SchemaError as error:
+        raise MillraceError(f"{where}: {error}; mend the schema, register it, then promote again") from None
+    try:
         body_decoder(writer, table)
     except SchemaError as error:
         raise MillraceError(

@@ -1,16 +1,51 @@
-"""A staging folder: where tasks write, and whether it holds what they say."""
+"""A staging folder: who owns it, where tasks write, and whether it holds what they say.
+
+A folder belongs to the driver that made it for as long as that one lives: it touches the folder again and
+again, and only what nobody has touched for STALE_STAGING_S is swept by others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.warehouse.layout import STAGING
 from millrace_spark.warehouse.manifest import DataFile
 
 HASHED_AT_ONCE = 8
 """Files a driver reads at a time to hash them: neither hashing nor the JVM's reading holds Python's lock."""
+
+
+BEAT_S = 600.0
+"""How often a driver touches its staging folder: many times in STALE_STAGING_S, some may be missed."""
+
+
+@contextmanager
+def staged(fs: Filesystem, table: str) -> Iterator[str]:
+    """A new staging folder's name in a table; the folder is kept alive, and what is left of it is deleted."""
+    staging = f"{table}/{STAGING}/{uuid.uuid4().hex}"
+    stop = threading.Event()
+    beat = threading.Thread(target=_beat, args=(fs, staging, stop), name="staging", daemon=True)
+    beat.start()
+    try:
+        yield staging
+    finally:
+        stop.set()
+        beat.join()
+        fs.delete(staging)
+
+
+def _beat(fs: Filesystem, staging: str, stop: threading.Event) -> None:
+    while not stop.wait(BEAT_S):
+        # One that fails is as if it had been missed. After a day of them the publication says what happened.
+        with suppress(MillraceError, OSError):
+            for folder in (staging, tasks_folder(staging)):
+                fs.touch(folder)
 
 
 def tasks_folder(staging: str) -> str:

@@ -26,6 +26,7 @@ class ApacheKafka:
             else "never flushed by the broker (its default), visible at once"
         )
         self.version = "?"
+        self.address = ""
         self.clients: Sequence[Client] = ()
         self._settings = dict(_SETTINGS)
         if flushed:
@@ -56,7 +57,8 @@ class ApacheKafka:
             )
         except AssertionError as error:
             raise Missing(str(error).strip().splitlines()[-1]) from error
-        self.clients = clients(self._broker.address)
+        self.address = self._broker.address
+        self.clients = clients(self.address)
 
     def pids(self) -> list[int]:
         """Broker and controller are one process."""

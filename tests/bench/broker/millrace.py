@@ -23,6 +23,7 @@ class Millrace:
 
     def __init__(self) -> None:
         self.version = f"{__version__} ({_commit()})"
+        self.address = ""
         self.clients: Sequence[Client] = ()
         self._folder = Path()
         self._processes: list[Process] = []
@@ -42,8 +43,8 @@ class Millrace:
         )
         broker = Process(["broker", str(config)])
         self._processes.append(broker)
-        self._address = broker.ready()
-        self.clients = clients(self._address)
+        self.address = broker.ready()
+        self.clients = clients(self.address)
 
     def pids(self) -> list[int]:
         """The broker only: ZooKeeper does nothing while messages flow."""
@@ -51,12 +52,12 @@ class Millrace:
 
     def create(self, place: str) -> None:
         """A topic of one partition."""
-        with ClusterClient(self._address) as client:
+        with ClusterClient(self.address) as client:
             client.create_topic(place, 1)
 
     def delete(self, place: str) -> None:
         """The topic and its segments."""
-        with ClusterClient(self._address) as client:
+        with ClusterClient(self.address) as client:
             client.delete_topic(place)
 
     def files(self, place: str) -> list[Path]:

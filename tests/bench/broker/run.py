@@ -12,7 +12,7 @@ from typing import IO
 
 from tests.bench.broker import meter
 from tests.bench.broker.system import Command, Figures
-from tests.support import REPOSITORY, die_with_the_test_run
+from tests.support import REPOSITORY, start_for_the_test_run
 
 POLL_S = 0.05
 SAMPLE_S = 0.2
@@ -89,14 +89,16 @@ def run(commands: Sequence[Command], broker_pids: Sequence[int]) -> tuple[list[F
 
 def _start(command: Command) -> _Running:
     output = tempfile.TemporaryFile()  # noqa: SIM115  # read when the command has ended
-    process = subprocess.Popen(
-        command.arguments,
-        cwd=REPOSITORY,
-        env={**os.environ, **command.environment},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        preexec_fn=die_with_the_test_run,
+    process = start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(
+            command.arguments,
+            cwd=REPOSITORY,
+            env={**os.environ, **command.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=ends_with_us,
+        )
     )
     return _Running(command, process, output, meter.Sampler.start([process.pid]))
 

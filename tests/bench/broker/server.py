@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.bench.broker import meter
 from tests.bench.broker.system import Missing
-from tests.support import die_with_the_test_run
+from tests.support import start_for_the_test_run
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -27,13 +27,15 @@ class ServerProcess:
         self.name = name
         self._log = log
         with open(log, "ab") as output:
-            self._process = subprocess.Popen(
-                arguments,
-                env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_test_run,
+            self._process = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    arguments,
+                    env={**os.environ, **(environment or {})},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=ends_with_us,
+                )
             )
 
     @property

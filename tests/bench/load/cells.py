@@ -25,7 +25,7 @@ from tests.bench.load.loading import Origin
 from tests.bench.load.messages import DISTINCT, fill, stream
 from tests.bench.load.servers import TOPIC, Broker, Servers
 from tests.bench.load.ways import WAYS, Way
-from tests.support import REPOSITORY, die_with_the_test_run
+from tests.support import REPOSITORY, start_for_the_test_run
 
 MILLION = 1_000_000
 CELLS: Mapping[str, tuple[str, ...]] = {
@@ -113,10 +113,7 @@ def _raw(broker: Broker, folder: Path, tell: Tell, sample: int) -> Result:
     """The parts alone, in a process of their own."""
     before = meter.cpu_seconds([broker.pid])
     command = [sys.executable, "-m", "tests.bench.load.raw", broker.address, TOPIC, str(folder), str(sample)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=RAW_TIMEOUT_S,
-        preexec_fn=die_with_the_test_run,
-    )  # fmt: skip
+    done = _run(command, RAW_TIMEOUT_S)
     if done.returncode != 0:
         tell(f"raw FAILED: {done.stderr.strip().splitlines()[-1]}")
         return {"title": "raw limits", "failed": done.stderr.strip().splitlines()[-1]}
@@ -125,6 +122,23 @@ def _raw(broker: Broker, folder: Path, tell: Tell, sample: int) -> Result:
     for name, limit in limits.items():
         tell(f"raw {name:18} {limit['rows'] / limit['cpu_s'] / 1e3:7,.0f} k rows/CPU-s")
     return {"title": "raw limits", "limits": limits}
+
+
+def _run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; subprocess.TimeoutExpired, with the command killed, when it takes longer."""
+    pipe = subprocess.PIPE
+    process = start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=pipe, stderr=pipe, text=True, preexec_fn=ends_with_us
+        )
+    )
+    with process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 def _mirror(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
@@ -166,10 +180,7 @@ def _latency(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick
 
 def _decoder(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
     command = [sys.executable, str(DECODE), "--records", str(DECODER_RECORDS // (4 if quick else 1))]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=DECODER_TIMEOUT_S,
-        preexec_fn=die_with_the_test_run,
-    )  # fmt: skip
+    done = _run(command, DECODER_TIMEOUT_S)
     found: Result = {"title": "decoder alone", "missing": None, "rates": decoder_rates(done.stdout)}
     if done.returncode != 0 or not found["rates"]:
         found["failed"] = (done.stderr.strip().splitlines() or ["it printed no figures"])[-1]

@@ -29,7 +29,7 @@ from millrace_registry.client import SchemaRegistryClient
 from tests.bench.load.loading import data_files
 from tests.bench.load.servers import SCHEMA, TOPIC
 from tests.brokers import free_port
-from tests.support import Process, die_with_the_test_run, wait_until
+from tests.support import Process, start_for_the_test_run, wait_until
 
 PARTITIONS = 2
 LOAD_TIMEOUT_S = 120
@@ -277,8 +277,10 @@ def _load_at(when: float, place: _Place) -> _Load:
         "--bootstrap", place.offline, "--registry", place.registry, "--json",
     ]  # fmt: skip
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=die_with_the_test_run
+        process = start_for_the_test_run(
+            lambda ends_with_us: subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=ends_with_us
+            )
         )
         visible, folder = 0.0, ""
         while (code := process.poll()) is None:

@@ -31,7 +31,7 @@ from tests.bench.load.accounting import TreeMeter, Used
 from tests.bench.load.servers import SCHEMA, TOPIC, Broker
 from tests.bench.load.spark_jobs import Task
 from tests.bench.load.ways import Way
-from tests.support import REPOSITORY, die_with_the_test_run
+from tests.support import REPOSITORY, start_for_the_test_run
 
 TIMEOUT_S = 300
 
@@ -141,14 +141,16 @@ def _task(way: Way, origin: Origin, out: Path) -> Task:
 def _start(
     command: Sequence[str], stdin: int, output: IO[bytes], *, answers: bool = False
 ) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        command,
-        cwd=REPOSITORY,
-        env=ways.environment(),
-        stdin=stdin,
-        stdout=subprocess.PIPE if answers else output,
-        stderr=output,
-        preexec_fn=die_with_the_test_run,
+    return start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            env=ways.environment(),
+            stdin=stdin,
+            stdout=subprocess.PIPE if answers else output,
+            stderr=output,
+            preexec_fn=ends_with_us,
+        )
     )
 
 

@@ -26,7 +26,7 @@ from tests.bench.load.messages import Filled, Stream, fill
 from tests.bench.load.raw import count_records
 from tests.bench.load.servers import KAFKA_OPTIONS, TOPIC, Broker, Servers
 from tests.peers import maven
-from tests.support import die_with_the_test_run
+from tests.support import start_for_the_test_run
 
 POM = Path(maven.__file__).with_name("mirrormaker.pom.xml")
 ORIGIN = "origin"
@@ -146,12 +146,14 @@ def by_mirrormaker(folder: Path, messages: Stream) -> dict[str, Any]:
             "org.apache.kafka.connect.mirror.MirrorMaker", str(path), "--clusters", "target",
         ]  # fmt: skip
         with open(folder / "mm2.log", "wb") as log:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_the_test_run,
+            process = start_for_the_test_run(
+                lambda ends_with_us: subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=ends_with_us,
+                )
             )
         try:
             return asdict(_copied_by(process, origin, target, filled))

@@ -15,6 +15,7 @@ from types import TracebackType
 import confluent_kafka
 
 from tests.integration.faults.ledger import Found, Ledger
+from tests.support import WAIT_S
 
 PADDING = b"." * 40
 WAITING = 400
@@ -102,7 +103,7 @@ class NumberedProducer:
 
     def finish(self) -> None:
         """Wait until every message is stored; AssertionError names one that is not."""
-        assert self._producer.flush(60) == 0, f"{self.kind.name}: not everything was stored within 60 s"
+        assert self._producer.flush(WAIT_S) == 0, f"{self.kind.name}: not everything was stored within 60 s"
         assert not self.errors, self.errors[0]
 
     def check(self, partition: int, found: Found) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import (
+    environment,
     expire_command,
     hourly_command,
     interval,
@@ -20,6 +21,7 @@ from millrace_airflow.command_line import (
     mirror_command,
     reload_command,
     run_id_of_task,
+    unpublished_hours_command,
 )
 from millrace_airflow.settings import MillraceSettings
 
@@ -42,7 +44,6 @@ def test_a_load_names_its_topics_and_the_run_its_plan_is_kept_under() -> None:
     assert command[3:6] == ["load", "PageView", "SearchQuery"]
     assert options(command, 2) == {
         "--bootstrap": "b:1",
-        "--registry": "http://r",
         "--warehouse": "/w",
         "--run-id": "run-1",
     }
@@ -64,7 +65,6 @@ def test_the_hours_to_publish_are_given_in_utc() -> None:
     assert options(command, 1) == {
         "--from": "2015-05-17T10:00:00Z",
         "--to": "2015-05-17T11:00:00Z",
-        "--auditor": "http://a",
         "--warehouse": "/w",
         "--run-id": "run-1",
     }
@@ -104,7 +104,6 @@ def test_hours_are_read_again_for_a_reason_under_the_tasks_run_id() -> None:
         "--to": "2015-05-17T11:00:00Z",
         "--reason": "schema 7 was missing",
         "--bootstrap": "b:1",
-        "--registry": "http://r",
         "--warehouse": "/w",
         "--run-id": "run-1",
     }
@@ -116,7 +115,9 @@ def test_expiry_names_a_topic_and_an_age() -> None:
     assert options(command, 1) == {"--warehouse": "/w", "--older-than": "30d"}
 
 
-@pytest.mark.parametrize("name", ["load", "hourly", "reload", "expire", "mirror-batch"])
+@pytest.mark.parametrize(
+    "name", ["load", "hourly", "hourly late", "hourly unpublished", "reload", "expire", "mirror-batch"]
+)
 def test_every_option_is_one_the_command_knows(name: str) -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
     hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
@@ -125,11 +126,13 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
             settings, ["T"], "r", topics_matching="P.*", max_bytes="1GB", until="2015-05-18", max_rejected="9"
         ),
         "hourly": hourly_command(settings, "T", *hours, "r", late=True),
+        "hourly late": late_hours_command(settings, "T", "r"),
+        "hourly unpublished": unpublished_hours_command(settings, "T", "1d", "r"),
         "reload": reload_command(settings, "T", *hours, "why", "r"),
         "expire": expire_command(settings, "T", "30d"),
         "mirror-batch": mirror_command(settings, "T", "dc1", max_bytes="1GB"),
     }
-    module = name.replace("-", "_")
+    module = name.partition(" ")[0].replace("-", "_")
     command = vars(import_module(f"millrace_spark.commands.{module}"))[module]
     known = {option for parameter in command.params for option in parameter.opts}
     assert {word for word in commands[name] if word.startswith("--")} <= known
@@ -150,6 +153,24 @@ def test_an_unknown_origin_is_named_with_the_known_ones() -> None:
 def test_an_interval_without_an_hour_in_it_is_refused(start: str, end: str) -> None:
     with pytest.raises(ConfigError, match="is not before end 2015-05-17T10:00:00Z"):
         interval(start, end)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "name"),
+    [
+        ("2015-05-17T10:30:00Z", "2015-05-17T11:30:00Z", "start 2015-05-17T10:30:00Z"),
+        ("2015-05-17T10:00:00Z", "2015-05-17T11:00:00.000001Z", "end 2015-05-17T11:00:00Z"),
+        ("2015-05-17T10:00:00+05:30", "2015-05-17T12:00:00+05:30", "start 2015-05-17T04:30:00Z"),
+    ],
+)
+def test_an_interval_that_is_not_made_of_whole_hours_is_refused(start: str, end: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(name)} is not a whole hour"):
+        interval(start, end)
+
+
+def test_the_first_hours_of_the_calendar_keep_their_zeros() -> None:
+    command = hourly_command(SETTINGS, "T", *interval("0001-01-01T00", "0001-01-01T01"), "r")
+    assert options(command, 1)["--from"] == "0001-01-01T00:00:00Z"
 
 
 def test_what_is_no_time_is_refused_by_its_name() -> None:
@@ -180,3 +201,19 @@ def test_no_two_tasks_share_a_run_id() -> None:
         run_id_of_task("d" * 300, "r2", "t"),
     }
     assert len(ids) == 7
+
+
+def test_urls_that_may_hold_passwords_are_in_no_command_line() -> None:
+    settings = dataclasses.replace(SETTINGS, registry="http://u:s3cret@r", auditor="http://u:s3cret@a")
+    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
+    for command in (
+        load_command(settings, ["T"], "r"),
+        hourly_command(settings, "T", *hours, "r"),
+        late_hours_command(settings, "T", "r"),
+        reload_command(settings, "T", *hours, "why", "r"),
+    ):
+        assert "s3cret" not in " ".join(command)
+    assert environment(settings) == {
+        "MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor,
+    }  # fmt: skip
+    assert "s3cret" not in repr(settings)

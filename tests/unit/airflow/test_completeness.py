@@ -53,7 +53,7 @@ def test_complete_hours_let_the_dag_go_on() -> None:
 def test_what_may_still_become_complete_is_waited_for_until_the_time_is_up(verdict: str) -> None:
     found = answer(verdict, window(verdict=verdict, findings=[finding("missing")]))
     assert step(found) is Step.WAIT
-    assert step(found, until=LATER) is Step.GIVE_UP
+    assert step(found, until=LATER) is Step.TIME_IS_UP
 
 
 def test_a_duplicate_cannot_go_away_and_ends_the_wait_at_once() -> None:
@@ -64,7 +64,7 @@ def test_an_unknown_hour_is_let_through_after_its_own_delay_an_incomplete_one_ne
     assert step(answer("unknown"), unknown_until=LATER + timedelta(seconds=1)) is Step.WAIT
     assert step(answer("unknown"), unknown_until=LATER) is Step.GO_ON
     assert step(answer("incomplete"), unknown_until=LATER) is Step.WAIT
-    assert step(answer("incomplete"), unknown_until=LATER, until=LATER) is Step.GIVE_UP
+    assert step(answer("incomplete"), unknown_until=LATER, until=LATER) is Step.TIME_IS_UP
 
 
 def test_the_line_names_tier_server_instance_sequences_and_window() -> None:
@@ -98,4 +98,4 @@ def test_an_auditor_that_does_not_answer_is_waited_for(monkeypatch: pytest.Monke
     soon, passed = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
     waiting = ask("http://a", "PageView", START, END, soon, None)
     assert waiting == Judgement(Step.WAIT, "no auditor answers at http://a")
-    assert ask("http://a", "PageView", START, END, passed, soon).step is Step.GIVE_UP
+    assert ask("http://a", "PageView", START, END, passed, soon).step is Step.TIME_IS_UP

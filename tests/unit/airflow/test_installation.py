@@ -14,6 +14,7 @@ import airflow
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from millrace.installation import DISTRIBUTION
 from millrace_airflow.installation import InstallationError, check_installation
 from millrace_airflow.plugin import MillracePlugin
 from millrace_airflow.provider_info import get_provider_info
@@ -25,6 +26,13 @@ PLUGINS = REPOSITORY / "plugins"
 def test_the_provider_info_fits_airflows_own_schema() -> None:
     schema = json.loads(Path(airflow.__file__).with_name("provider_info.schema.json").read_text())
     jsonschema.validate(get_provider_info(), schema)
+
+
+def test_the_provider_is_named_as_the_distribution_is() -> None:
+    # Airflow warns of a provider whose name is not that of the package that brings it.
+    installed = importlib.metadata.distribution(DISTRIBUTION)
+    [provider] = installed.entry_points.select(group="apache_airflow_provider")
+    assert provider.load()()["package-name"] == installed.name
 
 
 def test_everything_the_provider_info_names_is_there() -> None:
@@ -63,14 +71,22 @@ def test_two_distributions_that_write_the_same_folder_are_refused(monkeypatch: p
         MillracePlugin.on_load()
 
 
+def refusal() -> InstallationError | None:
+    try:
+        check_installation()
+    except InstallationError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("versions", [{}, {"pyspark": "4.3.0"}, {"pyspark_client": "4.2.0"}])
 def test_either_one_alone_is_accepted(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
     pretend(monkeypatch, **versions)
-    check_installation()
+    assert refusal() is None
 
 
 def test_this_installation_is_accepted() -> None:
-    check_installation()
+    assert refusal() is None
 
 
 LOAD_PLUGINS = """

@@ -150,8 +150,8 @@ def test_a_job_that_is_stopped_the_moment_it_starts_does_not_miss_the_signal(tmp
     for _ in range(10):
         job = Job.start(python("import time; time.sleep(60)"), tmp_path, "load")
         began = time.monotonic()
-        job.kill(timeout_s=20)
-        assert time.monotonic() - began < 5
+        job.kill(timeout_s=300)
+        assert time.monotonic() - began < 60, "a signal that is missed is waited for in vain"
 
 
 def test_folders_nobody_came_back_for_are_deleted_a_week_later_unless_their_job_still_runs(
@@ -183,3 +183,13 @@ def test_a_job_of_another_machine_is_not_mistaken_for_a_process_of_this_one(tmp_
     assert job.alive()
     (job.directory / "group").write_text(here)
     job.kill()
+
+
+def test_the_environment_of_a_job_is_written_nowhere(tmp_path: Path) -> None:
+    command = python("import json, os; print(json.dumps(os.environ['MILLRACE_REGISTRY']))")
+    job = Job.start(command, tmp_path, "load", {"MILLRACE_REGISTRY": "http://u:s3cret@r"})
+    job.follow(lambda _: None)
+    assert job.result() == "http://u:s3cret@r"
+    files = [path for path in job.directory.iterdir() if path.name != "result"]
+    assert files
+    assert not any(b"s3cret" in path.read_bytes() for path in files)

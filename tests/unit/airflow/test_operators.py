@@ -6,14 +6,14 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, BaseOperator
+from airflow.sdk import DAG, Asset, BaseOperator
 from airflow.sdk.exceptions import (
     AirflowFailException,
     AirflowRescheduleException,
@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
     TaskDeferred,
 )
+from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from millrace.errors import MillraceError
@@ -28,10 +29,14 @@ from millrace_airflow import completeness
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
 from millrace_airflow.operators.load import (
+    PUBLISHED,
+    HourlyTableOperator,
     LoadTopicOperator,
     MirrorTopicOperator,
     PublishHourOperator,
     PublishLateHoursOperator,
+    PublishUnpublishedHoursOperator,
+    hourly_asset,
 )
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
@@ -118,6 +123,13 @@ def test_a_failing_command_fails_the_task_with_its_own_line(tmp_path: Path) -> N
     assert jobs(tmp_path) == []
 
 
+def test_settings_of_spark_reach_the_command() -> None:
+    bound = {"spark.millrace.executors.timeout": "1h", "spark.cores.max": "4"}
+    operator = python("import json, sys; print(json.dumps(sys.argv[1:]))", spark_conf=bound)
+    words = "--conf spark.millrace.executors.timeout=1h --conf spark.cores.max=4"
+    assert operator.execute(context()) == words.split()
+
+
 def test_a_deferred_task_goes_on_with_the_result_when_the_trigger_has_fired(tmp_path: Path) -> None:
     operator = python("print('[2]')", deferrable=True)
     trigger = deferred(operator)
@@ -182,7 +194,7 @@ def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
         BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
         MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
-        ("start", "end"): PublishHourOperator(task_id="c", topic="T", start="{{ x }}", end="{{ x }}"),
+        ("start", "end"): PublishHourOperator(task_id="c", topic="{{ x }}", start="{{ x }}", end="{{ x }}"),
         REASON: ReloadHoursOperator(
             task_id="d", topic="{{ x }}", start="{{ x }}", end="{{ x }}", reason="{{ x }}"
         ),
@@ -202,13 +214,66 @@ def test_the_data_interval_names_the_hours_by_default() -> None:
         assert (operator.start, operator.end) == ("S", "E")
 
 
-def test_the_asset_of_a_published_hour_says_what_was_published() -> None:
+def hour_result(hour: str, *, published: bool = True) -> dict[str, Any]:
+    """What `millrace hourly --json` says of an hour."""
+    return {
+        "hour": hour, "revision": 1, "rows": 7, "verdict": "complete", "published": published,
+        "message": "published rev=1" if published else "nothing new since rev=1",
+    }  # fmt: skip
+
+
+def events_of(operator: HourlyTableOperator, *hours: dict[str, Any]) -> list[Any]:
+    """The asset events of a task whose command has said that of some hours."""
+    events = OutletEventAccessors()
+    result = {"topic": operator.topic, "hours": list(hours)}
+    assert operator.finish(result, context(outlet_events=events)) == result
+    return events[PUBLISHED].asset_alias_events
+
+
+def test_the_assets_event_says_what_was_published_and_nothing_of_what_was_not() -> None:
     operator = PublishHourOperator(task_id="p", topic="PageView")
-    assert [outlet.name for outlet in operator.outlets] == ["PageView.hourly"]
-    event = SimpleNamespace(extra={})
-    result = {"hours": [{"hour": "2015-05-17T10", "revision": 1, "rows": 7, "verdict": "complete"}]}
-    assert operator.finish(result, context(outlet_events={operator.asset: event})) == result
-    assert event.extra == {"topic": "PageView", **result}
+    assert operator.outlets == [PUBLISHED]
+    ten, eleven = hour_result("2015-05-17T10"), hour_result("2015-05-17T11", published=False)
+    (event,) = events_of(operator, ten, eleven)
+    asset = hourly_asset("PageView")
+    assert (event.dest_asset_key.name, event.dest_asset_key.uri) == (asset.name, asset.uri)
+    described = {"hour": "2015-05-17T10", "revision": 1, "rows": 7, "verdict": "complete"}
+    assert event.extra == {
+        "topic": "PageView", "published": 1, "rows": 7, "first_hour": "2015-05-17T10",
+        "last_hour": "2015-05-17T10", "hours": [described],
+    }  # fmt: skip
+
+
+def test_a_task_that_published_nothing_has_no_event() -> None:
+    for operator in (
+        PublishHourOperator(task_id="a", topic="PageView"),
+        PublishLateHoursOperator(task_id="b", topic="PageView"),
+        PublishUnpublishedHoursOperator(task_id="c", topic="PageView"),
+    ):
+        assert events_of(operator, hour_result("2015-05-17T10", published=False)) == []
+        assert events_of(operator) == []
+
+
+def test_the_event_of_a_years_backfill_is_no_larger_than_that_of_a_day() -> None:
+    operator = PublishHourOperator(task_id="p", topic="PageView")
+    start = datetime(2015, 1, 1, tzinfo=UTC)
+    hours = [f"{start + timedelta(hours=hour):%Y-%m-%dT%H}" for hour in range(8760)]
+    (event,) = events_of(operator, *map(hour_result, hours))
+    assert (event.extra["published"], event.extra["last_hour"]) == (8760, "2015-12-31T23")
+    assert len(json.dumps(event.extra)) < 3_000
+
+
+def test_the_tables_of_two_warehouses_are_two_assets_and_the_default_one_is_called_as_before() -> None:
+    before = Asset(name="PageView.hourly", group="millrace")
+    assert hourly_asset("PageView") == before
+    other = hourly_asset("PageView", "millrace_eu")
+    assert (other.name, other.uri) == (
+        "PageView.hourly@millrace_eu",
+        "x-millrace://millrace_eu/PageView.hourly",
+    )
+    operator = PublishHourOperator(task_id="p", topic="PageView", conn_id="millrace_eu")
+    (event,) = events_of(operator, hour_result("2015-05-17T10"))
+    assert event.dest_asset_key.uri == other.uri
 
 
 def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
@@ -235,8 +300,11 @@ def test_upkeep_runs_the_commands_of_the_connections_warehouse() -> None:
     assert command[command.index("reload") + 1] == "PageView"
     assert command[command.index("--reason") + 1] == "a bug"
     late = PublishLateHoursOperator(task_id="l", topic="PageView")
-    assert [outlet.name for outlet in late.outlets] == ["PageView.hourly"]
     assert "--late" in late.command(settings, "run-1")
+    unpublished = PublishUnpublishedHoursOperator(task_id="u", topic="PageView", unproven_after="3d")
+    command = unpublished.command(settings, "run-1")
+    assert {"--late", "--unpublished"} <= {*command}
+    assert command[command.index("--unproven-after") + 1] == "3d"
     command = ExpireLoadsOperator(task_id="e", topic="PageView").command(settings, "run-1")
     assert command[command.index("--older-than") + 1] == "30d"
 
@@ -303,8 +371,33 @@ def test_time_that_is_up_fails_the_sensor_with_the_audits_reason(
             return operator.execute_complete(context(), first_event(deferred(operator)))
         return str(operator.execute(context()))
 
-    with pytest.raises((AirflowFailException, AirflowSensorTimeout), match=r"unknown: dc2 is silent$"):
+    with pytest.raises(AirflowSensorTimeout) as raised:
         to_the_end()
+    words = str(raised.value)
+    assert words.startswith("timed out after 0:00:00.2")
+    assert "unknown: dc2 is silent; clear this task to wait again, or publish" in words
+    assert words.endswith("hourly PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z")
+
+
+HALF_HOURS: dict[str, Any] = {"start": "2015-05-17T10:30:00Z", "end": "2015-05-17T12:30:00Z"}
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **options: sensor(**HALF_HOURS, **options),
+        lambda **options: PublishHourOperator(task_id="p", topic="T", **HALF_HOURS, **options),
+        lambda **options: ReloadHoursOperator(task_id="r", topic="T", reason="why", **HALF_HOURS, **options),
+        lambda **options: ReloadHoursOperator(task_id="r", topic="T", reason=" ", **HOURS, **options),
+        lambda **options: MirrorTopicOperator(task_id="m", topic="T", origin="dc9", **options),
+    ],
+)
+def test_a_users_mistake_fails_the_task_at_once_without_a_retry(
+    make: Callable[..., BaseOperator], deferrable: bool
+) -> None:
+    with pytest.raises(AirflowFailException, match=r"not a whole hour|reason is empty|no origin 'dc9'"):
+        make(deferrable=deferrable).execute(context())
 
 
 def test_the_deadline_is_a_time_so_a_restarted_triggerer_does_not_begin_to_wait_anew(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.encoders import coerce_to_core_timetable
 
 from tests.support import REPOSITORY
@@ -98,12 +99,62 @@ def test_publishing_an_hour_brings_the_late_rows_of_earlier_ones_one_run_at_a_ti
     assert publish.max_active_tis_per_dag == 1
 
 
-def test_upkeep_expires_every_topic_daily_and_reads_hours_again_by_hand() -> None:
-    dags = DagBag(str(DAGS)).dags
-    assert set(dags["warehouse_upkeep"].task_ids) == {"expire_PageView", "expire_SearchQuery"}
-    by_hand = dags["warehouse_reload"]
+def test_upkeep_publishes_what_was_forgotten_and_expires_every_topic_daily() -> None:
+    upkeep = DagBag(str(DAGS)).dags["warehouse_upkeep"]
+    for topic in ("PageView", "SearchQuery"):
+        assert downstream(upkeep, f"publish_{topic}") == {f"expire_{topic}"}
+        assert upkeep.get_task(f"expire_{topic}").trigger_rule == "all_done"
+
+
+def test_hours_are_read_again_by_hand_and_published_for_that_topic_alone() -> None:
+    by_hand = DagBag(str(DAGS)).dags["warehouse_reload"]
     assert not by_hand.timetable.can_be_scheduled
-    assert downstream(by_hand, "reload") == {"publish_PageView", "publish_SearchQuery"}
+    assert downstream(by_hand, "reload") == {"publish"}
+    publish: Any = by_hand.get_task("publish").prepare_for_execution()
+    publish.render_template_fields({"params": {"topic": "SearchQuery"}})
+    assert publish.topic == "SearchQuery"
+
+
+GIVEN = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z", "reason": "schema 7 was missing"}
+
+
+@pytest.mark.parametrize("missing", ["start", "end", "reason"])
+def test_the_form_to_read_hours_again_requires_its_fields(missing: str) -> None:
+    params = DagBag(str(DAGS)).dags["warehouse_reload"].params
+    for name, value in GIVEN.items():
+        if name != missing:
+            params.get_param(name).resolve(value)
+    with pytest.raises(ParamValidationError):
+        params.get_param(missing).resolve()
+    with pytest.raises(ParamValidationError):
+        params.get_param(missing).resolve("")
+
+
+@pytest.mark.parametrize("dag_id", ["warehouse_load", "warehouse_reload"])
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("2015-05-17T10:00:00Z", True),
+        ("2015-05-17T10:00:00.000Z", True),
+        ("2015-05-17 10:00:00+00:00", True),
+        ("2015-05-17T10:00Z", True),
+        ("2015-05-17T10", True),
+        ("yesterday", False),
+        ("2015-05-17", False),
+        ("2015-05-17T10:30:00Z", False),
+        ("2015-05-17T10:00:01Z", False),
+    ],
+)
+def test_what_is_no_whole_hour_is_refused_by_the_form(dag_id: str, text: str, fits: bool) -> None:
+    from millrace_airflow.command_line import interval
+
+    param = DagBag(str(DAGS)).dags[dag_id].params.get_param("start")
+    if fits:
+        assert param.resolve(text) == text
+        assert interval(text, "2015-05-18T00:00Z")[0] == datetime(2015, 5, 17, 10, tzinfo=UTC)
+        return
+    with pytest.raises(ParamValidationError):
+        param.resolve(text)
 
 
 IMPORT_DAG = """

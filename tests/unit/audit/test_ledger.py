@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from millrace_audit.auditor import answers, auditor, ledger
 from millrace_audit.auditor.answers import AuditRules
 from millrace_audit.auditor.store import AuditStore, CountedRow, Row
 from millrace_audit.auditor.verdict import iso
-from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_audit.client import Completeness
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
 from millrace_audit.reports.messages import (
     FOR_EVER,
     NOTHING,
@@ -65,10 +66,10 @@ class Audit:
         return window
 
 
-@pytest.fixture(params=["sqlite", *(["other"] if os.environ.get("MILLRACE_TEST_DATABASE_URL") else [])])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def audit(request: pytest.FixtureRequest) -> Iterator[Audit]:
-    """An empty store: SQLite, and the database of MILLRACE_TEST_DATABASE_URL if it is set."""
-    url = "sqlite://" if request.param == "sqlite" else os.environ["MILLRACE_TEST_DATABASE_URL"]
+    """An empty store, in SQLite and in PostgreSQL."""
+    url = "sqlite://" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
     store = AuditStore(url)
     Row.metadata.drop_all(store._engine)
     Row.metadata.create_all(store._engine)
@@ -502,3 +503,13 @@ def test_a_producer_with_more_holes_than_a_message_takes_is_told_in_parts(
 def test_a_load_without_a_producer_is_told_too() -> None:
     (count,) = edition_records(TOPIC, 1, 1, SequenceCounts(), SequenceCounts())
     assert count.source == LoadNumber(1)
+
+
+def test_the_last_window_before_the_year_10000_is_one_that_a_client_can_read(audit: Audit) -> None:
+    last = window_start(answers.LAST_MS)
+    audit.apply(hello(), report(0, (0, 0), window=last))
+    with audit.store.reading() as session:
+        answer = answers.completeness(session, RULES, TOPIC, last, answers.LAST_MS)
+    (window,) = Completeness.from_json(answer).windows
+    assert window.start == datetime(9999, 12, 31, 23, 50, tzinfo=UTC)
+    assert window.end == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)

@@ -36,7 +36,7 @@ class Ids:
             raise UnknownSchema(f"no schema {schema_id}")
         return self.schemas[schema_id]
 
-    def register(self, subject: str, schema: Any) -> int:
+    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
         self.schemas[len(self.schemas) + 1] = schema
         return len(self.schemas)
 

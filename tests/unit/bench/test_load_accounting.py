@@ -11,7 +11,7 @@ import pytest
 
 from tests.bench.load import accounting
 from tests.bench.load.accounting import TreeMeter, group_of_thread, kind_of
-from tests.support import die_with_the_test_run, wait_until
+from tests.support import start_for_the_test_run, wait_until
 
 BURN = "import time\nwhile time.process_time() < {seconds}: pass\n"
 FORKS = """
@@ -43,11 +43,13 @@ def process_is_idle(meter: TreeMeter) -> None:
 
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN"])
 def test_a_child_that_has_ended_still_counts_whoever_waited_for_it(handler: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKS.format(handler=handler)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=die_with_the_test_run,
+    with start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(
+            [sys.executable, "-c", FORKS.format(handler=handler)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=ends_with_us,
+        )
     ) as parent:
         assert parent.stdout is not None
         with TreeMeter(parent.pid) as meter:
@@ -62,7 +64,9 @@ def test_a_child_that_has_ended_still_counts_whoever_waited_for_it(handler: str)
 
 def test_a_mark_leaves_out_what_was_used_before_it() -> None:
     command = [sys.executable, "-c", BURN.format(seconds=0.3) + "input()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=die_with_the_test_run) as process:
+    with start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=ends_with_us)
+    ) as process:
         with TreeMeter(process.pid) as meter:
             wait_until("it has worked", lambda: meter.used().cpu_s >= 0.25)
             process_is_idle(meter)
@@ -75,8 +79,10 @@ def test_a_mark_leaves_out_what_was_used_before_it() -> None:
 
 def test_a_process_that_becomes_another_program_is_counted_once() -> None:
     script = BURN.format(seconds=0.2) + "import os; os.execv('/bin/sh', ['sh', '-c', 'read x'])"
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, preexec_fn=die_with_the_test_run
+    with start_for_the_test_run(
+        lambda ends_with_us: subprocess.Popen(
+            [sys.executable, "-c", script], stdin=subprocess.PIPE, preexec_fn=ends_with_us
+        )
     ) as process:
         with TreeMeter(process.pid) as meter:
             wait_until("it is a shell", lambda: meter.used().groups.get(accounting.OTHER, 0) >= 0.15)

@@ -21,7 +21,8 @@ from kio.serial import entity_reader, entity_writer
 from millrace.coordination.state import TopicState, new_topic
 from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.handlers import Handlers, kafka_apis
-from millrace.server.request import Repeated, Request
+from millrace.server.request import Request
+from millrace.wire.produce import OneBatch
 from tests.unit.broker.running import FakeCluster, Running
 
 Values = Mapping[str, Any]
@@ -31,13 +32,22 @@ _EMPTY: dict[str, Any] = {"string": "", "bytes": b"", "records": b"", "bool": Fa
 class ChangingCluster(FakeCluster):
     """Registries in memory that take the changes which ZooKeeper would."""
 
+    def __init__(self, *topics: TopicState) -> None:
+        super().__init__(*topics)
+        self.deletions: list[str] = []
+        """Topics that were asked to be deleted, there or not: each costs ZooKeeper several requests."""
+
     def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> TopicState:
         if name in self.topics:
             raise TopicAlreadyExists(f"topic {name} exists already")
         self.topics = {**self.topics, name: new_topic(name, partitions, settings, [1], self.topics)}
         return self.topics[name]
 
+    def topic_names(self) -> frozenset[str]:
+        return frozenset(self.topics)
+
     def delete_topic(self, name: str) -> None:
+        self.deletions.append(name)
         if name not in self.topics:
             raise UnknownTopicOrPartition(f"no topic {name}")
         self.topics = {key: topic for key, topic in self.topics.items() if key != name}
@@ -55,7 +65,7 @@ class AskingClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
-    repeated: Repeated | None = None
+    produced: OneBatch | None = None
 
     def __init__(self) -> None:
         self.answers = 0

@@ -10,6 +10,7 @@ import pytest
 from millrace.config import LogConfig
 from millrace.coordination.state import TopicState
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.producer_state import ProducerLimit
 from tests.unit.broker.running import NEVER_MS, Disk, FakeCluster, Running, Start, topic
 
 
@@ -33,8 +34,10 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     slow = Disk()
     opened = PartitionLog.open
 
-    def open_slow(directory: Path, config: LogConfig, clock: Callable[[], float]) -> PartitionLog:
-        return opened(directory, config, clock, slow.fdatasync)
+    def open_slow(
+        directory: Path, config: LogConfig, clock: Callable[[], float], *, producer_limit: ProducerLimit
+    ) -> PartitionLog:
+        return opened(directory, config, clock, slow.fdatasync, producer_limit)
 
     monkeypatch.setattr(PartitionLog, "open", open_slow)
     yield slow

@@ -21,6 +21,7 @@ from millrace.records import Message, build_batch
 from millrace.records.mirror_position import Origin
 from millrace.storage.log_directory import LogDirectory
 from millrace.wire.fetch import AskedFetch
+from tests.support import WAIT_S
 
 NEVER_MS = 3_600_000
 ORIGIN = Origin("dc1", "t", uuid.UUID(int=1), 0)
@@ -56,6 +57,9 @@ class FakeCluster:
     def is_gone(self, name: str, topic_id: uuid.UUID) -> bool:
         return name not in self.unreadable
 
+    def confirm(self) -> None:
+        """The topics that `set` was given are those of ZooKeeper."""
+
     def set(self, *topics: TopicState) -> None:
         self.topics = {topic.name: topic for topic in topics}
         self.changed()
@@ -67,10 +71,18 @@ class Outcome:
 
     acks_all: bool = False
     heard: list[int | BrokerError] = field(default_factory=list)
+    fails: bool = False
+    aborted: str = ""
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         assert index == 0
+        if self.fails:
+            self.fails = False
+            raise MemoryError
         self.heard += outcomes
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
 
     @property
     def base_offset(self) -> int:
@@ -91,19 +103,26 @@ class Disk:
 
     def fdatasync(self, fd: int) -> None:
         self.entered.set()
-        assert self.free.wait(10)
+        assert self.free.wait(WAIT_S)
         self.syncs += 1
         if self.fails:
             raise OSError(5, "Input/output error")
 
 
 class Running:
-    def __init__(self, folder: Path, cluster: FakeCluster, log: LogConfig) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: FakeCluster,
+        log: LogConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.cluster, self._stopped = cluster, False
         self.mailbox = Mailbox()
+        self.aborted_fetches: list[str] = []
         config = BrokerConfig(broker_id=1, cluster="test", log=log)
         self.logs = LogDirectory.open(folder, log, time.time)
-        self.broker = Broker(config, cluster, self.logs, self.mailbox)  # type: ignore[arg-type]
+        self.broker = Broker(config, cluster, self.logs, self.mailbox, clock)  # type: ignore[arg-type]
         self.broker.start()
 
     def turn(self) -> None:
@@ -111,7 +130,7 @@ class Running:
         self.broker.end_of_turn()
 
     def until(self, what: str, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < deadline, what
             select.select([self.mailbox.wake_fd], [], [], min(0.05, self.mailbox.seconds_to_next() or 0.05))
@@ -132,7 +151,7 @@ class Running:
         topics = [(name, [(p, offset, 1 << 20)]) for name, p, offset in places]
         answers: list[Found] = []
         request = AskedFetch(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
-        self.broker.fetch(request, answers.append)
+        self.broker.fetch(request, answers.append, self.aborted_fetches.append)
         return answers
 
     def high_watermark(self, name: str = "t", partition: int = 0) -> int:

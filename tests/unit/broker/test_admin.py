@@ -16,6 +16,7 @@ from millrace.errors import ErrorCode
 from millrace.handlers import Handlers, kafka_apis
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
+from tests.support import WAIT_S
 from tests.unit.broker.asking import AskingClient, ChangingCluster, ask, error_codes, request_body
 from tests.unit.broker.running import ORIGIN, Outcome, Running, topic
 
@@ -133,6 +134,12 @@ def test_changed_settings_reach_open_logs_and_deleted_ones_are_the_brokers_again
     assert running.alter(("retention.ms", DELETE, None), ("flush.messages", DELETE, None)) == (0, None)
     assert (log.config.retention_ms, log.config.max_message_bytes) == (LogConfig().retention_ms, 100)
     assert running.cluster.topics["t"].settings == {"max.message.bytes": "100"}
+
+
+def test_no_client_lifts_a_topics_largest_message_over_the_largest_request(running: Setup) -> None:
+    code, reason = running.alter(("max.message.bytes", SET, "2147483647"))
+    assert code == ErrorCode.INVALID_CONFIG
+    assert "at most 67108864, the broker's max_frame_bytes" in str(reason)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -271,7 +278,7 @@ def test_a_topic_whose_logs_open_too_slowly_is_there_but_the_time_was_up(
     free, opened = threading.Event(), Broker._open_log
 
     def slowly(*arguments: Any) -> Any:
-        assert free.wait(10)
+        assert free.wait(WAIT_S)
         return opened(*arguments)
 
     monkeypatch.setattr(Broker, "_open_log", slowly)
@@ -286,6 +293,17 @@ def test_a_topic_named_twice_is_deleted_once(running: Setup) -> None:
     assert [(each.name, each.error_code) for each in answer.responses] == [
         ("t", 0), ("nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ]  # fmt: skip
+
+
+def test_topics_that_are_not_there_cost_no_deletion_each(running: Setup) -> None:
+    names = ("t", *(f"nobody-{number}" for number in range(1000)))
+    answer = ask(running, ApiKey.DELETE_TOPICS, 3, {"topic_names": names, "timeout": 1000})
+    errors = {result.name: ErrorCode(result.error_code) for result in answer.responses}
+    assert errors.pop("t") == ErrorCode.NONE
+    assert set(errors.values()) == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert len(errors) == 1000
+    assert isinstance(running.cluster, ChangingCluster)
+    assert running.cluster.deletions == ["t"]
 
 
 @pytest.mark.parametrize("auto_create", [True, False])
@@ -323,7 +341,7 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
 
     def create(name: str, partitions: int, settings: Any) -> Any:
         begun.append(name)
-        assert go.wait(10)
+        assert go.wait(WAIT_S)
         return ChangingCluster.create_topic(running.cluster, name, partitions, settings)  # type: ignore[arg-type]
 
     monkeypatch.setattr(running.cluster, "create_topic", create)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,10 @@ from millrace.errors import (
 )
 from millrace.records import Message, build_batch
 from millrace.records.compression import Buffer
+from millrace.storage import landmarks, partition_log
+from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.landmarks import Landmarks
+from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import ORIGIN, Disk, Outcome, Start, topic
 
 
@@ -39,9 +45,10 @@ def test_acks_1_is_answered_after_the_append_and_stays_invisible_until_the_flush
 def test_acks_all_is_answered_only_after_the_flush_it_starts_at_once(start: Start, disk: Disk) -> None:
     running = start()
     disk.free.clear()
+    disk.entered.clear()
     outcome = running.produce(acks_all=True)
     running.turn()
-    time.sleep(0.05)
+    assert disk.entered.wait(WAIT_S)
     running.turn()
     assert outcome.heard == []
     assert running.high_watermark() == 0
@@ -58,7 +65,7 @@ def test_whatever_comes_during_a_flush_shares_the_next_one(start: Start, disk: D
     disk.free.clear()
     first = running.produce(acks_all=True)
     running.turn()
-    assert disk.entered.wait(10)
+    assert disk.entered.wait(WAIT_S)
     later = []
     for _ in range(20):
         later.append(running.produce(acks_all=True))
@@ -87,7 +94,7 @@ def test_what_one_turn_staged_is_one_write_per_partition(
     assert writes == [15, 15]
 
 
-def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start) -> None:
+def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start, disk: Disk) -> None:
     by_count = start(
         topic("t", 1, settings={"flush.messages": "10"}), topic("u", 1, settings={"flush.ms": "30"})
     )
@@ -98,10 +105,13 @@ def test_a_flush_is_due_after_so_many_messages_or_so_much_time(start: Start) -> 
     by_count.turn()
     by_count.until("the time", lambda: by_count.high_watermark("u") == 1)
     assert time.monotonic() - began >= 0.03
+    assert disk.syncs > 0
     assert by_count.high_watermark() == 0
+    disk.syncs = 0
     by_count.produce()
     by_count.turn()
     by_count.until("the tenth message", lambda: by_count.high_watermark() > 0)
+    assert disk.syncs > 0
 
 
 def test_a_failed_flush_refuses_who_waits_and_all_writes_after_it(start: Start, disk: Disk) -> None:
@@ -119,6 +129,53 @@ def test_a_failed_flush_refuses_who_waits_and_all_writes_after_it(start: Start, 
     assert running.high_watermark() == 1, "nothing becomes visible any more"
     (found,) = running.fetch(("t", 0, 0))
     assert found[0][1][0].records is not None, "reads go on"
+
+
+def test_acks_all_is_answered_before_a_due_checkpoint_is_written(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    go_on, began = threading.Event(), threading.Event()
+    write = Checkpoint.write
+
+    def hold(checkpoint: Checkpoint, directory: Path) -> None:
+        began.set()
+        assert go_on.wait(WAIT_S)
+        write(checkpoint, directory)
+
+    monkeypatch.setattr(Checkpoint, "write", hold)
+    log = running.broker.partition("t", 0).log
+    log._checkpoint_at = 0.0
+    for _ in range(3):  # the flushes behind it do not wait for it either
+        outcome = running.produce(acks_all=True)
+        running.turn()
+        running.until("the answer", lambda: outcome.heard)  # noqa: B023
+        assert began.wait(WAIT_S)
+    go_on.set()
+    wait_until("the checkpoint", lambda: (found := Checkpoint.read(log.directory)) and found.flushed > 0)
+
+
+def test_a_flush_that_found_no_descriptor_is_refused_and_tried_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    log = running.broker.partition("t", 0).log
+    with monkeypatch.context() as patch:
+        patch.setattr(partition_log, "sync_directory", out_of_descriptors)
+        log._directory_changed = True  # as after a roll
+        refused = running.produce(acks_all=True)
+        running.turn()
+        running.until("the refusal", lambda: refused.heard)
+    assert isinstance(refused.heard[0], StorageError)
+    running.until("the next try, without anybody asking", lambda: running.high_watermark() == 1)
+    outcome = running.produce(acks_all=True)
+    running.turn()
+    running.until("the answer", lambda: outcome.heard)
+    assert outcome.base_offset > 0
+
+
+def out_of_descriptors(_: Path) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_retry_is_answered_with_the_first_offset_once_that_is_on_the_disk(start: Start, disk: Disk) -> None:
@@ -164,6 +221,24 @@ def test_a_parked_fetch_answers_once_when_any_partition_has_something(start: Sta
     assert len(answers) == 1
     assert not running.broker.partition("a", 0).parked
     assert not running.broker.partition("b", 0).parked
+
+
+def test_a_fetch_that_lacks_landmarks_waits_until_they_are_built(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(landmarks, "WALKED_HEADERS", 10)
+    monkeypatch.setattr(landmarks, "SPAN_BYTES", 1000)
+    running = start()
+    for _ in range(50):
+        last = running.produce(acks_all=True)
+    running.turn()
+    running.until("the answers", lambda: last.heard)
+    log = running.broker.partition("t", 0).log
+    log._files.segments[0].landmarks = Landmarks()  # as an older Millrace left it
+    answers = running.fetch(("t", 0, last.base_offset - 1))
+    assert answers == []
+    running.until("the answer", lambda: answers)
+    assert answers[0][0][1][0].records is not None
 
 
 def test_a_fetch_waits_for_min_bytes_across_partitions(start: Start) -> None:

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from millrace.broker import topic_changes
-from millrace.broker.broker import Broker
+from millrace.broker.broker import ZOOKEEPER_THREADS, Broker
 from millrace.config import LogConfig
 from millrace.coordination.state import PartitionState, TopicState
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
 from millrace.mailbox import Timer
+from millrace.storage.partition_log import PartitionLog
+from tests.support import WAIT_S
 from tests.unit.broker.running import Disk, FakeCluster, Running, Start, topic
 
 
@@ -95,7 +97,7 @@ def test_what_was_appended_before_a_disk_went_bad_is_still_flushed_and_answered(
     disk.free.clear()
     first = running.produce(acks_all=True)
     running.turn()
-    assert disk.entered.wait(10)
+    assert disk.entered.wait(WAIT_S)
     second = running.produce(acks_all=True)
     running.turn()
 
@@ -119,20 +121,42 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
 
     def create_topic(name: str, partitions: int, settings: Any) -> None:
         creating.set()
-        assert go_on.wait(10)
+        assert go_on.wait(WAIT_S)
 
     running.cluster.create_topic = create_topic  # type: ignore[attr-defined]
     answers: list[Any] = []
-    running.broker.in_background(
+    running.broker.in_zookeeper_thread(
         lambda: topic_changes.create_topic(running.broker, "new", 1, {}), answers.append
     )
-    assert creating.wait(10)
+    assert creating.wait(WAIT_S)
     stopping = threading.Thread(target=running.stop, daemon=True)
     stopping.start()
     time.sleep(0.1)  # into the shutdown, so that the loop is no more when the topic is there
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()
+
+
+def test_a_broker_opens_its_logs_side_by_side(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, one_by_one = threading.Barrier(3), PartitionLog.open
+
+    def open_together(*arguments: Any, **more: Any) -> PartitionLog:
+        opening.wait(WAIT_S)
+        return one_by_one(*arguments, **more)
+
+    monkeypatch.setattr(PartitionLog, "open", open_together)
+    assert len(start(topic("t", 1, 1, 1)).broker.partitions) == 3
+
+
+def test_a_look_up_does_not_wait_for_work_that_waits_for_zookeeper(start: Start) -> None:
+    running = start()
+    go_on, answers = threading.Event(), list[Any]()
+    for _ in range(2 * ZOOKEEPER_THREADS):
+        running.broker.in_zookeeper_thread(lambda: go_on.wait(WAIT_S), lambda _: None)
+    running.broker.in_look_up_thread(lambda: "found", answers.append)
+    running.until("the look-up is answered", lambda: answers)
+    assert answers[0].result() == "found"
+    go_on.set()
 
 
 def test_the_log_of_a_topic_deleted_while_the_broker_was_away_is_set_aside(

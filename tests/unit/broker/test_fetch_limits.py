@@ -21,7 +21,7 @@ def waiting(running: Running) -> int:
 def test_a_fetch_whose_client_has_gone_waits_for_nothing(start: Start) -> None:
     running = start()
     answers: list[Found] = []
-    fetch = running.broker.fetch(wants(1), answers.append)
+    fetch = running.broker.fetch(wants(1), answers.append, pytest.fail)
     assert (waiting(running), running.broker.parked_partitions) == (1, 1)
     fetch.abandon()
     assert (waiting(running), running.broker.parked_partitions) == (0, 0)
@@ -39,10 +39,10 @@ def test_fetches_of_many_partitions_do_not_wait_when_too_many_are_waited_for(
     running = start()
     answers: list[Found] = []
     for _ in range(3):
-        running.broker.fetch(wants(40), answers.append)
+        running.broker.fetch(wants(40), answers.append, pytest.fail)
     assert (len(answers), waiting(running)) == (1, 2)
     for _ in range(10):
-        running.broker.fetch(wants(16), answers.append)  # a consumer's usual few still wait
+        running.broker.fetch(wants(16), answers.append, pytest.fail)  # a consumer's usual few still wait
     assert (len(answers), waiting(running)) == (1, 12)
     running.produce()
     running.turn()

@@ -9,7 +9,7 @@ import pytest
 
 from millrace.broker.flush import THREADS, FlushThreads
 from millrace.mailbox import Mailbox
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(
     disk, done = threading.Event(), list[int | None]()
 
     def hang() -> int:
-        assert disk.wait(10)
+        assert disk.wait(WAIT_S)
         return -1
 
     flushes.submit(hang, lambda result, _: done.append(result))
@@ -49,9 +49,9 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(
 def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads[int]) -> None:
     first, second = threading.Event(), threading.Event()
     assert flushes.since is None
-    flushes.submit(lambda: first.wait(10), lambda *_: None)
+    flushes.submit(lambda: first.wait(WAIT_S), lambda *_: None)
     oldest = wait_until("the first is under way", lambda: flushes.since)
-    flushes.submit(lambda: second.wait(10), lambda *_: None)
+    flushes.submit(lambda: second.wait(WAIT_S), lambda *_: None)
     assert flushes.since == oldest
     first.set()
     wait_until("the second is the oldest", lambda: flushes.since not in (None, oldest))
@@ -71,3 +71,26 @@ def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: 
     mailbox.run()
     assert outcomes.count(1) == outcomes.count("the disk is gone") == THREADS
     assert sum(flushes.seconds.counts) == 2 * THREADS
+
+
+def test_what_follows_a_flush_runs_after_its_outcome_was_told_and_may_fail(
+    mailbox: Mailbox, flushes: FlushThreads[int]
+) -> None:
+    go_on, told = threading.Event(), list[int | None]()
+
+    def fail() -> None:
+        assert go_on.wait(WAIT_S)
+        raise ValueError("nobody waits for this")
+
+    for number in range(2 * THREADS):
+        flushes.submit(lambda number=number: number, lambda result, _: told.append(result), fail)  # type: ignore[misc]
+
+    def all_threads_told() -> bool:
+        mailbox.run()
+        return len(told) == THREADS
+
+    wait_until("each thread has told of one", all_threads_told)
+    go_on.set()
+    flushes.close()
+    mailbox.run()
+    assert sorted(filter(None, told)) == list(range(1, 2 * THREADS))

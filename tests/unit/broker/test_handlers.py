@@ -20,21 +20,23 @@ from millrace.errors import ErrorCode
 from millrace.handlers import Handlers, kafka_apis
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
-from millrace.server.request import Repeated, Request
+from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
-from millrace.wire.codec import decode
+from millrace.wire.codec import MAX_DECODED_ITEMS, decode
 from millrace.wire.messages import ApiKey, ApiVersionsResponse
+from millrace.wire.produce import OneBatch
+from tests.unit.broker.asking import AskingClient
 
 
 class FakeClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
+    produced: OneBatch | None = None
 
     def __init__(self) -> None:
         self.answers = 0
-        self.repeated: Repeated | None = None
         self.errors: Counter[tuple[int, int]] = Counter()
 
     def answered(self, size: int) -> None:
@@ -126,14 +128,15 @@ def test_work_in_a_thread_that_fails_is_answered(
     assert body_of(request)
 
 
-def test_no_api_version_or_body_goes_without_an_answer(broker: Broker) -> None:
+def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker: Broker) -> None:
     handlers = Handlers(broker, kafka_apis())
     for api_key in range(-2, 100):
         for version in [-1, *range(17), 99]:
             for body in (b"", b"\xff" * 40, bytes(40)):
-                request = handlers.handle(FakeClient(), memoryview(frame(api_key, version, body)))
+                client = FakeClient()
+                request = handlers.handle(client, memoryview(frame(api_key, version, body)))
                 deadline = time.monotonic() + 10
-                while request.parts is None:
+                while request.parts is None and not client.closed:
                     assert time.monotonic() < deadline, f"API {api_key} v{version} with {body!r}"
                     broker.mailbox.run()
 
@@ -172,11 +175,10 @@ def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Bro
         handlers.handle(client, memoryview(frame(api_key, 0, b"")))
     wanted = struct.pack(">iiqi", 1, 0, 10**9, 1000)
     asked = struct.pack(">iiiib", -1, 0, 1, 1000, 0) + struct.pack(">ih", 1, 1) + b"t" + wanted
+    assert client.errors == {(-1, ErrorCode.UNSUPPORTED_VERSION): 2000}
+    client = FakeClient()
     handlers.handle(client, memoryview(frame(ApiKey.FETCH, 4, asked)))
-    assert client.errors == {
-        (-1, ErrorCode.UNSUPPORTED_VERSION): 2000,
-        (ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE): 1,
-    }
+    assert client.errors == {(ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE): 1}
 
 
 def test_requests_are_counted_by_api_whatever_clients_make_up() -> None:
@@ -185,3 +187,21 @@ def test_requests_are_counted_by_api_whatever_clients_make_up() -> None:
         statistics.served(Request(client, api_key, 0, 1, memoryview(b"")), 0.0)
     found = {key: api.requests for key, api in statistics.apis.items() if api.requests}
     assert found == {-1: 2000, ApiKey.FETCH: 1}
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(999, 0), (ApiKey.FETCH, 3), (ApiKey.METADATA, 9), (2, 0)])
+def test_an_api_or_version_that_is_not_offered_closes_the_connection(
+    broker: Broker, api_key: int, version: int
+) -> None:
+    client = FakeClient()
+    request = Handlers(broker, kafka_apis()).handle(client, memoryview(frame(api_key, version, b"")))
+    assert client.closed
+    assert request.parts is None
+
+
+def test_a_request_of_too_many_items_closes_its_connection(broker: Broker) -> None:
+    client = AskingClient()
+    body = struct.pack(">i", MAX_DECODED_ITEMS + 1) + bytes(100_000)
+    request = Handlers(broker, kafka_apis()).handle(client, memoryview(frame(ApiKey.METADATA, 1, body)))
+    assert client.closed
+    assert request.parts is None  # an answer with an empty list would say that there is nothing

@@ -11,7 +11,7 @@ import pytest
 
 from millrace.metrics import health
 from millrace.metrics.health import Health
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import Disk, Running, Start, topic
 
 
@@ -61,7 +61,7 @@ def test_a_disk_that_does_not_answer_is_a_problem(
     disk.free.clear()
     outcome = running.produce(acks_all=True)
     running.turn()
-    assert disk.entered.wait(10)
+    assert disk.entered.wait(WAIT_S)
     with turning(running):
         (problem,) = wait_until("the flush that hangs", lambda: connect(running).problems())
     assert problem.startswith("a flush has taken")

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers
 from millrace.handlers.mirror_append import mirror_append
 from millrace.mirror.states import MirrorStates
 from millrace.records import Cursor, Message, build_batch
-from millrace.server.request import Repeated, Request
+from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MirrorAppend,
@@ -22,16 +23,17 @@ from millrace.wire.mirror_append import (
     decode_response,
     encode_request,
 )
+from millrace.wire.produce import OneBatch
 from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 
 class FakeClient:
     closed = False
-    address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
-    repeated: Repeated | None = None
+    produced: OneBatch | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "127.0.0.1:1") -> None:
+        self.address = address
         self.errors: Counter[tuple[int, int]] = Counter()
 
     def answered(self, size: int) -> None:
@@ -46,11 +48,11 @@ def running(start: Start, disk: Disk) -> Running:
     return start(topic("t", 1, origin=ORIGIN))
 
 
-def ask(running: Running, request: MirrorAppend) -> Request:
+def ask(running: Running, request: MirrorAppend, address: str = "127.0.0.1:1") -> Request:
     body = b"".join(encode_request("t", request))
     handlers = Handlers(running.broker, [mirror_append(MirrorStates())])
     header = int(ApiKey.MIRROR_APPEND).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
-    return handlers.handle(FakeClient(), memoryview(bytearray(header + body)))
+    return handlers.handle(FakeClient(address), memoryview(bytearray(header + body)))
 
 
 def answer(running: Running, asked: Request) -> MirrorAppended:
@@ -107,3 +109,28 @@ def test_only_an_append_carries_records(running: Running, mode: MirrorMode) -> N
     assert answer(running, asked).error == ErrorCode.INVALID_REQUEST
     assert asked.client.errors == {(ApiKey.MIRROR_APPEND, ErrorCode.INVALID_REQUEST): 1}
     assert running.broker.partition("t", 0).log.end == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "taken"),
+    [
+        ("127.0.0.1:1", True), ("127.8.8.8:1", True), ("::1:1", True), ("::ffff:127.0.0.1:1", True),
+        ("10.0.0.7:1", True), ("10.0.0.8:1", True), ("10.0.0.9:1", False), ("fe80::1:1", False),
+    ],
+)  # fmt: skip
+def test_a_mirror_is_reset_from_the_clusters_machines_and_named_hosts_only(
+    running: Running, address: str, taken: bool
+) -> None:
+    running.cluster.brokers[2] = BrokerAddress("10.0.0.7", 9092)
+    running.broker.config = dataclasses.replace(running.broker.config, admin_hosts=("10.0.0.8",))
+    assert answer(running, ask(running, append_of_one())).error == 0
+    cursor = Cursor(500)
+    reset = MirrorAppend(mode=MirrorMode.RESET, origin=ORIGIN, expected=1, cursor=cursor, records=b"")
+    found = answer(running, ask(running, reset, address))
+    assert found.error == (0 if taken else ErrorCode.POLICY_VIOLATION)
+    partition = running.broker.partition("t", 0)
+    recorded = partition.log.mirror_position
+    assert recorded is not None
+    assert recorded.cursor.next_offset == (500 if taken else 1)
+    assert "admin_hosts" in (found.message or "admin_hosts")
+    assert answer(running, ask(running, append_of_one(expected=500 if taken else 1), address)).error == 0

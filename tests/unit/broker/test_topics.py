@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.broker.topic_settings import InvalidTopicConfig, topic_log_config
-from millrace.config import LogConfig
+from millrace.broker.topic_settings import InvalidTopicConfig, check_topic_settings, topic_log_config
+from millrace.config import BrokerConfig, LogConfig
+
+BROKER = BrokerConfig(broker_id=1, cluster="test", log=LogConfig(flush_ms=7), max_frame_bytes=16 << 20)
 
 
 def test_settings_go_over_the_brokers_defaults() -> None:
-    default = LogConfig(flush_ms=7)
     config = topic_log_config(
-        default, {"segment.bytes": "2048", "retention.ms": "-1", "retention.bytes": "10"}
+        BROKER, {"segment.bytes": "2048", "retention.ms": "-1", "retention.bytes": "10"}
     )
     assert (config.segment_bytes, config.retention_ms, config.retention_bytes, config.flush_ms) == (
         2048, None, 10, 7,
     )  # fmt: skip
-    assert topic_log_config(default, {}) == default
+    assert topic_log_config(BROKER, {}) == BROKER.log
 
 
 def test_what_millrace_does_anyway_may_be_asked_for() -> None:
     same = {"cleanup.policy": "delete", "message.timestamp.type": "CreateTime"}
-    assert topic_log_config(LogConfig(), same) == LogConfig()
+    assert topic_log_config(BROKER, same) == BROKER.log
 
 
 @pytest.mark.parametrize(
@@ -33,4 +34,25 @@ def test_what_millrace_does_anyway_may_be_asked_for() -> None:
 )  # fmt: skip
 def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidTopicConfig, match=name):
-        topic_log_config(LogConfig(), {name: value})
+        topic_log_config(BROKER, {name: value})
+    with pytest.raises(InvalidTopicConfig, match=name):
+        check_topic_settings(BROKER, {name: value})
+
+
+@pytest.mark.parametrize("name", ["retention.ms", "segment.bytes"])
+def test_a_number_that_no_log_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidTopicConfig, match=f"{name}=9223372036854775808: at most"):
+        check_topic_settings(BROKER, {name: str(1 << 63)})
+
+
+def test_no_topic_is_given_larger_messages_than_its_broker_takes_as_a_request() -> None:
+    check_topic_settings(BROKER, {"max.message.bytes": str(16 << 20)})
+    with pytest.raises(
+        InvalidTopicConfig, match=r"max.message.bytes=16777217: at most 16777216, .*max_frame"
+    ):
+        check_topic_settings(BROKER, {"max.message.bytes": str((16 << 20) + 1)})
+
+
+def test_a_topic_that_was_given_larger_messages_is_served_up_to_the_brokers_limit() -> None:
+    config = topic_log_config(BROKER, {"max.message.bytes": "536870912", "retention.ms": "5"})
+    assert (config.max_message_bytes, config.retention_ms) == (16 << 20, 5)

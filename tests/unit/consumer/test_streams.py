@@ -13,7 +13,7 @@ from millrace.consumer.streams import Batch, Jump, MessageStream, OwnedPartition
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, build_batch, control_batch
 from millrace.records import Message as Record
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 
 ME = threading.get_ident
 
@@ -101,7 +101,7 @@ def test_a_stream_blocks_until_there_is_something_and_ends_when_closed(
     waiting = later(fed.stream)
     assert not waiting.done()
     fed.put(batch(7, 1))
-    assert waiting.result(5) == 7
+    assert waiting.result(WAIT_S) == 7
     waiting = later(fed.stream)
     fed.stream.close()
     assert isinstance(waiting.exception(5), StopIteration | RuntimeError)
@@ -133,7 +133,7 @@ def test_without_proof_of_ownership_nothing_is_handed_out_until_it_comes(
     wait_until("the message before is done", lambda: fed.first.done == 1)
     assert not waiting.done()
     fed.proved = True
-    assert waiting.result(5) == 1
+    assert waiting.result(WAIT_S) == 1
 
 
 def test_a_seek_drops_what_was_pulled_and_what_is_on_its_way() -> None:

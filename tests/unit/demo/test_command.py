@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from millrace.errors import MillraceError
+from millrace_demo import run
 from millrace_demo.commands import demo as command
 from millrace_demo.commands.demo import demo
 from millrace_demo.run import DemoOptions
-from tests.support import REPOSITORY
-
-PLACES = [
-    "--deployment", str(REPOSITORY / "deploy" / "local.toml"), "--dags", str(REPOSITORY / "dags"),
-    "--schemas", str(REPOSITORY / "schemas"),
-]  # fmt: skip
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "warehouse").mkdir()
-    done = CliRunner().invoke(demo, [*PLACES, "--keep", str(tmp_path)])
+    done = CliRunner().invoke(demo, ["--keep", str(tmp_path)])
     assert isinstance(done.exception, MillraceError)
     assert str(done.exception).startswith(f"--keep {tmp_path} is not empty: name a new folder")
 
 
 @pytest.mark.parametrize("option", ["--events", "--hours"])
 def test_a_demo_of_nothing_is_refused(option: str) -> None:
-    assert CliRunner().invoke(demo, [*PLACES, option, "0"]).exit_code == 2
+    assert CliRunner().invoke(demo, [option, "0"]).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -44,10 +40,10 @@ def test_a_demo_that_ends_early_says_why_and_names_logs_only_where_there_are_som
             (options.scratch / "logs" / "registry.log").touch()
         raise error
 
-    monkeypatch.setattr(command, "run_demo", fail)
-    monkeypatch.setattr(command, "stop_on_signals", lambda: None)
+    monkeypatch.setattr(run, "run_demo", fail)
+    monkeypatch.setattr(command, "interruptible", nullcontext)
     folder = tmp_path / "new"
-    done = CliRunner().invoke(demo, [*PLACES, "--keep", str(folder)])
+    done = CliRunner().invoke(demo, ["--keep", str(folder)])
     logs = f"; logs are in {folder / 'logs'}" if started else ""
     assert (done.exit_code, done.stdout) == (1, f"DEMO FAILED: {said}{logs}\n")
     assert folder.exists() == started

@@ -13,7 +13,7 @@ from millrace_spark.load.load import load_topic
 from millrace_spark.table.publish import publish_hours
 from tests.faultload.produced import Ledger
 from tests.faultload.watch import Problem, Topic, grouped, hourly_rows, plain_files, rows_of
-from tests.unit.spark_load.memory_log import (
+from tests.unit.spark.memory_log import (
     HOUR,
     START,
     TOPIC,

@@ -50,8 +50,10 @@ class Broker:
         self.now = 100.0
         self.mailbox = Mailbox(lambda: self.now)
         config = BrokerConfig(broker_id=broker_id, cluster="test", group_initial_rebalance_delay_ms=0)
+        self.standstills = 0
         self.groups = Groups(
-            config, cluster, registry, self.mailbox, lambda: self.now, lambda: 5.0  # type: ignore[arg-type]
+            config, cluster, registry, self.mailbox, lambda: self.now, lambda: 5.0,  # type: ignore[arg-type]
+            lambda: self.standstills,
         )  # fmt: skip
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
@@ -59,7 +61,7 @@ class Broker:
             self.mailbox.run()
             return condition()
 
-        return wait_until(what, turned, timeout_s=10)
+        return wait_until(what, turned)
 
     def passes(self, seconds: float) -> None:
         for _ in range(int(seconds / 0.5)):
@@ -83,6 +85,9 @@ class Broker:
     def listed(self) -> Any:
         return self.ask(lambda answers: self.groups.list_groups(answers, answers))
 
+    def delete_offsets(self, name: str, *places: tuple[str, int]) -> Any:
+        return self.ask(lambda answers: self.groups.delete_offsets(name, places, answers, answers))
+
     def look_at(self, name: str) -> Any:
         return self.ask(lambda answers: self.groups.describe_group(name, answers, answers))
 
@@ -95,12 +100,12 @@ class Broker:
     def commit(self, name: str, offset: int = 7, **changes: Any) -> Any:
         return self.ask(lambda answers: self.groups.commit(commit_request(name, offset, **changes), answers))
 
-    def join(self, name: str) -> tuple[Group, list[JoinGroupResponse]]:
+    def join(self, name: str, metadata: bytes = b"") -> tuple[Group, list[JoinGroupResponse]]:
         """A group with a member, and what that hears."""
         group = self.use(name)
         assert isinstance(group, Group), group
         heard: list[JoinGroupResponse] = []
-        protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
+        protocol = JoinGroupRequestProtocol(name="range", metadata=metadata)
         request = JoinGroupRequest(
             group_id=name, session_timeout=30_000, protocol_type="consumer", protocols=(protocol,)
         )
@@ -108,9 +113,9 @@ class Broker:
         self.until("the group has a generation", lambda: heard)
         return group, heard
 
-    def stable(self, name: str) -> tuple[Group, Any]:
+    def stable(self, name: str, metadata: bytes = b"") -> tuple[Group, Any]:
         """A group with one member that has its assignment, and how the member calls itself in a commit."""
-        group, (joined,) = self.join(name)
+        group, (joined,) = self.join(name, metadata)
         sync = SyncGroupRequest(group_id=name, generation_id=joined.generation_id, member_id=joined.member_id)
         group.sync(sync, lambda _: None)
         assert group.state is State.STABLE

@@ -17,6 +17,7 @@ from millrace.errors import (
     RequestTimedOut,
     UnknownGroup,
 )
+from tests.support import WAIT_S
 
 
 @dataclass
@@ -46,10 +47,15 @@ class MemoryRegistry:
     def _ask(self) -> None:
         if not self.may_go_on.is_set():
             self.blocked.release()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(WAIT_S)
         if self.away:
             self.refused += 1
             raise RequestTimedOut("ZooKeeper at test does not answer")
+
+    def names(self) -> set[str]:
+        """Every group's name."""
+        self._ask()
+        return set(self.entries)
 
     def groups(self) -> dict[str, GroupKind]:
         self._ask()
@@ -119,6 +125,18 @@ class MemoryRegistry:
         if entry.coordinator is not None and not self._holds(group, fence):
             raise NotCoordinator("held")
         del self.entries[group]
+
+    def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:
+        self._ask()
+        entry = self.entries.get(group)
+        if entry is None:
+            raise UnknownGroup("none")
+        if entry.members:
+            raise GroupNotEmpty("members")
+        if entry.coordinator is not None and not self._holds(group, fence):
+            raise NotCoordinator("held")
+        for place in places:
+            entry.offsets.pop(place, None)
 
     def members(self, group: str) -> dict[str, StreamsMember]:
         self._ask()

@@ -132,9 +132,10 @@ def test_a_group_with_offsets_is_kept_without_a_coordinator(one: Broker, registr
 
 
 def test_a_group_with_members_is_kept(one: Broker) -> None:
-    one.join(MINE)
+    group, _ = one.join(MINE)
     one.passes(IDLE_S + 5)
-    assert one.groups.held(MINE) is not None
+    assert one.groups.held(MINE) is group
+    assert len(group.snapshot().members) == 1
 
 
 def test_what_a_killed_coordinator_left_of_groups_without_offsets_is_deleted_by_whose_share_it_is(
@@ -299,3 +300,60 @@ def test_a_coordinator_drops_a_group_that_another_has_coordinated_in_between(
     one.until("its members are sent away", lambda: group.state is State.DEAD)
     assert one.commit(MINE, 2, **member) == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
     assert registry.entries[MINE].offsets["t", 0].offset == 9
+
+
+# Standing still
+
+
+def test_after_a_standstill_a_coordinator_that_was_replaced_answers_nobody_as_if_it_were_not(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    group, member = one.stable(MINE)
+    registry.session_ends(1)
+    cluster.brokers = {2: cluster.brokers[2]}
+    assert isinstance(two.use(MINE), Group)
+    one.standstills += 1
+    assert one.use(MINE) is NOT_COORDINATOR
+    assert group.heartbeat(member["member_id"], None, member["generation_id_or_member_epoch"])
+
+
+def test_after_a_standstill_a_coordinator_that_is_still_it_goes_on_with_its_members(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    group, _ = one.stable(MINE)
+    registry.session_ends(1)  # and nobody took the group meanwhile
+    one.standstills += 1
+    assert one.use(MINE) is group
+    assert group.state is State.STABLE
+    assert one.commit(MINE, member_id="nobody") == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
+
+
+def test_without_zookeeper_nobody_is_answered_after_a_standstill(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    group, _ = one.stable(MINE)
+    registry.away = True
+    one.standstills += 1
+    answers = Answers()
+    one.groups.use(MINE, answers, answers)
+    one.passes(WAIT_S)
+    assert answers.heard == [NOT_AVAILABLE]
+    registry.away = False
+    one.passes(SWEEP_S)
+    assert one.use(MINE) is group
+
+
+def test_a_standstill_while_it_is_asked_who_coordinates_has_that_asked_again(
+    one: Broker, two: Broker, cluster: Cluster, registry: MemoryRegistry
+) -> None:
+    one.stable(MINE)
+    registry.may_go_on.clear()
+    one.standstills += 1
+    answers = Answers()
+    one.groups.use(MINE, answers, answers)
+    assert registry.blocked.acquire(timeout=10)
+    one.standstills += 1
+    one.groups.use(MINE, answers, answers)
+    registry.may_go_on.set()
+    one.until("both are answered", lambda: len(answers.heard) == 2)
+    assert all(isinstance(each, Group) for each in answers.heard)

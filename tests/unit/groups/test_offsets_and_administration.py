@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
-from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember
+from millrace.coordination.groups import CommittedOffset, GroupKind, StreamsMember, committed_positions
 from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S
@@ -54,7 +55,7 @@ def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
         ({"metadata": "x" * 4097}, ErrorCode.OFFSET_METADATA_TOO_LARGE),
         ({"metadata": "x" * 4096}, ErrorCode.NONE),
         ({"metadata": None}, ErrorCode.NONE),
-        ({"offset": -1}, ErrorCode.OFFSET_OUT_OF_RANGE),
+        ({"offset": -1}, ErrorCode.NONE),
         ({"member_id": "of a group it has left"}, ErrorCode.NONE),
         ({"generation_id_or_member_epoch": 3}, ErrorCode.UNKNOWN_MEMBER_ID),
     ],
@@ -62,6 +63,16 @@ def test_offsets_of_a_topic_that_was_created_anew_count_as_not_committed(
 def test_each_offset_is_judged_for_itself(one: Broker, changes: dict[str, Any], code: ErrorCode) -> None:
     (answer,) = one.commit(MINE, **changes).values()
     assert answer is code
+
+
+@pytest.mark.parametrize("offset", [-1, -2])
+def test_a_negative_offset_is_kept_and_stands_for_none(one: Broker, cluster: Cluster, offset: int) -> None:
+    """How kafkajs sends a group back to where its reset policy says."""
+    one.commit(MINE, 7)
+    one.commit(MINE, offset)
+    committed = one.offsets(MINE)
+    assert committed["t", 0].offset == offset
+    assert committed_positions(committed, {"t": cluster.topics["t"].topic_id}) == {}
 
 
 def test_a_refused_partition_does_not_keep_the_others_from_being_committed(one: Broker) -> None:
@@ -190,7 +201,7 @@ def test_a_group_whose_node_was_left_over_here_is_shown_and_deleted(
 ) -> None:
     # Taken over or given up while ZooKeeper went away: the node is this broker's, and nobody's members.
     registry.entries[MINE] = Entry(GroupKind.CLASSIC, coordinator=1)
-    assert one.listed() == {MINE: "consumer"}
+    assert [group.protocol_type for group in one.listed().values()] == ["consumer"]
     assert two.listed() == {}
     assert one.look_at(MINE).state is State.EMPTY
     assert two.delete(MINE) is NOT_COORDINATOR
@@ -205,3 +216,60 @@ def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> Non
         MINE: 1,
         name_for(1, 1): 0,
     }
+
+
+def test_groups_are_listed_with_their_state(one: Broker, registry: MemoryRegistry) -> None:
+    one.join(MINE)
+    joined = name_for(1, 1)
+    one.stable(joined)
+    registry.entries[name_for(1, 2)] = Entry(GroupKind.CLASSIC)
+    read, unread = name_for(1, 3), name_for(1, 4)
+    members = {"consumer1": StreamsMember(topics={"t": 1}, host="here")}
+    registry.entries[read] = Entry(GroupKind.STREAMS, members=members)
+    registry.entries[unread] = Entry(GroupKind.STREAMS)
+    assert {name: group.state for name, group in one.listed().items()} == {
+        MINE: State.COMPLETING, joined: State.STABLE, name_for(1, 2): State.EMPTY,
+        read: State.STABLE, unread: State.EMPTY,
+    }  # fmt: skip
+
+
+def subscription(*topics: str) -> bytes:
+    names = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
+    return struct.pack(">hi", 1, len(topics)) + names + struct.pack(">i", -1)
+
+
+def test_offsets_of_topics_that_nobody_reads_are_deleted(one: Broker, cluster: Cluster) -> None:
+    cluster.topics["u"] = topic_state("u")
+    _, member = one.stable(MINE, subscription("t"))
+    for topic in ("t", "u"):
+        one.commit(MINE, topic=topic, **member)
+    assert one.delete_offsets(MINE, ("t", 0), ("u", 0), ("u", 1)) == {
+        ("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        ("u", 0): NONE,
+        ("u", 1): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    }
+    assert one.offsets(MINE).keys() == {("t", 0)}
+
+
+def test_a_member_whose_subscription_nobody_understands_keeps_all_offsets(one: Broker) -> None:
+    _, member = one.stable(MINE, b"of another kind")
+    one.commit(MINE, **member)
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC}
+
+
+def test_who_may_delete_offsets(one: Broker, two: Broker, registry: MemoryRegistry) -> None:
+    assert one.delete_offsets("", ("t", 0)) is ErrorCode.INVALID_GROUP_ID
+    assert one.delete_offsets(MINE, ("t", 0)) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert registry.entries == {}, "asking makes no group"
+    one.commit(MINE)
+    assert two.delete_offsets(MINE, ("t", 0)) is NOT_COORDINATOR
+    one.join(MINE)
+    assert one.delete_offsets(MINE, ("t", 0)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    registry.entries["s"] = Entry(GroupKind.STREAMS, members={"c": StreamsMember(topics={}, host="h")})
+    assert one.delete_offsets("s", ("t", 0)) is ErrorCode.NON_EMPTY_GROUP
+
+
+def test_a_group_whose_last_offset_is_deleted_stays(one: Broker, registry: MemoryRegistry) -> None:
+    one.commit(MINE)
+    assert one.delete_offsets(MINE, ("t", 0)) == {("t", 0): NONE}
+    assert registry.entries[MINE].offsets == {}

@@ -25,7 +25,7 @@ from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResourceResult
 from millrace.wire.fetch import FetchedPartition
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 
 TOPIC_ID = UUID(int=5)
 
@@ -241,7 +241,7 @@ def test_an_expired_position_stops_its_partition_until_it_is_reset(world: World)
     more = log_of(8)
     cut = sum(len(batch) for batch in more[:5])
     world.origin.earliest, world.origin.logs[0] = cut, more[5:]
-    wait_until("it has stopped", lambda: world.state(0).startswith("stopped: offsets"), timeout_s=5)
+    wait_until("it has stopped", lambda: world.state(0).startswith("stopped: offsets"))
     appends = world.target.appends
     assert world.target.recorded[0] == before
     world.target.recorded[0] = replace(before, cursor=Cursor(cut, cut))  # what a reset does
@@ -255,9 +255,9 @@ def test_an_origin_that_fails_in_any_way_is_tried_again(world: World) -> None:
     await_copies(world, p0=3, p1=2)
     for failure in (MillraceError("no answer"), ZeroDivisionError("a mistake of ours")):
         world.origin.failure = failure
-        wait_until("it waits", lambda: world.state(0).startswith("waiting"), timeout_s=5)
+        wait_until("it waits", lambda: world.state(0).startswith("waiting"))
         world.origin.failure = None
-        wait_until("it runs", lambda: world.state(0) == "running", timeout_s=5)
+        wait_until("it runs", lambda: world.state(0) == "running")
     world.origin.logs[0] = log_of(5)
     await_copies(world, p0=5)
 
@@ -284,7 +284,7 @@ def test_somebody_who_was_faster_is_taken_into_account(world: World) -> None:
 def test_a_broker_that_cannot_write_makes_the_partition_wait_not_stop(world: World) -> None:
     world.target.refusal = MillraceError("no space left")
     world.copying.start()
-    wait_until("it waits", lambda: "no space left" in world.state(0), timeout_s=5)
+    wait_until("it waits", lambda: "no space left" in world.state(0))
     world.target.refusal = None
     await_copies(world, p0=3, p1=2)
 
@@ -313,13 +313,13 @@ def test_a_broker_that_fails_after_its_partitions_have_moved_says_nothing_of_the
     def hang() -> None:
         world.origin.before_answer = None
         hangs.set()
-        assert gives_up.wait(10)
+        assert gives_up.wait(WAIT_S)
         raise MillraceError("the old leader does not answer")
 
     world.copying.start()
     wait_until("both run", lambda: [world.state(n) for n in (0, 1)] == ["running"] * 2)
     world.origin.before_answer = hang
-    assert hangs.wait(10)
+    assert hangs.wait(WAIT_S)
     old = next(thread for thread in threading.enumerate() if thread.name == "mirror dc1 broker 1")
     world.origin.leader, world.origin.logs = 2, {0: log_of(4), 1: log_of(3)}
     await_copies(world, p0=4, p1=3)
@@ -334,7 +334,7 @@ def test_targets_are_given_only_when_no_more_brokers_are_coming_up(
 ) -> None:
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 60.0)
     world.copying.start()
-    wait_until("it has looked", lambda: world.copying.watch._brokers[0], timeout_s=5)
+    wait_until("it has looked", lambda: world.copying.watch._brokers[0])
     assert not world.cluster.topics
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     await_copies(world, p0=3, p1=2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records import (
     CONTROL_BIT,
+    HEADER,
     HEADER_BYTES,
     MIN_CONTROL_BYTES,
     TIMESTAMP_TYPE_BIT,
@@ -26,7 +27,6 @@ from millrace.records import (
     control_batch_of_size,
     filler_after,
     iter_records,
-    plain_batch,
     split_batches,
 )
 from millrace.records.compression import Codec
@@ -132,31 +132,24 @@ def test_a_batch_that_breaks_a_rule_is_refused(
         check_produced(resealed(batch, position, layout, value))
 
 
+@pytest.mark.parametrize("size", [68, 69, 74, 75, 76, 200])
+def test_an_uncompressed_batch_states_no_more_records_than_its_bytes_can_hold(size: int) -> None:
+    most = (size - HEADER_BYTES) // 7
+    for codec in (Codec.NONE, Codec.ZSTD):
+        for count in (most, most + 1, 1 << 20):
+            head = HEADER.pack(0, size - 12, -1, 2, 0, codec, count - 1, 0, 0, -1, -1, -1, count)
+            batch = resealed(head + bytes(size - HEADER_BYTES), 57, ">i", count)
+            if codec is Codec.NONE and count > most:
+                with pytest.raises(InvalidRecord, match=f"the {count} records"):
+                    check_produced(batch)
+            else:
+                assert check_produced(batch).records_count == count
+
+
 def test_two_batches_sent_as_one_are_refused() -> None:
     batch = build_batch([Message(1, b"k", b"v")])
     with pytest.raises(CorruptMessage, match="one batch per partition"):
         check_produced(batch + batch)
-
-
-@pytest.mark.parametrize("seal", [False, True])
-@pytest.mark.parametrize("position", range(HEADER_BYTES + 1))
-def test_a_batch_taken_for_plain_is_one_that_passes_the_check(position: int, seal: bool) -> None:
-    batch = build_batch([Message(1000 + index, b"key", b"value") for index in range(3)])
-    assert plain_batch(memoryview(b"-" + batch), 1, len(batch)) == (memoryview(batch), header_of(batch))
-    for bits in range(1, 256):
-        changed = bytearray(batch)
-        changed[position] ^= bits
-        if seal:
-            changed[17:21] = batch_crc(changed).to_bytes(4, "big")
-        if (plain := plain_batch(memoryview(changed), 0, len(changed))) is not None:
-            assert plain == (memoryview(changed), check_produced(changed))
-
-
-def test_a_plain_batch_is_whole() -> None:
-    batch = memoryview(build_batch([Message(1000, None, b"value")]))
-    for size in range(-1, len(batch)):
-        assert plain_batch(batch, 0, size) is None
-        assert plain_batch(batch[: max(0, size)], 0, len(batch)) is None
 
 
 def test_append_time_replaces_every_records_own_time() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import httpx
@@ -88,8 +88,17 @@ def test_pages_and_prefixes_narrow_a_list(ask: Client) -> None:
         ask.register(subject, V1)
     assert ask("GET", "/subjects?offset=1&limit=1") == ["a2"]
     assert ask("GET", "/subjects?offset=0&limit=-1") == ["a1", "a2", "b1"]
+    assert ask("GET", "/subjects?limit=0") == ["a1", "a2", "b1"]
     assert ask("GET", "/subjects?subjectPrefix=a") == ["a1", "a2"]
     assert ask("GET", "/subjects?subjectPrefix=:*:") == ["a1", "a2", "b1"]
+
+
+def test_one_slash_at_the_end_of_a_path_means_nothing(ask: Client) -> None:
+    assert ask("GET", "/config/") == {"compatibilityLevel": "BACKWARD"}
+    assert ask("PUT", "/config/s/", {"compatibility": "FULL"}) == {"compatibility": "FULL"}
+    assert ask("POST", "/compatibility/subjects/s/versions/", {"schema": json.dumps(V1)})["is_compatible"]
+    assert ask("GET", "/config//") == (404, 404)
+    assert ask("GET", "/") == {}
 
 
 @pytest.mark.parametrize("text", ['"string"', '{"type":"string"}', '  {"type" : "string"}\n'])
@@ -144,6 +153,9 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 MISSING = (404, 40401)
+HALF_A_PAIR = {"name": "A", "subject": "\ud800", "version": 1}
+NUL = {"name": "A", "subject": "\0", "version": 1}
+LARGE = {"name": "A", "subject": "s", "version": 2**31}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +170,6 @@ MISSING = (404, 40401)
         ("DELETE", "/subjects/none?permanent=true", None, MISSING),
         ("DELETE", "/subjects/none/versions/1", None, MISSING),
         ("POST", "/subjects/none", {"schema": '"int"'}, MISSING),
-        ("POST", "/compatibility/subjects/none/versions/1", {"schema": '"int"'}, MISSING),
         ("DELETE", "/config/none", None, MISSING),
         ("DELETE", "/mode/none", None, MISSING),
         ("GET", "/subjects/s/versions/2", None, (404, 40402)),
@@ -166,6 +177,7 @@ MISSING = (404, 40401)
         ("GET", "/subjects/s/versions/2147483647", None, (404, 40402)),
         ("DELETE", "/subjects/s/versions/2", None, (404, 40402)),
         ("POST", "/compatibility/subjects/s/versions/2", {"schema": '"int"'}, (404, 40402)),
+        ("POST", "/compatibility/subjects/none/versions/1", {"schema": '"int"'}, (404, 40402)),
         ("GET", "/schemas/ids/2", None, (404, 40403)),
         ("GET", "/schemas/ids/0", None, (404, 40403)),
         ("GET", "/schemas/ids/-1", None, (404, 40403)),
@@ -210,6 +222,19 @@ MISSING = (404, 40401)
         ("POST", "/subjects/a%00b/versions", {"schema": '"int"'}, (422, 42208)),
         ("PUT", "/config/a%0Ab", {"compatibility": "NONE"}, (422, 42208)),
         ("POST", "/subjects/s/versions", {"schema": '"int"', "ruleSet": {"domainRules": [{}]}}, (422, 42210)),
+        ("GET", "/subjects?subjectPrefix=%00", None, (422, 422)),
+        ("GET", "/schemas?subjectPrefix=a%00", None, (422, 422)),
+        ("GET", "/schemas/ids/1/versions?subject=%00", None, (422, 422)),
+        ("GET", "/subjects?%00=1", None, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "references": [HALF_A_PAIR]}, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "references": [NUL]}, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": '"int"', "references": [LARGE]}, (422, 42201)),
+        ("POST", "/subjects/s", {"schema": '"int"', "references": [NUL]}, (422, 422)),
+        ("POST", "/compatibility/subjects/s/versions", {"schema": '"int"', "references": [NUL]}, (422, 422)),
+        ("POST", "/subjects/s/versions", {"schema": "\0"}, (422, 422)),
+        ("PUT", "/config", {"compatibility": "\ud800"}, (422, 422)),
+        ("PUT", "/mode", {"mode": "READONLY", "\0": []}, (422, 422)),
+        ("POST", "/subjects/s/versions", "[" * 990 + "]" * 990, (400, 400)),
         ("POST", "/subjects/s/versions", "{", (400, 400)),
         ("POST", "/subjects/s/versions", "[]", (400, 400)),
         ("POST", "/subjects/s/versions", "", (400, 400)),
@@ -442,3 +467,22 @@ def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Sto
         ("POST", "/subjects/s/versions", {"schema": json.dumps(V2)}),
     ):
         assert ask(method, path, body) == (500, 50001)
+
+
+def test_a_client_that_goes_away_is_no_failure(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    begin = {"type": "http.request", "body": b"{", "more_body": True}
+    messages: Iterator[dict[str, Any]] = iter([begin, {"type": "http.disconnect"}])
+
+    async def receive() -> dict[str, Any]:
+        return next(messages)
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        assert message["type"].startswith("http.response")
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/subjects/s", "raw_path": b"/subjects/s",
+        "query_string": b"", "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    asyncio.run(create_app(store)(scope, receive, send))
+    assert next(messages, None) is None, "it was read to its end"
+    assert caplog.records == []

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace_registry.avro_schema import parse
+from millrace_registry.defaults import DefaultChecker
 from millrace_registry.errors import InvalidSchema
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -185,6 +186,36 @@ def test_a_type_without_namespace_stays_one_inside_a_namespace() -> None:
     schema = record({"name": "a", "type": inner}, {"name": "b", "type": "F"}, namespace="n")
     assert json.loads(text_of(schema)) == schema
     assert parse(text_of(schema)).tree["fields"][1]["type"] == "F"
+
+
+def test_a_nested_default_of_a_recursive_union_is_tried_once_for_each_type(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inner = record({"name": "n", "type": ["null", "A", "B"]}, {"name": "z", "type": "int"}, name="B")
+    outer = record({"name": "n", "type": ["null", "A", inner]}, {"name": "z", "type": "int"}, name="A")
+    tried: list[object] = []
+    fits = DefaultChecker.fits
+
+    def counted(self: DefaultChecker, value: object, schema: object) -> bool:
+        tried.append(value)
+        return fits(self, value, schema)
+
+    monkeypatch.setattr(DefaultChecker, "fits", counted)
+    depth = 40
+    default: dict[str, Any] = {}
+    for _ in range(depth):
+        default = {"n": default}
+    field = {"name": "b", "type": ["A", "B"], "default": default}
+    with pytest.raises(InvalidSchema, match="does not fit"):
+        text_of(record({"name": "a", "type": outer}, field))
+    assert len(tried) < 20 * depth, "without a memory 2**40"
+
+
+def test_a_default_that_is_nested_deeper_than_its_type_is_refused() -> None:
+    default = '{"n":' * 900 + "null" + "}" * 900
+    text = f'{{"type":"record","name":"L","fields":[{{"name":"n","type":["null","L"],"default":{default}}}]}}'
+    with pytest.raises(InvalidSchema, match="nested deeper than 64 levels"):
+        parse(text)
 
 
 def test_referenced_types_are_written_out_once_where_they_are_used_first() -> None:

@@ -12,6 +12,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_registry.service import Candidate, Registry
 from millrace_registry.store import Store
+from tests.support import WAIT_S
 
 
 def candidate(number: int) -> Candidate:
@@ -67,7 +68,7 @@ def test_many_clients_registering_one_schema_at_once_get_one_id_and_one_version(
     registry, start = Registry(store), threading.Barrier(8)
 
     def register(_: int) -> tuple[int, int]:
-        start.wait(10)
+        start.wait(WAIT_S)
         version = registry.register("s", candidate(1))
         return version.schema.id, version.version
 
@@ -81,7 +82,7 @@ def test_many_clients_registering_different_schemas_at_once_get_different_ids_wi
     registry, start = Registry(store), threading.Barrier(8)
 
     def register(number: int) -> tuple[int, str]:
-        start.wait(10)
+        start.wait(WAIT_S)
         return registry.register(f"subject-{number}", candidate(number)).schema.id, candidate(number).text
 
     with ThreadPoolExecutor(8) as pool:
@@ -95,7 +96,7 @@ def test_two_incompatible_schemas_at_once_do_not_both_get_in(store: Store) -> No
     registry, start = Registry(store), threading.Barrier(2)
 
     def register(number: int) -> bool:
-        start.wait(10)
+        start.wait(WAIT_S)
         try:
             registry.register("s", candidate(number))
         except Exception:
@@ -111,7 +112,7 @@ def test_eight_registries_open_a_new_file_at_the_same_moment_again_and_again(tmp
     together = threading.Barrier(8)
 
     def opened(url: str) -> Store:
-        together.wait(10)
+        together.wait(WAIT_S)
         return Store.open(url)
 
     with ThreadPoolExecutor(8) as pool:
@@ -147,7 +148,7 @@ def test_subjects_are_found_by_prefix_taken_literally(store: Store) -> None:
         ("sqlite://", "name a file"),
         ("sqlite:///:memory:", "name a file"),
         ("sqlite:////no/such/folder/x.db", "unable to open"),
-        ("postgresql://user:secret@127.0.0.1:1/x", r"postgresql://user:\*\*\*@"),
+        ("postgresql://user:secret@127.0.0.1:1/x", r"postgresql://\*\*\*@127"),
     ],
 )
 def test_a_database_that_cannot_be_used_is_one_clear_line(url: str, says: str) -> None:

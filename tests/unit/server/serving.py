@@ -11,7 +11,8 @@ from millrace.config import ClientLimits
 from millrace.mailbox import Mailbox
 from millrace.server.loop import ClientConnection, Server
 from millrace.server.request import Request
-from tests.support import wait_until
+from millrace.wire.framing import RequestFramer
+from tests.support import WAIT_S, wait_until
 
 LIMIT = 1 << 20
 LIMITS = ClientLimits(max_frame_bytes=LIMIT)
@@ -24,13 +25,17 @@ class Running:
     def __init__(self, limits: ClientLimits = LIMITS) -> None:
         self.mailbox = Mailbox()
         self.server = Server("127.0.0.1", 0, self.mailbox, limits)
+        self.server.listen()
         self.serve: Serve = lambda request, text: request.answer([text])
         self.requests: list[Request] = []
         self.turns = 0
-        self.thread = threading.Thread(target=self.server.run, args=(self._handle, self._end_of_turn))
+        self.thread = threading.Thread(target=self.server.run, args=(self._serve_next, self._end_of_turn))
         self.thread.start()
 
-    def _handle(self, client: ClientConnection, frame: memoryview) -> Request:
+    def _serve_next(self, client: ClientConnection, framer: RequestFramer) -> Request | None:
+        frame = framer.next_frame()
+        if frame is None:
+            return None
         request = Request(client, 0, 0, int.from_bytes(frame[:4], "big"), frame)
         self.requests.append(request)
         self.serve(request, bytes(frame[4:]))
@@ -43,7 +48,7 @@ class Running:
         return Client(self.server.port, source)
 
     def on_loop(self, function: Callable[[], None]) -> None:
-        self.mailbox.call(function).result(timeout=10)
+        self.mailbox.call(function).result(timeout=WAIT_S)
 
     def stop(self) -> None:
         self.mailbox.post(self.server.stop)
@@ -58,7 +63,7 @@ class Client:
 
     def __init__(self, port: int, source: str = "127.0.0.1") -> None:
         address = ("127.0.0.1", port)
-        self.socket = socket.create_connection(address, timeout=10, source_address=(source, 0))
+        self.socket = socket.create_connection(address, timeout=WAIT_S, source_address=(source, 0))
         self.file = self.socket.makefile("rb")
 
     def send(self, number: int, text: bytes = b"-text-") -> None:
@@ -80,4 +85,4 @@ class Client:
 
 
 def waiting_requests(running: Running, count: int) -> None:
-    wait_until(f"{count} requests", lambda: len(running.requests) == count, timeout_s=10)
+    wait_until(f"{count} requests", lambda: len(running.requests) == count)

@@ -16,7 +16,7 @@ from millrace.config import ClientLimits
 from millrace.errors import ConfigError
 from millrace.server import admission
 from millrace.server.admission import Admission, Budget
-from tests.support import wait_until
+from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
 
 KIB = 1024
@@ -58,7 +58,7 @@ def is_served(client: Client) -> bool:
 
 
 def open_connections(running: Running, count: int) -> None:
-    wait_until(f"{count} connections", lambda: running.server.admission.open == count, timeout_s=10)
+    wait_until(f"{count} connections", lambda: running.server.admission.open == count)
 
 
 # Connections
@@ -180,7 +180,7 @@ def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
         assert len(slow.socket.recv(256 * KIB)) > 0
         return running.server.admission.open == 1
 
-    wait_until("only the slow reader is left", goes_on, timeout_s=10)
+    wait_until("only the slow reader is left", goes_on)
 
 
 # Memory
@@ -335,7 +335,7 @@ def test_unread_answers_of_all_connections_share_the_budget(start: Start, connec
         running.on_loop(lambda: held.append(running.server.budget.unread))
     assert is_served(connect(running))
     assert max(held) <= 2048 * KIB
-    wait_until("some are closed", lambda: running.server.admission.open < 30, timeout_s=10)
+    wait_until("some are closed", lambda: running.server.admission.open < 30)
 
 
 def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, connect: Connect) -> None:
@@ -344,7 +344,7 @@ def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, co
     hoarders = [connect(running) for _ in range(50)]
     for client in hoarders:
         client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(150)))
-    wait_until("no more is served", lambda: running.server.budget.request_limit == 8, timeout_s=10)
+    wait_until("no more is served", lambda: running.server.budget.request_limit == 8)
     running.serve = lambda request, text: request.answer([text])
     assert is_served(connect(running))
     assert len(running.requests) < 50 * 100 / 2
@@ -362,7 +362,7 @@ def test_requests_that_wait_end_with_their_connection(start: Start, connect: Con
     client.send(1)
     waiting_requests(running, 1)
     client.close()
-    assert ended.wait(10)
+    assert ended.wait(WAIT_S)
 
 
 def test_a_client_with_many_requests_at_once_shares_the_loop(start: Start, connect: Connect) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 import threading
@@ -113,6 +114,22 @@ def test_file_slices_arrive_whole_and_in_place(
     assert client.receive() == (8, b"head" + data + b"tail")
 
 
+def test_the_bytes_of_a_file_go_to_the_socket_by_sendfile_alone(
+    running: Running, client: Client, big_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, sendfile = list[int](), os.sendfile
+
+    def counted(*arguments: int) -> int:
+        sent.append(sendfile(*arguments))
+        return sent[-1]
+
+    monkeypatch.setattr(os, "sendfile", counted)
+    running.serve = file_answer(big_file, 100, 5 << 20)
+    client.send(7)
+    assert client.receive()[1] == b"head" + big_file.read_bytes()[100 : 100 + (5 << 20)] + b"tail"
+    assert sum(sent) == 5 << 20
+
+
 def test_a_slow_reader_does_not_hold_up_the_others(running: Running, client: Client, big_file: Path) -> None:
     sends_files = file_answer(big_file, 0, 8 << 20)
     running.serve = lambda request, text: (
@@ -157,7 +174,7 @@ def test_a_client_with_too_many_open_requests_is_not_read_any_more(running: Runn
     count = LIMITS.max_queued_requests + 500
     client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(count)))
     limit = LIMITS.max_queued_requests
-    wait_until("as many as may wait", lambda: len(running.requests) >= limit, timeout_s=10)
+    wait_until("as many as may wait", lambda: len(running.requests) >= limit)
     assert len(running.requests) == limit
     running.serve = lambda request, text: request.answer([text])
     running.on_loop(lambda: answer_all(running.requests, lambda request: b"."))
@@ -184,7 +201,7 @@ def test_a_client_that_goes_away_is_forgotten(running: Running) -> None:
     gone.send(1)
     waiting_requests(running, 1)
     gone.close()
-    wait_until("the connection's end", lambda: running.requests[0].client.closed, timeout_s=10)
+    wait_until("the connection's end", lambda: running.requests[0].client.closed)
     running.on_loop(lambda: running.requests[0].answer([b"to nobody"]))
 
 
@@ -199,6 +216,25 @@ def test_a_connection_is_closed_once_however_often_it_is_asked_for(
     client.send(1)
     assert client.at_end()
     assert [line.message.endswith("a reason") for line in caplog.records] == [True]
+
+
+def test_clients_are_refused_until_the_server_listens() -> None:
+    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((server.host, server.port))
+    server.listen()
+    socket.create_connection((server.host, server.port)).close()
+    server.close()
+
+
+def test_a_port_that_was_taken_before_the_server_listens_is_one_line_that_says_so() -> None:
+    server = Server("127.0.0.1", 0, Mailbox(), LIMITS)
+    with (
+        socket.create_server((server.host, server.port)),
+        pytest.raises(MillraceError, match="cannot listen on"),
+    ):
+        server.listen()
+    server.close()
 
 
 def test_a_port_in_use_is_one_line_that_says_so() -> None:

@@ -91,7 +91,10 @@ def appended(log: PartitionLog, *batches: bytearray) -> list[Appended]:
 
 
 def flush(log: PartitionLog) -> bool:
-    return log.publish(log.flush())
+    """Flush as a broker does: what is flushed is published, then the checkpoint is written if it is due."""
+    published = log.publish(log.flush())
+    log.write_due_checkpoint()
+    return published
 
 
 def slice_bytes(found: FileSlice | None) -> bytes:

@@ -13,6 +13,8 @@ from millrace.records import BatchHeader, Message, batch_crc, build_batch
 from millrace.records.compression import Codec
 from millrace.storage import segment as segment_module
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.reading import RecentPositions
+from millrace.storage.staging import MAX_FILLER_BYTES
 from tests.unit.storage.logs import (
     Appended,
     Clock,
@@ -55,11 +57,19 @@ def test_read_only_buffers_are_copied_not_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_is_visible_before_it_is_flushed_and_published(tmp_path: Path) -> None:
-    log = open_log(tmp_path)
+    synced: list[Path] = []
+
+    def sync(fd: int) -> None:
+        os.fdatasync(fd)
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+
+    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), sync)
     appended(log, batch(3))
+    synced.clear()
     assert (log.high_watermark, log.visible_end, log.unflushed_messages) == (0, 0, 3)
     assert log.read(0, 1000) is None
     flushed = log.flush()
+    assert log_files(tmp_path)[0] in synced, "it is on the disk"
     assert log.read(0, 1000) is None
     assert log.publish(flushed)
     assert (log.high_watermark, log.unflushed_messages) == (3, 0)
@@ -150,17 +160,49 @@ def test_a_fetch_does_not_reach_into_the_next_segment(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_segment_is_named_after_its_base_and_never_exceeds_its_size(tmp_path: Path) -> None:
+def test_a_segment_is_named_after_its_base_and_is_filled_up_to_its_size(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes=1000)
-    for _ in range(30):
-        appended(log, batch(5))
+    size = len(batch(5))
+    for count in [1] * 30 + [15, 15]:  # several appends to a segment, and several segments to an append
+        appended(log, *[batch(5) for _ in range(count)])
     position = 0
     for path in log_files(tmp_path):
         assert int(path.stem) == position
-        assert path.stat().st_size <= 1000
         position += path.stat().st_size
+        assert path.stat().st_size <= 1000
+        assert path.stat().st_size > 1000 - size or position == log.end, "and is full before the next begins"
     assert position == log.end
     log.close()
+
+
+def test_a_fetch_reads_as_little_of_a_large_log_as_of_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, pread = 0, os.pread
+
+    def counted(fd: int, size: int, position: int) -> bytes:
+        nonlocal read
+        read += size
+        return pread(fd, size, position)
+
+    def most_read(name: str, batches: int) -> int:
+        log = open_log(tmp_path / name, max_message_bytes=1 << 20)
+        one = batch(1, b"x" * 20_000)
+        bases = [each.base_offset for each in appended(log, *[bytearray(one) for _ in range(batches)])]
+        flush(log)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pread", counted)
+            found = []
+            for base in bases[:: len(bases) // 50]:
+                nonlocal read
+                read, log._reader.recent = 0, RecentPositions()
+                assert batches_at(log, base, 1)[0].base_offset == base
+                found.append(read)
+        log.close()
+        return max(found)
+
+    small, large = most_read("small", 200), most_read("large", 4000)  # 4 MB and 80 MB
+    assert large < 1.5 * small
 
 
 def test_a_batch_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
@@ -213,12 +255,14 @@ def test_as_many_records_as_bytes_need_no_filler_and_one_more_does(tmp_path: Pat
     log.close()
 
 
-def test_a_batch_whose_filler_would_be_enormous_is_refused_alone(tmp_path: Path) -> None:
-    log = open_log(tmp_path, max_message_bytes=10_000)
-    results = append(log, batch(1), crowded_batch(1 << 30), batch(1))
-    assert isinstance(results[1], InvalidRecord)
+def test_a_filler_of_a_mebibyte_is_written_and_a_larger_one_refused_alone(tmp_path: Path) -> None:
+    log = open_log(tmp_path, max_message_bytes=1 << 30)
+    most = len(crowded_batch(1)) + MAX_FILLER_BYTES - 2
+    results = append(log, batch(1), crowded_batch(most), crowded_batch(most + 1), crowded_batch(1 << 30))
+    assert [isinstance(result, InvalidRecord) for result in results] == [False, False, True, True]
+    assert log.end == len(batch(1)) + len(crowded_batch(1)) + MAX_FILLER_BYTES
     flush(log)
-    assert len(list(consume(log, 0))) == 2
+    assert [header.records_count for header in consume(log, 0)] == [1, most]
     log.close()
 
 
@@ -334,15 +378,17 @@ def test_a_batch_that_cannot_be_looked_into_stands_for_its_records(tmp_path: Pat
     log.close()
 
 
-def test_a_batch_whose_header_promises_a_time_that_no_record_has_is_passed_over(tmp_path: Path) -> None:
+def test_a_batch_whose_header_promises_a_time_that_no_record_has_stands_for_its_records(
+    tmp_path: Path,
+) -> None:
     log = open_log(tmp_path)
     data = bytearray(build_batch([Message(1, None, b"")]))
     data[35:43] = (900).to_bytes(8, "big")
     data[17:21] = batch_crc(data).to_bytes(4, "big")
-    appended(log, data)
-    (second,) = appended(log, batch(1, timestamp=50))
+    (first, _) = appended(log, data, batch(1, timestamp=50))
     flush(log)
-    assert log.offset_for_timestamp(20) == (second.base_offset, 50)
+    # Whoever looks for the right one instead reads the rest of the segment, at the will of a producer.
+    assert log.offset_for_timestamp(20) == (first.base_offset, 900)
     log.close()
 
 

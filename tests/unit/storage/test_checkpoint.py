@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
 
 import pytest
 
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
+from millrace.storage.landmarks import Landmarks
 from millrace.storage.partition_log import CHECKPOINT_INTERVAL_S
 from millrace.storage.segment import SegmentFacts
 from tests.unit.storage.logs import Clock, appended, batch, flush, open_log, position
@@ -18,8 +20,9 @@ CHECKPOINT = Checkpoint(
     data_end=880,
     start=300,
     start_offset=290,
-    segments=(SegmentFacts(300, 5, 100, 450), SegmentFacts(500)),
-    producers=([7, 0, 1.5, [[0, 300, 3, 400]]],),
+    segments=(SegmentFacts(300, 5, 450), SegmentFacts(500)),
+    landmarks={500: Landmarks(array("q", [500, -1, 500, 700, 6, 695]))},
+    producers=[[7, 0, 1.5, [[0, 300, 3, 400]]]],
     mirror=position(77, start=5, next_base=80, batches=1, records=2, dropped=3),
 )
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
 from millrace.storage.log_directory import LogDirectory, parse_partition_name, partition_name
+from millrace.storage.partition_log import PartitionLog
+from tests.support import WAIT_S
 from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
 
 TOPIC_ID = UUID("0190d3a4-1111-4222-8333-123456789abc")
@@ -202,3 +207,39 @@ def test_where_nothing_expires_what_was_set_aside_stays(tmp_path: Path) -> None:
     logs.delete_expired()
     assert len(list(tmp_path.glob("*.foreign-*"))) == 1
     logs.close()
+
+
+def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = open_directory(tmp_path)
+    opening, one_by_one = threading.Barrier(3), PartitionLog.open
+
+    def open_together(*arguments: Any, **more: Any) -> PartitionLog:
+        opening.wait(WAIT_S)
+        return one_by_one(*arguments, **more)
+
+    monkeypatch.setattr(PartitionLog, "open", open_together)
+    with ThreadPoolExecutor(3) as threads:
+        opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
+    assert logs.logs == {("t", number): opened[number] for number in range(3)}
+    logs.close()
+
+
+def test_logs_are_closed_side_by_side_and_one_that_fails_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = open_directory(tmp_path)
+    for number in range(3):
+        logs.partition("t", number, TOPIC_ID)
+    closing, closed = threading.Barrier(3), []
+
+    def close_together(log: PartitionLog) -> None:
+        closing.wait(WAIT_S)
+        closed.append(log)
+        if len(closed) == 1:
+            raise OSError("the disk")
+
+    monkeypatch.setattr(PartitionLog, "close", close_together)
+    with pytest.raises(OSError, match="the disk"):
+        logs.close()
+    assert len(closed) == 3
+    open_directory(tmp_path).close()  # the lock is given up all the same

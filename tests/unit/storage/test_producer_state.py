@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import errno
+import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
-from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
-from millrace.storage import producer_state
-from millrace.storage.producer_state import EXPIRY_S, MAX_SEQUENCE
-from tests.unit.storage.logs import Clock, append, appended, batch, consume, crash, flush, open_log
+from millrace.config import LogConfig
+from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence, StorageError
+from millrace.records import BatchHeader
+from millrace.storage import producer_file, producer_state, sealed
+from millrace.storage.checkpoint import Checkpoint
+from millrace.storage.log_directory import LogDirectory
+from millrace.storage.partition_log import PartitionLog
+from millrace.storage.producer_file import FILE_NAME
+from millrace.storage.producer_state import (
+    EXPIRY_S,
+    MAX_SEQUENCE,
+    ProducerLimit,
+    ProducerStates,
+    Staged,
+)
+from tests.unit.storage.logs import (
+    Appended,
+    Clock,
+    append,
+    appended,
+    batch,
+    consume,
+    crash,
+    flush,
+    open_log,
+)
 
 
 def test_a_retry_is_answered_with_the_first_base_offset(tmp_path: Path) -> None:
@@ -150,6 +177,7 @@ def test_a_batch_that_a_power_cut_took_is_not_remembered_as_stored(tmp_path: Pat
     clock.now += 60
     flushed = log.flush()
     log.publish(flushed)
+    log.write_due_checkpoint()
     end = log.end
     appended(log, batch(2, producer=9, sequence=2))
     log._write_checkpoint(flushed, log._files)
@@ -182,3 +210,201 @@ def test_the_longest_silent_producers_are_forgotten_beyond_a_number(
     assert appended(log, batch(1, producer=0, sequence=1))[0].duplicate
     assert not appended(log, batch(1, producer=1, sequence=9))[0].duplicate
     log.close()
+
+
+# Many producers: a file of their own
+
+
+def many(log: PartitionLog, count: int, sequence: int = 0, first: int = 0) -> list[Appended]:
+    """One batch of each of many producers."""
+    return appended(log, *[batch(1, producer=first + number, sequence=sequence) for number in range(count)])
+
+
+COUNT = producer_file.FEW_PRODUCERS + 50
+
+
+def checkpointed_producers(directory: Path) -> list[Any] | int:
+    checkpoint = Checkpoint.read(directory)
+    assert checkpoint is not None
+    return checkpoint.producers
+
+
+def test_the_states_of_many_producers_are_not_written_with_each_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    written: list[str] = []
+    write = sealed.write
+
+    def noted(path: Path, fields: Mapping[str, Any]) -> None:
+        written.append(path.name)
+        write(path, fields)
+
+    monkeypatch.setattr(sealed, "write", noted)
+    for turn in range(10):
+        many(log, COUNT, turn)
+        clock.now += 60
+        flush(log)
+    assert written == [FILE_NAME, "checkpoint", *["checkpoint"] * 9]
+    assert (tmp_path / "checkpoint").stat().st_size < 1000
+    monkeypatch.setattr(producer_file, "READ_AGAIN_BYTES", 1000)
+    written.clear()
+    for turn in range(10, 12):
+        many(log, COUNT, turn)
+        clock.now += 60
+        flush(log)
+    assert written == [FILE_NAME, "checkpoint"] * 2
+    log.close()
+
+
+@pytest.mark.parametrize("end", ["close", "kill", "kill before the checkpoint"])
+@pytest.mark.parametrize("segment_bytes", [1 << 30, 20_000])
+def test_retries_of_many_producers_are_known_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, segment_bytes: int
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock, segment_bytes=segment_bytes)
+    sent = [many(log, COUNT, 0)]
+    clock.now += 60
+    flush(log)
+    for turn in range(1, 7):
+        sent.append(many(log, COUNT, turn))
+        clock.now += 60
+        flush(log)
+    appended(log, batch(1))
+    if end == "close":
+        log.close()
+    elif end == "kill":
+        crash(log)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpoint, "write", lambda *_: None)
+            log.close()
+    log = open_log(tmp_path, clock, segment_bytes=segment_bytes)
+    assert len(log._producers) == COUNT
+    for turn in range(2, 7):
+        again = many(log, COUNT, turn)
+        assert [each.base_offset for each in again] == [each.base_offset for each in sent[turn]]
+    assert all(isinstance(each, OutOfOrderSequence) for each in append(log, batch(1, producer=3, sequence=1)))
+    many(log, COUNT, 7)
+    log.close()
+
+
+@pytest.mark.parametrize("spoil", ["missing", "damaged"])
+def test_a_spoilt_file_of_producers_is_made_good_from_the_log(
+    tmp_path: Path, spoil: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = open_log(tmp_path, segment_bytes=20_000)
+    sent = [many(log, COUNT, turn) for turn in range(3)]
+    log.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-9]) if spoil == "damaged" else path.unlink()
+    log = open_log(tmp_path, segment_bytes=20_000)
+    assert "reading every header" in caplog.text
+    assert [each.base_offset for each in many(log, COUNT, 2)] == [each.base_offset for each in sent[2]]
+    log.close()
+
+
+def test_a_file_that_tells_of_what_a_cut_took_is_not_believed(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    many(log, COUNT, 0)
+    clock.now += 60
+    flush(log)
+    checkpoint = (tmp_path / "checkpoint").read_bytes()
+    cut = log.end
+    many(log, COUNT, 1)
+    log.close()  # writes the file
+    (tmp_path / "checkpoint").write_bytes(checkpoint)
+    path = tmp_path / f"{0:020d}.log"
+    path.write_bytes(path.read_bytes()[:cut])
+    for _ in range(2):
+        log = open_log(tmp_path, clock)
+        assert all(each.duplicate for each in many(log, COUNT, 0))
+        crash(log)
+    log = open_log(tmp_path, clock)
+    assert not any(each.duplicate for each in many(log, COUNT, 1))
+    flush(log)
+    crash(log)
+    log = open_log(tmp_path, clock)
+    assert all(each.duplicate for each in many(log, COUNT, 1))
+    log.close()
+
+
+def test_few_producers_stand_in_the_checkpoint_again_once_the_others_are_forgotten(tmp_path: Path) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    many(log, COUNT, 0)
+    clock.now += 60
+    flush(log)
+    assert isinstance(checkpointed_producers(tmp_path), int)
+    clock.now += EXPIRY_S
+    appended(log, batch(1, producer=7, sequence=1))
+    clock.now += 60
+    log.apply_retention()
+    flush(log)
+    clock.now += 60
+    log.apply_retention()
+    producers = checkpointed_producers(tmp_path)
+    assert isinstance(producers, list)
+    assert [state[0] for state in producers] == [7]
+    log.close()
+
+
+# All partitions of a broker together
+
+
+def test_the_longest_silent_producers_of_all_partitions_are_forgotten_beyond_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer_state, "MAX_IN_ALL", 6)
+    logs = LogDirectory.open(tmp_path, LogConfig(), Clock())
+    one, two = (logs.partition("t", number, UUID(int=1)) for number in range(2))
+    many(one, 4)
+    many(two, 2)
+    appended(one, batch(1, producer=0, sequence=1))  # heard of again
+    many(two, 2, first=2)
+    assert (len(one._producers), len(two._producers)) == (2, 4)
+    assert appended(one, batch(1, producer=0, sequence=0))[0].duplicate
+    assert appended(one, batch(1, producer=3, sequence=0))[0].duplicate
+    assert not appended(one, batch(1, producer=1, sequence=55))[0].duplicate, "1 may start anywhere"
+    logs.delete("t", 1)
+    assert len(one._producers._limit) == len(one._producers)
+    logs.close()
+
+
+def test_a_log_that_cannot_be_opened_counts_no_producers_however_often_it_is_tried(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "t-0")
+    many(log, 3)
+    crash(log)
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EIO, "the disk refuses")
+
+    limit = ProducerLimit()
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            PartitionLog.open(tmp_path / "t-0", LogConfig(), Clock(), refuse, limit)
+        assert len(limit) == 0
+    log = PartitionLog.open(tmp_path / "t-0", LogConfig(), Clock(), producer_limit=limit)
+    assert len(limit) == 3
+    log.close()
+
+
+def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say() -> None:
+    limit = ProducerLimit()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        states = ProducerStates(Clock(), limit)
+        for number in range(2000):
+            for sequence in range(5):
+                end = 10**10 + 1000 * number + sequence
+                sent = BatchHeader(0, 100, -1, 2, 0, 0, 0, 0, 0, 10**15 + number, 0, sequence, 1)
+                staged: Staged = {}
+                states.stage(sent, end - 70, end, staged)
+                states.commit(staged)
+        assert (tracemalloc.get_traced_memory()[0] - before) / 2000 < 1300
+    finally:
+        tracemalloc.stop()

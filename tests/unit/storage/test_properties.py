@@ -26,9 +26,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, split_batches
-from millrace.storage import lookup
+from millrace.storage import landmarks, producer_file, staging
+from millrace.storage.chain import walk
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
+from millrace.storage.reading import RecentPositions
 from millrace.storage.segment import sync_directory
 from tests.unit.storage.logs import (
     ORIGIN,
@@ -45,7 +47,7 @@ from tests.unit.storage.logs import (
     slice_bytes,
 )
 
-MODULES = ("partition_log", "recovery", "checkpoint")
+MODULES = ("partition_log", "recovery", "checkpoint", "producer_file")
 SIZES = st.tuples(st.integers(1, 20), st.integers(0, 60))
 """Records of a batch, bytes of each value."""
 
@@ -119,6 +121,8 @@ class LogMachine(RuleBasedStateMachine):
             target = f"millrace.storage.{module}.sync_directory"
             self.patches.enter_context(mock.patch(target, self.disk.sync_directory))
         self.stored: list[Stored] = []
+        self.sent: dict[int, list[tuple[int, int]]] = {}
+        """Of each idempotent producer (sequence, base offset) of what is in the log, or was once."""
         self.visible = 0
         self.mark = 0
         self.end = 0
@@ -127,13 +131,24 @@ class LogMachine(RuleBasedStateMachine):
         self.log = PartitionLog.open(self.directory, self.config, self.clock, self.disk.sync)
 
     @initialize(
-        segment_bytes=st.sampled_from([300, 1000, 1 << 20]), mirrored=st.booleans(), search=st.booleans()
+        segment_bytes=st.sampled_from([300, 1000, 1 << 20]),
+        mirrored=st.booleans(),
+        span=st.sampled_from([1, 500, 1 << 20]),
+        few_producers=st.sampled_from([0, 100]),
+        read_again=st.sampled_from([1, 1000, 1 << 20]),
     )
-    def begin(self, segment_bytes: int, mirrored: bool, search: bool) -> None:
+    def begin(
+        self, segment_bytes: int, mirrored: bool, span: int, few_producers: int, read_again: int
+    ) -> None:
         self.config = LogConfig(segment_bytes=segment_bytes, retention_ms=1_000_000)
         self.mirrored = mirrored
-        if search:
-            self.patches.enter_context(mock.patch.object(lookup, "SHORT_WALK_BYTES", -(1 << 40)))
+        for module, name, value in [
+            (landmarks, "SPAN_BYTES", span),
+            (staging, "SPAN_BYTES", span),
+            (producer_file, "FEW_PRODUCERS", few_producers),
+            (producer_file, "READ_AGAIN_BYTES", read_again),
+        ]:
+            self.patches.enter_context(mock.patch.object(module, name, value))
         self.open()
 
     def teardown(self) -> None:
@@ -167,6 +182,25 @@ class LogMachine(RuleBasedStateMachine):
                 self.end = max(result.end, header.next_offset)
         return len(self.stored) - before
 
+    @rule(producer=st.integers(1, 3))
+    def send(self, producer: int) -> None:
+        """An idempotent producer sends its next batch."""
+        if not self.mirrored:
+            sent = self.sent.setdefault(producer, [])
+            sequence = sent[-1][0] + 1 if sent else 0
+            assert self.place([batch(1, b"i", producer=producer, sequence=sequence)]) == 1
+            sent.append((sequence, self.stored[-1].base))
+
+    @rule(producer=st.integers(1, 3), back=st.integers(1, 5))
+    def send_again(self, producer: int, back: int) -> None:
+        """It sends one of its last five again."""
+        sent = self.sent.get(producer, [])
+        if back <= len(sent):
+            sequence, base = sent[-back]
+            (result,) = append(self.log, batch(1, b"i", producer=producer, sequence=sequence))
+            assert isinstance(result, Appended)
+            assert (result.base_offset, result.duplicate) == (base, True)
+
     def mirror(self, counts: list[int]) -> None:
         recorded = self.log.mirror_position
         start = 0 if recorded is None else recorded.cursor.next_offset
@@ -184,9 +218,11 @@ class LogMachine(RuleBasedStateMachine):
             self.stored.append(Stored(header.base_offset, header.next_offset, stored_end, end))
         self.end = end
 
-    @rule()
-    def flush(self) -> None:
+    @rule(checkpoint=st.booleans())
+    def flush(self, checkpoint: bool = True) -> None:
         self.log.publish(self.log.flush())
+        if checkpoint:
+            self.log.write_due_checkpoint()
         self.visible = len(self.stored)
         self.mark = self.log.high_watermark
         assert self.log.visible_end == self.log.end
@@ -197,6 +233,7 @@ class LogMachine(RuleBasedStateMachine):
         before = len(self.stored)
         self.disk.meanwhile = lambda: self.append(sizes, 99)
         flushed = self.log.flush()
+        self.log.write_due_checkpoint()
         if self.disk.meanwhile is not None:  # there was nothing to sync
             self.disk.meanwhile = None
             self.append(sizes, 99)
@@ -263,6 +300,9 @@ class LogMachine(RuleBasedStateMachine):
         whole = self.disk.cut_power(random.Random(seed))
         kept = [each for each in self.stored if each.complete_at <= whole]
         assert len(kept) >= self.visible, "the test itself cut what was visible"
+        lost = {each.base for each in self.stored} - {each.base for each in kept}
+        for producer, sent in self.sent.items():
+            self.sent[producer] = [item for item in sent if item[1] not in lost]
         self.stored = kept
         self.open()
         self.visible = len(self.stored)
@@ -281,7 +321,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(place=st.floats(0, 1), max_bytes=st.sampled_from([1, 200, 1 << 20]), forget=st.booleans())
     def read_anywhere(self, place: float, max_bytes: int, forget: bool) -> None:
         if forget:
-            self.log._reader.boundaries = lookup.Boundaries()
+            self.log._reader.recent = RecentPositions()
         offset = int(place * (self.log.end + 20))
         visible = self.stored[: self.visible]
         if offset >= self.mark:
@@ -311,6 +351,27 @@ class LogMachine(RuleBasedStateMachine):
     def consume_everything(self, max_bytes: int) -> None:
         found = [(header.base_offset, header.next_offset) for header in self.read_all(max_bytes)]
         assert found == [(each.base, each.next_offset) for each in self.stored[: self.visible]]
+
+    @precondition(lambda self: hasattr(self, "log"))
+    @rule()
+    def landmarks_stand_where_batches_begin(self) -> None:
+        for segment in self.log._files.segments:
+            known = segment.known_landmarks().values
+            newest, next_offset = -1, segment.base
+            before: dict[int, tuple[int, int]] = {}
+            with segment.open_reader() as reader:
+                for at, header in walk(reader.fileno(), segment.base, segment.base, segment.end):
+                    if header.base_offset == at:
+                        before[at] = newest, next_offset
+                        next_offset = header.next_offset
+                    if not header.is_control:
+                        newest = max(newest, header.max_timestamp)
+            positions = list(known[::3])
+            assert positions == sorted(positions)
+            assert segment.size == 0 or positions[0] == segment.base
+            for at, newest, next_offset in zip(positions, known[1::3], known[2::3], strict=True):
+                assert before[at][0] <= newest
+                assert next_offset in (before[at][1], at)
 
     def read_all(self, max_bytes: int) -> Iterator[BatchHeader]:
         return consume(self.log, self.log.log_start_offset, max_bytes)

@@ -32,6 +32,7 @@ from tests.unit.storage.logs import (
     open_log,
     origin_batches,
     position,
+    slice_bytes,
 )
 
 
@@ -242,6 +243,19 @@ def test_an_unreadable_checkpoint_is_a_warning_not_a_loss(
     log.close()
 
 
+def test_an_unreadable_checkpoint_without_a_segment_is_no_new_log(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path)
+    appended(log, *build(MIXED))
+    log.close()
+    (tmp_path / FILE_NAME).write_bytes(b"{}")
+    log_files(tmp_path)[0].unlink()
+    with pytest.raises(MillraceError, match="no segment is left: restore"):
+        open_log(tmp_path)
+    assert not log_files(tmp_path)
+
+
 def test_a_damaged_end_of_a_middle_segment_does_not_hide_the_next_without_a_checkpoint(
     tmp_path: Path,
 ) -> None:
@@ -413,9 +427,9 @@ def test_a_log_of_a_newer_release_is_refused_not_misread(tmp_path: Path) -> None
     log.close()
     import zlib
 
-    text = (tmp_path / FILE_NAME).read_bytes().partition(b"\n")[0].replace(b'"version":1', b'"version":2')
+    text = (tmp_path / FILE_NAME).read_bytes().partition(b"\n")[0].replace(b'"version":3', b'"version":4')
     (tmp_path / FILE_NAME).write_bytes(b"%s\n%08x\n" % (text, zlib.crc32(text)))
-    with pytest.raises(MillraceError, match="version 2"):
+    with pytest.raises(MillraceError, match="version 4"):
         open_log(tmp_path)
 
 
@@ -459,3 +473,21 @@ def test_a_recovery_that_fails_leaves_no_file_open(
         with pytest.raises(MillraceError, match="cannot open the log"):
             PartitionLog.open(directory, LogConfig(), Clock(), refuse)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
+
+
+@pytest.mark.parametrize("byte", range(12))
+def test_a_slice_ends_before_a_batch_that_does_not_stand_where_it_must(tmp_path: Path, byte: int) -> None:
+    log = open_log(tmp_path)
+    bases = [result.base_offset for result in appended(log, *[batch(3, b"x" * 40) for _ in range(20)])]
+    log.close()
+    path = log_files(tmp_path)[0]
+    data = bytearray(path.read_bytes())
+    data[bases[10] + byte] ^= 1
+    path.write_bytes(data)
+    log = open_log(tmp_path)
+    assert len(slice_bytes(log.read(0, 1 << 20))) == bases[10]
+    assert [header.base_offset for header in batches_at(log, 0)] == bases[:10]
+    with pytest.raises(CorruptMessage):
+        log.read(bases[10], 1 << 20)
+    assert [header.base_offset for header in batches_at(log, bases[11])] == bases[11:]
+    log.close()

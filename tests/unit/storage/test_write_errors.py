@@ -241,15 +241,91 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     clock.now += 60
     appended(log, batch(1))
     with no_file_larger_than(0):
-        log.flush()
-        log.flush()
+        flush(log)
+        log.write_due_checkpoint()
     assert "cannot write the checkpoint" in caplog.text
     assert len(caplog.records) == 1, "not tried again at every flush"
     clock.now += 60
-    log.flush()
+    flush(log)
     checkpoint = Checkpoint.read(tmp_path)
     assert checkpoint is not None
     assert checkpoint.flushed == log.end
     appended(log, batch(1))
     assert flush(log)
+    log.close()
+
+
+def test_a_log_that_is_out_of_descriptors_while_it_flushes_goes_on_when_some_are_free(
+    tmp_path: Path,
+) -> None:
+    log = open_log(tmp_path, segment_bytes=200)
+    appended(log, *[batch(2) for _ in range(4)])  # rolls: the directory has to be synced
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open("/dev/null", os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held[0], hard))
+    try:
+        with pytest.raises(StorageError, match="now"):
+            log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(held[0])
+    assert (log.refusal, log.flush_refusal, log.high_watermark) == (None, None, 0)
+    assert flush(log)
+    appended(log, batch(1))
+    assert flush(log)
+    assert len(list(consume(log, 0))) == 5
+    log.close()
+
+
+def test_a_directory_that_could_not_be_synced_for_want_of_a_descriptor_is_synced_by_the_next_flush(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, segment_bytes=200)
+    appended(log, *[batch(2) for _ in range(4)])
+    synced: list[Path] = []
+
+    def sync(directory: Path) -> None:
+        synced.append(directory)
+        if len(synced) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("millrace.storage.partition_log.sync_directory", sync)
+    with pytest.raises(StorageError):
+        log.flush()
+    flush(log)
+    assert synced == [tmp_path, tmp_path]
+    flush(log)
+    assert len(synced) == 2
+    log.close()
+
+
+def test_a_full_disk_is_told_once_when_it_begins_and_once_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    log = open_log(tmp_path, clock)
+    with caplog.at_level("INFO"):
+        for _ in range(20):  # large batches are refused, small ones fit in between
+            with no_file_larger_than(log.end + 500):
+                assert isinstance(append(log, batch(9, b"x" * 90))[0], StorageError)
+                appended(log, batch(1))
+            clock.now += 1
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        for _ in range(20):
+            appended(log, batch(9, b"x" * 90))
+            clock.now += 1
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert caplog.records[1].message == f"{tmp_path} takes writes again"
+    with no_file_larger_than(log.end):
+        append(log, batch(1))
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
+    log.close()
+
+
+def test_appends_that_no_disk_refused_say_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(tmp_path)
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            appended(log, batch(1))
+    assert not caplog.records
     log.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from kio.index import load_response_schema
@@ -12,6 +13,7 @@ from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader
 
 from millrace.errors import ErrorCode, InvalidRequest
+from millrace.wire.admin_messages import DescribeConfigsRequest
 from millrace.wire.codec import (
     MAX_DECODED_BYTES,
     MAX_DECODED_ITEMS,
@@ -20,6 +22,7 @@ from millrace.wire.codec import (
     encode_error,
     is_flexible,
 )
+from millrace.wire.group_messages import OffsetCommitRequest
 from millrace.wire.messages import (
     ApiKey,
     ApiVersion,
@@ -51,7 +54,9 @@ from millrace.wire.messages import (
     MetadataRequestTopic,
     MetadataResponse,
     MetadataTopic,
+    OffsetFetchRequest,
 )
+from tests.unit.broker.asking import request_body
 
 TOPIC_ID = uuid.UUID(int=5)
 PARTITION = MetadataPartition(
@@ -181,7 +186,7 @@ def test_an_error_of_an_unknown_api_is_the_code_alone() -> None:
 
 def test_a_request_cannot_take_far_more_memory_than_its_bytes() -> None:
     names = (b"\0\0") * (MAX_DECODED_ITEMS + 1)
-    with pytest.raises(InvalidRequest, match="a list of 10001 items"):
+    with pytest.raises(InvalidRequest, match="more than 2000 items"):
         decode(MetadataRequest, ApiKey.METADATA, 4, struct.pack(">i", len(names) // 2) + names + b"\1")
     with pytest.raises(InvalidRequest, match=r"metadata with \d+ bytes; 1048576 are allowed"):
         decode(MetadataRequest, ApiKey.METADATA, 4, bytes(MAX_DECODED_BYTES + 1))
@@ -192,3 +197,25 @@ def test_a_response_may_be_as_long_as_the_cluster_is_large() -> None:
     response = MetadataResponse(brokers=(), cluster_id="c", controller_id=1, topics=topics)
     decoded = decode(MetadataResponse, ApiKey.METADATA, 8, encode(response, ApiKey.METADATA, 8))
     assert len(decoded.topics) == 10_001
+
+
+@pytest.mark.parametrize(
+    ("message", "api_key", "version", "values"),
+    [
+        (ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, {"topics": [
+            {"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]}),
+        (OffsetCommitRequest, ApiKey.OFFSET_COMMIT, 7, {"topics": [
+            {"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]}),
+        (OffsetFetchRequest, ApiKey.OFFSET_FETCH, 5, {"topics": [
+            {"name": f"t{n}", "partition_indexes": [0]} for n in range(1_000)]}),
+        (OffsetFetchRequest, ApiKey.OFFSET_FETCH, 5, {"topics": [
+            {"name": "t", "partition_indexes": range(1_000)}]}),
+        (MetadataRequest, ApiKey.METADATA, 8, {"topics": [{"name": f"t{n}"} for n in range(1_000)]}),
+        (DescribeConfigsRequest, ApiKey.DESCRIBE_CONFIGS, 3, {"resources": [
+            {"resource_type": 2, "resource_name": f"t{n}", "configuration_keys": None} for n in range(200)]}),
+    ],
+)  # fmt: skip
+def test_what_clients_ask_of_a_broker_with_a_thousand_partitions_is_no_item_too_much(
+    message: type[Any], api_key: int, version: int, values: dict[str, Any]
+) -> None:
+    assert decode(message, api_key, version, request_body(api_key, version, values))

@@ -1,0 +1,71 @@
+"""What this installation holds: the packages of its extras, and the files that come with Millrace.
+
+Knows names only and imports none of the packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from millrace.errors import MillraceError
+
+DISTRIBUTION = "millrace-pipeline"
+"""The name to install by; `millrace`, the name to import by, belongs to somebody else on PyPI."""
+
+EXTRAS = {
+    "numpy": "spark",
+    "pyarrow": "spark",
+    "pyspark": "spark",
+    "py4j": "spark",
+    "airflow": "airflow",
+    "psycopg": "postgres",
+}
+"""Package to import -> the extra that brings it."""
+
+
+def require(*packages: str) -> None:
+    """Raise MillraceError, which says how to install them, when packages of extras are missing."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise _missing(missing)
+
+
+def missing_extra(error: ModuleNotFoundError) -> MillraceError:
+    """The error that says how to install the missing package; raises `error` when no extra brings it."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        raise error
+    return _missing([package])
+
+
+def _missing(packages: list[str]) -> MillraceError:
+    how = how_to_install(*sorted({EXTRAS[name] for name in packages}))
+    are = "is" if len(packages) == 1 else "are"
+    return MillraceError(f"{', '.join(packages)} {are} not installed: {how}")
+
+
+def how_to_install(*extras: str) -> str:
+    """The pip command that adds these extras, from wherever this installation was made."""
+    requirement = f"{DISTRIBUTION}[{','.join(extras)}]"
+    try:
+        origin = json.loads(distribution(DISTRIBUTION).read_text("direct_url.json") or "{}")  # PEP 610
+    except PackageNotFoundError:  # on PYTHONPATH only
+        origin = {}
+    if origin:
+        vcs = origin.get("vcs_info")
+        url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
+        requirement = f"{requirement} @ {url}"
+    return f"pip install '{requirement}'"
+
+
+def shipped(name: str) -> Path:
+    """A file or folder that comes with Millrace: `schemas`, `dags` or `deploy/local.toml`.
+
+    An installed package holds them inside it, a checkout beside its source root.
+    """
+    package = Path(__file__).parent
+    installed = package / name
+    return installed if installed.exists() else package.parent.parent / name

@@ -1,0 +1,87 @@
+"""How a process of ours is told to end: SIGTERM or Ctrl-C, at any moment, once or several times.
+
+Python runs a signal's handler between two instructions of the main thread, whatever lock that thread holds
+just then. A handler that takes a lock, as `Event.set` does, may wait for its own thread for ever. No handler
+here takes one: a server hears of the signal in another thread, a program that does one thing after the other
+by a KeyboardInterrupt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_LIMIT_S = 8.0
+REPEAT_S = 1.0
+
+
+def stop_on_signals(stop: Callable[[], None], *, limited: bool = False) -> None:
+    """Call `stop` in a thread of its own at the first SIGTERM or SIGINT; later ones change nothing.
+
+    For servers, from their main thread. The interpreter itself writes the signal's number to a pipe, also
+    while the main thread is inside a library. `limited` is for a process that may be killed at any moment:
+    it ends after STOP_LIMIT_S even if a broker or a database that does not answer holds it up.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(writing, False)
+
+    def wait() -> None:
+        while os.read(reading, 1)[0] not in STOP_SIGNALS:
+            pass  # another signal that has a handler
+        if limited:
+            timer = threading.Timer(STOP_LIMIT_S, _end_now)
+            timer.daemon = True
+            timer.start()
+        stop()
+
+    threading.Thread(target=wait, name="signals", daemon=True).start()
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in STOP_SIGNALS:
+        signal.signal(number, _ignore)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at SIGTERM or SIGINT; once it is left, signals change nothing.
+
+    For programs that clean up on their way out: neither that nor what they do afterwards is interrupted.
+    Python drops what is raised while it finalizes an object, so the interrupt is raised again every
+    REPEAT_S until the block is on its way out.
+    """
+    active = True
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if active and not _interrupt_is_handled():
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_S, REPEAT_S)
+            raise KeyboardInterrupt
+
+    for number in (*STOP_SIGNALS, signal.SIGALRM):
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        active = False
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _interrupt_is_handled() -> bool:
+    """True where the main thread is in an `except`, `finally` or `__exit__` because of an interrupt."""
+    error = sys.exc_info()[1]
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread does. A signal without a handler in Python is not written to the pipe."""
+
+
+def _end_now() -> None:
+    os.write(2, b"millrace: ending without an answer that is waited for\n")
+    os._exit(0)

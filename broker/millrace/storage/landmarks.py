@@ -1,0 +1,193 @@
+"""Landmarks: the few batch boundaries of a segment that are known, so that any look-up in it is short.
+
+One is noted about every MiB as the log is appended to, nothing per message. A look-up is a bisection of the
+landmarks and a walk along the headers behind one; a reader who goes on at a landmark needs no walk. The
+segment being appended to has its landmarks in memory and in the checkpoint; a closed one has them in a file
+beside it:
+
+    <base>.landmarks := sealed JSON {version, base, size,
+        landmarks: [position, max timestamp before it, next offset before it, position, ...]}
+
+The log can be read without them: where they are missing, damaged or of other bytes, they are built anew from
+the headers. A landmark is never believed: the batch at its position states that position, or the landmark
+is taken for missing. Reads bytes through a descriptor; knows positions, not segments.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millrace.errors import CorruptMessage, StorageError
+from millrace.records import BatchHeader, filler_size
+from millrace.storage import sealed
+from millrace.storage.chain import (
+    Chain,
+    ChainBroken,
+    HeaderReader,
+    read_batch,
+    skip,
+    walk,
+    walk_past_damage,
+)
+
+SPAN_BYTES = 1 << 20
+"""From one landmark to the next at most, unless a single batch is larger."""
+LEAST_BATCH_BYTES = 256
+"""A smaller batch counts for as much: at most 4,096 batches lie between two landmarks. A look-up takes 0.3 us
+for the header of each."""
+WALKED_HEADERS = 2 * (SPAN_BYTES // LEAST_BATCH_BYTES + 1)
+"""Headers between two landmarks at most, as each batch may have a filler."""
+VERSION = 2
+
+
+class LandmarksMissing(StorageError):
+    """The place cannot be found in a short walk: the segment's landmarks have to be built first."""
+
+
+@dataclass(slots=True)
+class Landmarks:
+    """The landmarks of one segment, in order. One thread adds, any may look."""
+
+    values: array[int] = field(default_factory=lambda: array("q"))
+    """Of each: where a batch begins that is no filler; the largest timestamp before it, -1 without any; and
+    the offset behind the last batch before it that is no filler, its own position where that is not known.
+    In one array, so that no thread sees half of a change."""
+    room: int = field(default=0, compare=False)
+    """Bytes that still go before the next one; 0 at first, so the first batch that is noted gets one."""
+    next_offset: int | None = field(default=None, compare=False)
+    """Behind the last batch that was noted, None when what stands before the next one is not known."""
+
+    def note(self, header: BatchHeader, max_timestamp: int) -> None:
+        """A batch that is no filler stands at its base offset; `max_timestamp` is the largest before it."""
+        size = max(header.size + filler_size(header), LEAST_BATCH_BYTES)
+        if size > self.room:
+            position = header.base_offset
+            known = position if self.next_offset is None else self.next_offset
+            self.values.extend((position, max_timestamp, known))
+            self.room = SPAN_BYTES
+        self.room -= size
+        self.next_offset = header.next_offset
+
+    def below(self, end: int) -> Landmarks:
+        """Those before a position, as a copy."""
+        return Landmarks(self.values[: 3 * self._count_before(end)])
+
+    def without(self, start: int, end: int) -> Landmarks:
+        """Those that are not behind `start` and up to `end`, as a copy."""
+        return Landmarks(self.below(start + 1).values + self.values[3 * self._count_before(end + 1) :])
+
+    def begin_with(self, built: Landmarks, end: int) -> None:
+        """Take those below `end` from `built`, while the log may go on adding others behind them."""
+        self.values[: 3 * self._count_before(end)] = built.values
+
+    def before_offset(self, offset: int, base: int) -> int:
+        """The last boundary known with no batch before it that holds the offset or a later one.
+
+        It may lie behind the offset: then the batch there is the first that does. `base` begins the segment.
+        """
+        values = self.values[:]  # as they are now: another thread may put others in their places
+        count = bisect_right(values[2::3], offset)
+        return values[3 * count - 3] if count > 0 else base
+
+    def before_timestamp(self, timestamp: int, base: int) -> int:
+        """The last boundary known with no record before it that is as young as `timestamp`."""
+        values = self.values[:]
+        count = bisect_left(values[1::3], timestamp)
+        return values[3 * count - 3] if count > 0 else base
+
+    def last_before(self, end: int) -> int:
+        """The last landmark at or before a position, -1 without any."""
+        values = self.values[:]
+        count = bisect_right(values[::3], end)
+        return values[3 * count - 3] if count > 0 else -1
+
+    def _count_before(self, position: int) -> int:
+        return bisect_left(range(len(self.values) // 3), position, key=lambda item: self.values[3 * item])
+
+
+def landmarks_path(segment_path: Path) -> Path:
+    """The file with the landmarks of a closed segment."""
+    return segment_path.with_suffix(".landmarks")
+
+
+def write_landmarks(segment_path: Path, size: int, landmarks: Landmarks) -> None:
+    """Replace the landmarks' file of a segment that has `size` bytes for good."""
+    fields = {
+        "version": VERSION,
+        "base": int(segment_path.stem),
+        "size": size,
+        "landmarks": landmarks.values.tolist(),
+    }
+    sealed.write(landmarks_path(segment_path), fields)
+
+
+def read_landmarks(segment_path: Path, size: int) -> Landmarks:
+    """The landmarks in a segment's file; none when it is missing, damaged or of another segment."""
+    try:
+        fields = sealed.read(landmarks_path(segment_path))
+    except sealed.Unreadable:
+        return Landmarks()
+    expected = {"version": VERSION, "base": int(segment_path.stem), "size": size}
+    if fields is None or any(fields[key] != value for key, value in expected.items()):
+        return Landmarks()
+    return Landmarks(array("q", fields["landmarks"]))
+
+
+def build_landmarks(fd: int, base: int, end: int) -> Landmarks:
+    """The landmarks of a segment up to `end`, from the header of each batch; damage is passed over."""
+    landmarks, max_timestamp, intact_end = Landmarks(), -1, base
+    for position, header in walk_past_damage(fd, base, base, end):
+        if position != intact_end:
+            landmarks.next_offset = None  # the offsets of what is damaged are not to be passed over
+        intact_end = position + header.size
+        if header.base_offset == position:
+            landmarks.note(header, max_timestamp)
+        if not header.is_control:
+            max_timestamp = max(max_timestamp, header.max_timestamp)
+    return landmarks
+
+
+def locate(landmarks: Landmarks, fd: int, base: int, offset: int, limit: int, known: int = 0) -> int:
+    """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
+
+    `limit` is a boundary: the end of the segment or of its flushed part. `known` may be another one, with no
+    batch before it that holds the offset. Behind a damaged batch only the next landmark leads on, or an
+    offset that is the position of an intact batch. Raises CorruptMessage, and LandmarksMissing.
+    """
+    mark = landmarks.before_offset(offset, base)
+    start = skip(fd, base, max(mark, known), offset, WALKED_HEADERS)
+    try:
+        for position, header in short_walk(fd, base, start, limit):
+            if header.next_offset > offset and header.base_offset == position:
+                return position
+    except ChainBroken as error:
+        check_landmark(mark, base, error)
+        if not _stands_at(fd, base, offset, limit):
+            raise CorruptMessage(f"a damaged batch at position {error.position}") from None
+        return offset
+    return limit
+
+
+def short_walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+    """`walk` from one landmark as far as to the next; LandmarksMissing when there is none."""
+    for count, item in enumerate(walk(fd, base, start, limit)):
+        if count == WALKED_HEADERS:
+            raise LandmarksMissing(f"no landmark within {count} batches behind position {start}")
+        yield item
+
+
+def check_landmark(mark: int, base: int, error: ChainBroken) -> None:
+    """LandmarksMissing if the chain is broken at the landmark itself: it may be none."""
+    if error.position == mark > base:
+        raise LandmarksMissing(f"no batch at the landmark {mark}")
+
+
+def _stands_at(fd: int, base: int, position: int, limit: int) -> bool:
+    header = HeaderReader(fd, base).header(position)
+    if header is None or not Chain(position).accepts(header, limit):
+        return False
+    return read_batch(fd, base, position, header) is not None

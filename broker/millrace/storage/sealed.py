@@ -1,0 +1,43 @@
+"""Small files of JSON that are there whole or not at all: the checkpoint and what stands beside it.
+
+Written to a side file, synced, renamed. Who needs the new name to survive a power cut syncs the directory.
+
+    file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Unreadable(Exception):
+    """The file is there but is not what was written."""
+
+
+def write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Replace the file."""
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    side_file = path.with_name(path.name + ".tmp")
+    with open(side_file, "wb") as file:
+        file.write(b"%s\n%08x\n" % (text, zlib.crc32(text)))
+        file.flush()
+        os.fsync(file.fileno())
+    side_file.replace(path)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What was written, None when there is no file; Unreadable when it is damaged."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    text, _, crc = data.partition(b"\n")
+    if crc != b"%08x\n" % zlib.crc32(text):
+        raise Unreadable(f"{path} fails its CRC")
+    fields: dict[str, Any] = json.loads(text)
+    return fields

@@ -1,0 +1,40 @@
+"""URLs that may hold a password: how errors and logs show them, and how HTTP clients are given them."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from millrace.errors import ConfigError
+
+
+def without_secret(url: str) -> str:
+    """The URL with `***` for its user, its password and its query; any other text is shown the same way.
+
+    Everything before the last `@` goes, because a password that is written wrongly may hold any character.
+    """
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    _, at, host = rest.rpartition("@")
+    host, question_mark, _ = host.partition("?")
+    return f"{scheme}{separator}{'***@' if at else ''}{host}{'?***' if question_mark else ''}"
+
+
+def address_and_auth(url: str) -> tuple[str, tuple[str, str] | None]:
+    """An HTTP URL without user and password, and these two, or None when it has none.
+
+    HTTP clients write the URLs they ask into their log, so they are not given the password in one.
+    Raises ConfigError for what is no HTTP URL.
+    """
+    try:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError
+        _ = parts.port
+    except ValueError:
+        raise ConfigError(
+            f"{without_secret(url)!r} is no URL: write http://HOST:PORT or http://USER:PASSWORD@HOST:PORT,"
+            " special characters as %XX"
+        ) from None
+    address = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    if parts.username is None:
+        return address, None
+    return address, (unquote(parts.username), unquote(parts.password or ""))

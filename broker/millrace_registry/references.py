@@ -1,0 +1,106 @@
+"""Schemas and what they refer to: each is parsed once for a request, however many paths lead to it.
+
+Knows which rows references name and how much one schema may refer to. Does not know subjects' rules or ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace_registry.avro_schema import AvroSchema, Json, parse
+from millrace_registry.errors import InvalidSchema
+from millrace_registry.store import Reference, StoredSchema, Transaction
+
+MAX_REFERENCES = 250
+"""Schemas that one schema may refer to, directly and through others."""
+MAX_REFERENCE_DEPTH = 32
+"""Steps from a schema to the last one that it refers to through others."""
+MAX_REFERENCED_CHARACTERS = 2 << 20
+"""Text of all schemas that one schema may refer to, directly and through others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Parsed:
+    schema: AvroSchema
+    sizes: Mapping[int, int]
+    """Characters of each schema that this one refers to, directly and through others, by id."""
+    depth: int
+
+
+class SchemaParser:
+    """Parses the schemas of one request; also across its transactions, because a stored schema never changes.
+
+    Whoever parses while reading and again while holding the write lock parses under the lock only what was
+    registered in between.
+    """
+
+    def __init__(self) -> None:
+        self._stored: dict[int, _Parsed] = {}
+        self._sent: dict[tuple[str, Sequence[int]], AvroSchema] = {}
+
+    def stored(self, rows: Transaction, schema: StoredSchema) -> AvroSchema:
+        """The parsed schema of a row; InvalidSchema when what it refers to is not there or too much."""
+        return self._parsed(rows, schema).schema
+
+    def sent(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
+        """The schema in a client's text; InvalidSchema when it is none or its references are none."""
+        targets = _targets(rows, references)
+        key = text, tuple(target.id for target in targets)
+        if key not in self._sent:
+            self._sent[key] = self._parse(rows, text, references, targets).schema
+        return self._sent[key]
+
+    def _parsed(self, rows: Transaction, schema: StoredSchema) -> _Parsed:
+        if schema.id not in self._stored:
+            targets = _targets(rows, schema.references)
+            self._stored[schema.id] = self._parse(rows, schema.text, schema.references, targets)
+        return self._stored[schema.id]
+
+    def _parse(
+        self, rows: Transaction, text: str, references: Sequence[Reference], targets: Sequence[StoredSchema]
+    ) -> _Parsed:
+        parsed = [self._parsed(rows, target) for target in targets]
+        sizes = {target.id: len(target.text) for target in targets}
+        for each in parsed:
+            sizes.update(each.sizes)
+        depth = 1 + max((each.depth for each in parsed), default=-1)
+        if len(sizes) > MAX_REFERENCES or sum(sizes.values()) > MAX_REFERENCED_CHARACTERS:
+            raise InvalidSchema(
+                f"the schema refers to {len(sizes)} schemas of {sum(sizes.values())} characters in all,"
+                f" allowed are {MAX_REFERENCES} of {MAX_REFERENCED_CHARACTERS}"
+            )
+        if depth > MAX_REFERENCE_DEPTH:
+            raise InvalidSchema(f"references lead through more than {MAX_REFERENCE_DEPTH} schemas")
+        known = _known(references, [each.schema for each in parsed])
+        return _Parsed(parse(text, known), sizes, depth)
+
+
+def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredSchema]:
+    """The schema of each reference, in order."""
+    if len(references) > MAX_REFERENCES:
+        raise InvalidSchema(f"the schema has {len(references)} references, allowed are {MAX_REFERENCES}")
+    targets = []
+    for reference in references:
+        target = rows.version(reference.subject, reference.version)
+        if target is None:
+            raise InvalidSchema(f"{_in_words(reference)} is not registered: register it first")
+        targets.append(target.schema)
+    return targets
+
+
+def _known(references: Sequence[Reference], schemas: Sequence[AvroSchema]) -> dict[str, Json]:
+    """Every named type that the references bring, by full name."""
+    known: dict[str, Json] = {}
+    for reference, schema in zip(references, schemas, strict=True):
+        if reference.name not in schema.definitions:
+            names = ", ".join(schema.definitions) or "no named type"
+            raise InvalidSchema(f"{_in_words(reference)} defines {names}")
+        for name, definition in schema.definitions.items():
+            if known.setdefault(name, definition) != definition:
+                raise InvalidSchema(f"{_in_words(reference)} defines {name} otherwise than another reference")
+    return known
+
+
+def _in_words(reference: Reference) -> str:
+    return f"reference {reference.name!r}: subject {reference.subject!r} version {reference.version}"

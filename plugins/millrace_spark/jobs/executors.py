@@ -1,0 +1,101 @@
+"""Executors that do not come: a job that waits for them says so, and gives up after a bound.
+
+Spark itself waits for ever, and in silence: its warning is below the level that these jobs log at. The
+driver's own scheduler is asked, all the time, so that executors that were lost count too. Knows nothing of
+the job. A local master has no executors to wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+
+from millrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMEOUT = "spark.millrace.executors.timeout"
+"""A Spark setting of ours, so that it can stand in spark-defaults.conf too; a time as Spark writes them."""
+DEFAULT_TIMEOUT = "10m"
+"""As long as Spark on Kubernetes waits for the pod of an executor."""
+SAY_AFTER_S = 10.0
+POLL_S = 1.0
+
+
+class ExecutorWatch:
+    """Looks for executors from before the session starts until the job is done. A context.
+
+    `say` gets one sentence when the cluster has given none for SAY_AFTER_S, `give_up` one when TIMEOUT has
+    passed; both are called in a thread of their own.
+    """
+
+    def __init__(self, say: Callable[[str], None], give_up: Callable[[str], None]) -> None:
+        """ConfigError when TIMEOUT is not a time."""
+        SparkContext._ensure_initialized()  # without a JVM there are no settings
+        conf = SparkConf()
+        self._master = conf.get("spark.master", "")
+        self._timeout_s = _timeout_s(conf)
+        self._say, self._give_up = say, give_up
+        self.session: SparkSession | None = None
+        """Set once it has started; YARN and Kubernetes let that wait, for a queue or for executors."""
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="executors", daemon=True)
+
+    def __enter__(self) -> ExecutorWatch:
+        if self._master.partition("[")[0] != "local":
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        since, said = time.monotonic(), False
+        while not self._done.wait(POLL_S):
+            wanted, there = self._look()
+            said = said and not there
+            if there or not wanted:
+                since = time.monotonic()
+            waited_s = time.monotonic() - since
+            if waited_s >= self._timeout_s:
+                self._give_up(
+                    f"{self._master} has given this job no executor within {self._timeout_s} s: check that a"
+                    " worker of the cluster has the cores and the memory for one, or let it wait longer with"
+                    f" --conf {TIMEOUT}=TIME"
+                )
+                return
+            if waited_s >= SAY_AFTER_S and not said:
+                said = True
+                self._say(
+                    f"no executor from {self._master} for {SAY_AFTER_S:.0f} s; waiting for one, at most"
+                    f" {self._timeout_s} s (--conf {TIMEOUT}=TIME)"
+                )
+
+    def _look(self) -> tuple[bool, bool]:
+        """Whether something waits for executors, the session or tasks; and whether there are any."""
+        if self.session is None:
+            return True, False
+        context = self.session.sparkContext
+        try:
+            there = int(context._jsc.sc().getExecutorMemoryStatus().size()) > 1  # the driver counts too
+            return bool(context.statusTracker().getActiveStageIds()), there
+        except Py4JError:  # the context has stopped: the job's own error says why
+            return False, False
+
+
+def _timeout_s(conf: SparkConf) -> int:
+    try:
+        return int(conf._jconf.getTimeAsSeconds(TIMEOUT, DEFAULT_TIMEOUT))  # type: ignore[union-attr]
+    except Py4JJavaError:
+        raise ConfigError(f"{TIMEOUT}={conf.get(TIMEOUT)} is not a time like 90s, 10m or 1h") from None

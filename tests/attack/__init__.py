@@ -1,0 +1,1 @@
+"""Crafted and random requests for every API against a real broker, counted in its CPU time and its memory."""

@@ -1,0 +1,220 @@
+"""One attack: each request is sent through one connection and its cost counted, then all through 200 at once.
+
+What counts is the broker's CPU time and resident memory from /proc, never the clock: a busy machine changes
+neither. A request that seems too dear is sent again, and its cheapest try counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from millrace.client.cluster_client import ClusterClient
+from millrace.records import Message, build_batch
+from tests.attack.requests import TOPIC, Sent, forged_batches, frame, requests_for
+from tests.bench.replay import cpu_seconds, fetch_request, produce_request, rss_bytes
+from tests.support import wait_until
+
+CPU_S = 0.020
+CPU_S_PER_BYTE = 20e-9
+MORE_MEMORY_BYTES = 20_000_000
+CONNECTIONS = 200
+TRIES = 4
+OTHER = "untouched"
+UNANSWERED_S = 20.0
+"""A broker that does not answer a usual request for so long serves nobody: the attack ends there."""
+_ANSWER_S = 0.2
+_QUIET_S, _QUIET_CPU_S = 0.05, 0.005
+_PING = frame(18, 0, b"")
+
+
+class Connection:
+    """A socket that sends whole requests and reads whole answers."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=UNANSWERED_S)
+        self.file = self.socket.makefile("rb")
+
+    def ask(self, data: bytes) -> bytes:
+        """The answer; OSError when the broker closes the connection instead."""
+        self.socket.sendall(data)
+        size = self.file.read(4)
+        answer = self.file.read(struct.unpack(">i", size)[0]) if len(size) == 4 else b""
+        if not answer:
+            raise ConnectionError("the broker closed the connection")
+        return answer
+
+    def close(self) -> None:
+        """Close it, and do not wait for anything."""
+        self.file.close()
+        self.socket.close()
+
+
+class OtherClient(threading.Thread):
+    """A client that only wants to produce and consume, all the time; `failures` says what it met instead."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self._connection = Connection(address)
+        self._ended = threading.Event()
+        self.answers, self.failures = 0, list[str]()
+
+    def run(self) -> None:
+        """Ask until `end`, not often: what it costs is counted as the request's that is looked at."""
+        batch = build_batch([Message(1, None, b"x")])
+        requests = [produce_request(OTHER, {0: batch}, 1), fetch_request(OTHER, {0: 0}, 1000, max_wait_ms=0)]
+        try:
+            while not self._ended.wait(0.05):
+                for request in requests:
+                    answer = self._connection.ask(request)
+                    at = answer.find(OTHER.encode()) + len(OTHER) + 8  # behind a count and the partition
+                    (code,) = struct.unpack_from(">h", answer, at)
+                    if code:
+                        self.failures.append(f"error {code}")
+                    self.answers += 1
+        except (OSError, struct.error) as error:
+            self.failures.append(str(error))
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._ended.set()
+        self.join(60)
+        self._connection.close()
+
+
+@dataclass
+class Outcome:
+    """What the attack has shown."""
+
+    requests: int = 0
+    apis: int = 0
+    worst_cpu_s: float = 0.0
+    worst: str = ""
+    failures: list[str] = field(default_factory=list)
+
+
+class Attack:
+    """Attacks one broker process."""
+
+    def __init__(self, address: str, pid: int, seed: int) -> None:
+        self._address, self._pid = address, pid
+        self._rng = random.Random(seed)
+        self._control = Connection(address)
+        self._last: Sent | None = None
+        self.outcome = Outcome()
+
+    def run(self, chosen: Sequence[tuple[int, int]], rounds: int, *, long_lists: bool = True) -> Outcome:
+        """Ask these APIs and versions so many times; lists of thousands only where they are offered."""
+        with ClusterClient(self._address) as client:
+            for topic in (TOPIC, OTHER):
+                client.create_topic(topic, 1)
+        self.outcome.apis = len({api_key for api_key, _ in chosen})
+        try:
+            self._ask_all(chosen, rounds, long_lists)
+        except OSError as error:
+            what = _named(self._last) if self._last is not None else "nothing"
+            self.outcome.failures.append(f"no answer to a usual request ({error}); sent last: {what}")
+        return self.outcome
+
+    def _ask_all(self, chosen: Sequence[tuple[int, int]], rounds: int, long_lists: bool) -> None:
+        offered = self._highest_offered()
+        for api_key, version in chosen:  # what is loaded with the first use of an API stays, and is no leak
+            self._cost(next(iter(requests_for(api_key, version, self._rng))))
+        idle, other = rss_bytes(self._pid), OtherClient(self._address)
+        other.start()
+        for _ in range(rounds):
+            sent = [
+                each
+                for api_key, version in chosen
+                for each in requests_for(
+                    api_key, version, self._rng, long_lists=long_lists and (api_key, version) in offered
+                )
+            ]
+            sent += forged_batches(self._rng)
+            self._one_by_one(sent)
+            self._all_at_once(sent)
+        self._end(idle, other)
+
+    def _highest_offered(self) -> set[tuple[int, int]]:
+        rows = self._control.ask(_PING)[10:]
+        return {(api_key, highest) for api_key, _, highest in struct.iter_unpack(">hhh", rows)}
+
+    def _one_by_one(self, requests: Iterable[Sent]) -> None:
+        outcome = self.outcome
+        for sent in requests:
+            allowed = CPU_S + CPU_S_PER_BYTE * len(sent.data)
+            cost = self._cost(sent)
+            for _ in range(TRIES - 1):
+                if cost > allowed:
+                    cost = min(cost, self._cost(sent))
+            what = _named(sent)
+            outcome.requests += 1
+            if cost > outcome.worst_cpu_s:
+                outcome.worst_cpu_s, outcome.worst = cost, what
+            if cost > allowed:
+                outcome.failures.append(f"{what}: {cost * 1e3:.1f} ms of CPU")
+
+    def _cost(self, sent: Sent) -> float:
+        """CPU seconds of the broker from before a request to after its answer, or to where it waits."""
+        self._last = sent
+        connection = Connection(self._address)
+        connection.socket.settimeout(_ANSWER_S)
+        try:
+            self._control.ask(_PING)
+            before = cpu_seconds(self._pid)
+            try:
+                connection.ask(sent.data)
+            except TimeoutError:
+                self._wait_until_quiet()  # what it still does must not count as the next one's
+            except OSError:
+                pass  # refused
+            self._control.ask(_PING)  # the turn that served the request is over
+            return cpu_seconds(self._pid) - before
+        finally:
+            connection.close()
+
+    def _wait_until_quiet(self) -> None:
+        def is_quiet() -> bool:
+            before = cpu_seconds(self._pid)
+            time.sleep(_QUIET_S)
+            return cpu_seconds(self._pid) - before < _QUIET_CPU_S
+
+        with contextlib.suppress(AssertionError):  # then it is dear, and what follows says so
+            wait_until("quiet", is_quiet, timeout_s=UNANSWERED_S)
+
+    def _all_at_once(self, requests: Sequence[Sent]) -> None:
+        """A share of the requests through each of many connections; nobody reads before all are sent."""
+        connections = [Connection(self._address) for _ in range(CONNECTIONS)]
+        for number, sent in enumerate(requests):
+            connection, self._last = connections[number % CONNECTIONS], sent
+            connection.socket.settimeout(_ANSWER_S)
+            with contextlib.suppress(OSError):
+                connection.socket.sendall(sent.data)
+            self.outcome.requests += 1
+        self._control.ask(_PING)
+        for connection in connections:
+            connection.close()
+
+    def _end(self, idle: int, other: OtherClient) -> None:
+        failures = self.outcome.failures
+        other.end()
+        self._control.close()
+        failures += [f"another client's request: {failure}" for failure in other.failures]
+        if not other.answers:
+            failures.append("another client was never answered")
+        try:
+            wait_until("memory", lambda: rss_bytes(self._pid) < idle + MORE_MEMORY_BYTES, timeout_s=60)
+        except AssertionError:
+            more = (rss_bytes(self._pid) - idle) / 1e6
+            failures.append(f"{more:.0f} MB more memory than before, after all have gone")
+
+
+def _named(sent: Sent) -> str:
+    return f"API {sent.api_key} v{sent.version}, {sent.kind}, {len(sent.data)} bytes"

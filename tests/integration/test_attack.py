@@ -1,0 +1,18 @@
+"""The short form of `make attack`: the highest version of every API, once, without lists of thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millrace.wire.messages import ApiKey
+from tests.attack.requests import versions
+from tests.attack.run import Attack
+from tests.bench.bench_hot_path import broker
+
+
+def test_no_request_costs_a_broker_more_than_its_bytes_allow(tmp_path: Path) -> None:
+    highest = {key: version for key, version in versions() if key < 50 or key > 1000}
+    chosen = [(ApiKey.METADATA, 8), (ApiKey.FETCH, 11), (ApiKey.PRODUCE, 7), *highest.items()]
+    with broker(tmp_path) as (address, pid):
+        outcome = Attack(address, pid, seed=1).run(chosen, rounds=1, long_lists=False)
+    assert not outcome.failures, outcome.failures

@@ -1,0 +1,140 @@
+"""What a producer's reports promise while they are told in portions, without any broker."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from millrace.errors import ConfigError
+from millrace_audit import producer as module
+from millrace_audit.producer import AuditedProducer, NotSent
+from millrace_audit.reports.counts import WINDOW_MS
+from millrace_audit.reports.messages import FOR_EVER, Report, schema_file
+
+START = 1_431_856_800_000
+EVENT = {"clientAddress": "c", "method": "GET", "url": "/", "protocol": "HTTP/1.1", "status": 200}
+
+
+class Registry:
+    """Knows every schema."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def register(self, subject: str, schema: Any, *, timeout_s: float) -> int:
+        return 1
+
+    def close(self) -> None: ...
+
+
+class Reports:
+    """Keeps what is published, decoded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.told: list[Any] = []
+
+    def encode(self, record: Any, *, timeout_s: float | None = None) -> Any:
+        return record
+
+    def check_topics(self, *_: str, give_up_at: float) -> None: ...
+
+    def publish(self, records: list[Any], *, give_up_at: float = math.inf) -> None:
+        self.told += [record for record in records if isinstance(record, Report)]
+
+    def close(self) -> None: ...
+
+
+def test_a_portion_promises_no_time_that_the_portions_behind_it_still_tell_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = Reports()
+    monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
+    monkeypatch.setattr(module, "AuditPublisher", lambda *_, **__: reports)
+    monkeypatch.setattr(module, "AuditCodec", lambda _: reports)
+    monkeypatch.setattr(module, "RANGES_PER_REPORT", 2)
+    producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x")
+
+    def send(*windows: int) -> None:
+        for window in windows:
+            producer.send("t", schema_file("PageView"), EVENT, time_ms=START + window * WINDOW_MS)
+        producer._producer.purge()  # each fails, which is an outcome like another
+        producer._producer.poll(1)
+        with producer._lock:
+            producer._resolve()
+
+    send(0)
+    producer.closed_through(START + 9 * WINDOW_MS)
+    producer._report()
+    send(*range(9))  # late, all of them
+    producer._report()
+    told_at = {w.window: index for index, report in enumerate(reports.told) for w in report.windows}
+    assert len(reports.told) > 4
+    for index, report in enumerate(reports.told[1:], start=1):
+        later = [window for window, at in told_at.items() if at > index]
+        assert report.closed_through <= min(later, default=FOR_EVER), index
+    assert reports.told[-1].closed_through == START + 9 * WINDOW_MS
+    producer._stop.set()
+
+
+def send(producer: AuditedProducer, **options: Any) -> int:
+    return producer.send("t", schema_file("PageView"), EVENT, time_ms=START, **options)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The URL of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+HOUR = {"delivery.timeout.ms": 3_600_000, "queue.buffering.max.messages": 1}
+"""Settings with which a send that is not bounded by its caller waits longer than any test."""
+
+
+def test_the_first_event_waits_for_a_silent_registry_only_as_long_as_its_caller_wants(silent: str) -> None:
+    producer = AuditedProducer("127.0.0.1:1", silent, cluster="c", server="s", service="x", config=HOUR)
+    producer._registry._timeout_s = 3_600
+    with pytest.raises(NotSent, match="topic t: nothing was sent, because schema registry"):
+        send(producer, timeout_s=0.2)
+    assert producer.delivered() == []
+    producer._stop.set()
+
+
+def test_an_event_waits_for_brokers_that_are_away_only_as_long_as_its_caller_wants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reports = Reports()
+    monkeypatch.setattr(module, "SchemaRegistryClient", Registry)
+    producer = AuditedProducer("127.0.0.1:1", "http://r", cluster="c", server="s", service="x", config=HOUR)
+    with pytest.raises(NotSent, match="nothing was sent, because no broker answers"):
+        send(producer, timeout_s=0.2)
+    with producer._report_lock, pytest.raises(NotSent, match="nothing was sent, because a report waits for"):
+        send(producer, timeout_s=0.2)
+    monkeypatch.setattr(producer, "_reports", reports)
+    assert send(producer, timeout_s=60) == 0
+    with pytest.raises(NotSent, match="nothing was sent, because the queue is full and cluster c at"):
+        send(producer, timeout_s=0.2)
+    assert producer._outcomes.topics["t"].next_sequence == 1, "a refused event takes no number"
+    producer._stop.set()
+
+
+@pytest.mark.parametrize("key", ["delivery.timeout.ms", "message.timeout.ms"])
+@pytest.mark.parametrize("value", [0, "0", -1, "soon", 1.5])
+def test_a_delivery_that_never_times_out_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"delivery\.timeout\.ms"):
+        AuditedProducer(
+            "127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x", config={key: value}
+        )
+
+
+def test_a_time_limit_may_be_written_as_a_string_as_librdkafka_takes_it() -> None:
+    producer = AuditedProducer(
+        "127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x",
+        config={"message.timeout.ms": "2000"},
+    )  # fmt: skip
+    assert producer._timeout_s == 2
+    producer.close()

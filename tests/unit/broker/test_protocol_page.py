@@ -1,0 +1,19 @@
+"""docs/protocol.md lists what a broker tells its clients, no more and no less."""
+
+from __future__ import annotations
+
+import re
+from typing import cast
+
+from millrace.groups.coordinator import Groups
+from millrace.handlers import group_apis, kafka_apis
+from tests.support import REPOSITORY
+
+ROW = re.compile(r"^\| (\w+) \| (\d+) \| (\d+) to (\d+) \|", re.MULTILINE)
+
+
+def test_the_table_of_versions_is_what_brokers_advertise() -> None:
+    text = (REPOSITORY / "docs" / "protocol.md").read_text()
+    listed = {int(key): (int(low), int(high)) for _, key, low, high in ROW.findall(text)}
+    apis = kafka_apis(group_apis(cast(Groups, None)))  # nothing is asked of the groups here
+    assert listed == {api.key: api.advertised for api in apis if api.advertised is not None}

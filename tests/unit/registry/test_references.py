@@ -1,0 +1,158 @@
+"""References between schemas: what they cost, how far they may lead, and what holds no lock meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from millrace_registry import avro_schema, references
+from millrace_registry.errors import InvalidSchema
+from millrace_registry.service import Candidate, Registry
+from millrace_registry.store import Reference, Store, Transaction
+
+
+def record(name: str, *types: str, **attributes: object) -> Candidate:
+    """A record with a field of each of the named records, which are the subjects' first versions."""
+    fields = [{"name": f"f{i}", "type": kind} for i, kind in enumerate(types)]
+    text = json.dumps({"type": "record", "name": name, "fields": fields, **attributes})
+    return Candidate(text, tuple(Reference(kind, kind, 1) for kind in types))
+
+
+def register_diamond(registry: Registry, depth: int) -> None:
+    """Two records for each level, each of both records of the level below: 2**depth paths lead down."""
+    for level in range(depth):
+        below = (f"A{level - 1}", f"B{level - 1}") if level else ()
+        for side in "AB":
+            registry.register(f"{side}{level}", record(f"{side}{level}", *below))
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The text of every schema that is parsed, in order."""
+    texts: list[str] = []
+    load = avro_schema._load
+
+    def counted(text: str) -> object:
+        texts.append(text)
+        return load(text)
+
+    monkeypatch.setattr(avro_schema, "_load", counted)
+    return texts
+
+
+def test_a_schema_that_many_paths_lead_to_is_parsed_once_for_a_request(
+    store: Store, parsed: list[str]
+) -> None:
+    registry = Registry(store)
+    depth = 12
+    register_diamond(registry, depth)
+    top = record("Top", f"A{depth - 1}", f"B{depth - 1}")
+    once = 2 * depth + 1
+
+    parsed.clear()
+    version = registry.register("Top", top)
+    assert len(parsed) == once, "neither again under the lock nor once for each path"
+    parsed.clear()
+    assert registry.register("Top", top) == version
+    assert len(parsed) == once
+    parsed.clear()
+    registry.lookup("Top", top)
+    assert len(parsed) == once
+    parsed.clear()
+    alone = registry.standing_alone(version.schema)
+    assert len(parsed) == once
+    assert {json.loads(text)["name"] for text in parsed} >= {"A0", "B0", "Top"}
+    assert alone.count('"name":"A0"') == 1
+    parsed.clear()
+    assert registry.check("Top", top) == []
+    # The candidate and the registered version, which is the same text but not known to be.
+    assert len(parsed) == once + 1
+
+
+def test_nothing_is_parsed_while_the_write_lock_is_held(
+    store: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(store)
+    register_diamond(registry, 3)
+    registry.register("Top", record("Top", "A2", "B2"))
+    under_lock: list[int] = []
+    write = store.write
+
+    @contextmanager
+    def watched() -> Iterator[Transaction]:
+        with write() as rows:
+            before = len(parsed)
+            yield rows
+            under_lock.append(len(parsed) - before)
+
+    monkeypatch.setattr(store, "write", watched)
+    assert registry.register("Top", record("Top", "A2", "B2", doc="the second version")).version == 2
+    assert under_lock == [0]
+
+
+def test_a_reference_that_was_forgotten_before_the_lock_was_taken_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(store)
+    registry.register("A", record("A"))
+    write = store.write
+
+    @contextmanager
+    def late() -> Iterator[Transaction]:
+        monkeypatch.setattr(store, "write", write)
+        registry.delete_subject("A")
+        registry.delete_subject("A", permanent=True)
+        with write() as rows:
+            yield rows
+
+    monkeypatch.setattr(store, "write", late)
+    with pytest.raises(InvalidSchema, match="is not registered"):
+        registry.register("Top", record("Top", "A"))
+    assert registry.subjects(deleted=None) == []
+
+
+def test_references_lead_only_so_deep(store: Store) -> None:
+    registry = Registry(store)
+    registry.register("R0", record("R0"))
+    for level in range(1, references.MAX_REFERENCE_DEPTH + 1):
+        registry.register(f"R{level}", record(f"R{level}", f"R{level - 1}"))
+    last = f"R{references.MAX_REFERENCE_DEPTH}"
+    with pytest.raises(InvalidSchema, match="through more than 32 schemas"):
+        registry.register("Top", record("Top", last))
+    assert registry.standing_alone(registry.version(last, "1").schema).count('"R0"') == 1
+
+
+def test_a_schema_refers_only_to_so_many_others_of_so_much_text(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(store)
+    names = [f"R{number}" for number in range(8)]
+    for name in names:
+        registry.register(name, record(name, doc="x" * 100))
+    registry.register("Half", record("Half", *names[:4]))
+    monkeypatch.setattr(references, "MAX_REFERENCES", 7)
+    with pytest.raises(InvalidSchema, match="has 8 references, allowed are 7"):
+        registry.register("Top", record("Top", *names))
+    with pytest.raises(InvalidSchema, match=r"refers to 8 schemas of .* allowed are 7"):
+        registry.register("Top", record("Top", "Half", *names[4:7]))
+    registry.register("Top", record("Top", "Half", *names[4:6]))
+    monkeypatch.setattr(references, "MAX_REFERENCED_CHARACTERS", 300)
+    with pytest.raises(InvalidSchema, match="allowed are 7 of 300"):
+        registry.register("Other", record("Other", *names[:3]))
+
+
+def test_types_that_are_nested_too_deep_only_together_are_refused(store: Store) -> None:
+    registry = Registry(store)
+    half: object = "int"
+    for _ in range(40):
+        half = {"type": "array", "items": half}
+    fields = [{"name": "f", "type": half}]
+    registry.register("Half", Candidate(json.dumps({"type": "record", "name": "Half", "fields": fields})))
+    whole: object = "Half"
+    for _ in range(40):
+        whole = {"type": "array", "items": whole}
+    with pytest.raises(InvalidSchema, match="nested deeper than 64"):
+        registry.register("Whole", Candidate(json.dumps(whole), (Reference("Half", "Half", 1),)))

@@ -1,0 +1,82 @@
+"""What a job answers when it cannot even begin."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from millrace_spark.commands import options
+from millrace_spark.jobs import entry
+from millrace_spark.jobs.load import LoadSettings
+
+
+def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    java = "An error occurred while calling X.\n: java.lang.IllegalStateException: no context\n\tat a.B.c"
+
+    def refuse(_: object) -> None:
+        raise RuntimeError(java)
+
+    settings = tmp_path / "settings.json"
+    settings.write_text(
+        json.dumps(
+            {"topics": ["A"], "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r", "run_id": "x"}
+        )
+    )
+    monkeypatch.setattr(sys, "argv", ["job", str(settings)])
+    monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)
+    with pytest.raises(SystemExit) as ended:
+        entry.main(LoadSettings, lambda *_: None)
+    shown = capsys.readouterr()
+    assert ended.value.code == 1
+    assert shown.err == ""
+    assert json.loads(shown.out)["error"] == (
+        "Spark does not start (java.lang.IllegalStateException: no context):"
+        " check that the --master is up, and the --conf settings"
+    )
+
+
+def test_a_terminal_is_shown_how_many_hours_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    monkeypatch.setattr(options, "Console", lambda stderr: console)
+    with options.steps("hourly") as shown:
+        shown("step: hourly PageView: written")
+        shown("step: hourly PageView: 1 of 2: 2015-05-17T11 published")
+    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert "1 of 2: 2015-05-17T11 published ━━━━━━━━━━" in words
+
+
+@pytest.mark.parametrize("writes", ["a job", "a command"])
+def test_lines_that_threads_write_at_the_same_time_stay_whole(
+    writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(thread: int) -> None:
+        with options.steps("load") as shown:
+            line = shown if writes == "a command" else entry.to_stderr(f"load T{thread}")
+            together.wait()
+            for n in range(3000):
+                line(f"s{n}")
+
+    said = tmp_path / "stderr"
+    together = threading.Barrier(4)
+    with io.TextIOWrapper(said.open("wb", buffering=0), write_through=True) as unbuffered:
+        monkeypatch.setattr(sys, "stderr", unbuffered)  # of the kind that Spark gives its driver
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(write, range(4)))
+    if writes == "a command":
+        expected = [f"s{n}" for n in range(3000)] * 4
+    else:
+        expected = [f"step: load T{thread}: s{n}" for thread in range(4) for n in range(3000)]
+    assert sorted(said.read_text().split("\n")) == sorted([*expected, ""])

@@ -1,0 +1,208 @@
+"""`next_run` reads of any stream what `decode_request` and `check_produced` read of each request in it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millrace.errors import BrokerError
+from millrace.records import HEADER_BYTES, BatchHeader, Message, batch_crc, build_batch, check_produced
+from millrace.records.compression import Codec
+from millrace.wire.framing import parse_header
+from millrace.wire.produce import MAX_COMMON_BYTES, OneBatch, Run, decode_request, next_run
+
+MAX_FRAME_BYTES = 700
+MAX_BATCH_BYTES = 500
+NO_BATCHES_HERE = "elsewhere"
+
+
+def max_batch_bytes(topic: str, partition: int) -> int:
+    return 0 if topic == NO_BATCHES_HERE or partition > 5 else MAX_BATCH_BYTES
+
+
+def sealed(batch: bytearray) -> bytes:
+    batch[17:21] = batch_crc(batch).to_bytes(4, "big")
+    return bytes(batch)
+
+
+def string(text: str | None) -> bytes:
+    if text is None:
+        return struct.pack(">h", -1)
+    return struct.pack(">h", len(text.encode())) + text.encode()
+
+
+def request(
+    batch: bytes,
+    *,
+    topic: str = "t",
+    partition: int = 0,
+    acks: int = 1,
+    version: int = 7,
+    client_id: str | None = "c",
+    transaction: str | None = None,
+    batches: int = 1,
+    correlation_id: int = 1,
+    trailing: bytes = b"",
+) -> bytes:
+    """One produce request with its length in front."""
+    frame = struct.pack(">hhi", 0, version, correlation_id) + string(client_id) + string(transaction)
+    frame += struct.pack(">hii", acks, 1000, 1) + string(topic) + struct.pack(">i", batches)
+    frame += (struct.pack(">ii", partition, len(batch)) + batch) * batches + trailing
+    return struct.pack(">i", len(frame)) + frame
+
+
+BATCHES = st.builds(
+    lambda count, value, codec: build_batch([Message(1000, None, value)] * count, codec=codec),
+    st.integers(1, 20),
+    st.binary(max_size=40),
+    st.sampled_from([Codec.NONE, Codec.NONE, Codec.ZSTD]),
+)
+FLIPPED = st.builds(
+    lambda batch, place, bits, seal: _flipped(batch, place, bits, seal=seal),
+    BATCHES,
+    st.integers(0, HEADER_BYTES - 1),
+    st.integers(1, 255),
+    st.booleans(),
+)
+
+
+def _flipped(batch: bytes, place: int, bits: int, *, seal: bool) -> bytes:
+    changed = bytearray(batch)
+    changed[place] ^= bits
+    return sealed(changed) if seal else bytes(changed)
+
+
+REQUESTS = st.builds(
+    request,
+    st.one_of(BATCHES, BATCHES, BATCHES, FLIPPED, st.binary(max_size=80)),
+    topic=st.sampled_from(["t", "t", "t", "β", "x" * 249, NO_BATCHES_HERE]),
+    partition=st.sampled_from([0, 0, 0, 1, 9]),
+    acks=st.sampled_from([1, 1, 1, 0, -1, 2]),
+    version=st.sampled_from([7, 7, 7, 3, 8]),
+    client_id=st.sampled_from(["c", "c", "c", "", None, "y" * 100, "y" * MAX_COMMON_BYTES]),
+    transaction=st.sampled_from([None, None, None, "", "tx"]),
+    batches=st.sampled_from([1, 1, 1, 0, 2]),
+    correlation_id=st.integers(-(1 << 31), (1 << 31) - 1),
+    trailing=st.sampled_from([b"", b"", b"", b"more"]),
+)
+STREAMS = st.lists(st.tuples(REQUESTS, st.integers(1, 4)), max_size=6).map(
+    lambda runs: b"".join(each * times for each, times in runs)
+)
+
+
+@dataclass(frozen=True)
+class Single:
+    """What a single request asks for, read in the general way."""
+
+    topic: str
+    partition: int
+    version: int
+    acks: int
+    correlation_id: int
+    batch: bytes
+    header: BatchHeader
+    end: int
+
+
+def general(data: memoryview, position: int) -> Single | None:
+    """The request at `position`, if it is whole, allowed, and brings one good batch."""
+    if len(data) - position < 12:
+        return None
+    (size,) = struct.unpack_from(">i", data, position)
+    end = position + 4 + size
+    if not 8 <= size <= MAX_FRAME_BYTES or end > len(data):
+        return None
+    frame = data[position + 4 : end]
+    _, version, correlation_id, body = parse_header(frame)
+    try:
+        asked = decode_request(version, frame[body:])
+        ((topic, partition, batch),) = asked.batches
+        header = check_produced(batch)
+    except (BrokerError, ValueError):
+        return None
+    if asked.transactional_id is not None or not -1 <= asked.acks <= 1 or len(asked.topics) != 1:
+        return None
+    if len(batch) > max_batch_bytes(topic, partition):
+        return None
+    return Single(topic, partition, version, asked.acks, correlation_id, bytes(batch), header, end)
+
+
+def check(data: bytes, position: int, last: OneBatch | None = None) -> Run | None:
+    """`next_run`'s answer, held against the general way for each request of it."""
+    view = memoryview(bytearray(data))
+    run = next_run(view, position, MAX_FRAME_BYTES, max_batch_bytes, last)
+    if run is None:
+        return None
+    assert run.batches, "a run has a request"
+    asked = run.asked
+    for correlation_id, batch, header in zip(run.correlation_ids, run.batches, run.headers, strict=True):
+        expected = general(view, position)
+        assert expected is not None
+        assert (asked.topic, asked.partition, asked.version, asked.acks) == (
+            expected.topic, expected.partition, expected.version, expected.acks,
+        )  # fmt: skip
+        assert (correlation_id, bytes(batch), BatchHeader(*header)) == (
+            expected.correlation_id, expected.batch, expected.header,
+        )  # fmt: skip
+        position = expected.end
+    assert position == run.end
+    return run
+
+
+@settings(deadline=None)
+@given(STREAMS, st.data())
+def test_a_stream_cut_anywhere_brings_the_same_batches_either_way(stream: bytes, data: st.DataObject) -> None:
+    cut = stream[: data.draw(st.integers(0, len(stream)))]
+    position, last = 0, None
+    while position + 4 <= len(cut):
+        run, same = check(cut, position, last), check(cut, position)
+        assert run == same, "what is remembered of a client changes nothing"
+        if run is not None:
+            position, last = run.end, run.asked
+        else:
+            position += 4 + struct.unpack_from(">i", cut, position)[0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(BATCHES.filter(lambda batch: len(batch) <= MAX_BATCH_BYTES), st.integers(1, 3))
+def test_usual_requests_are_read_as_one_run_wherever_the_stream_is_cut(batch: bytes, times: int) -> None:
+    one = request(batch)
+    stream = b"".join(request(batch, correlation_id=number) for number in range(times))
+    for cut in range(len(stream) + 1):
+        run = check(stream[:cut], 0)
+        whole = cut // len(one)
+        assert (run is None) == (whole == 0)
+        if run is not None:
+            assert run.correlation_ids == list(range(whole))
+            assert run.end == whole * len(one)
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("position", range(HEADER_BYTES + 1))
+def test_a_batch_with_a_changed_byte_is_taken_only_if_it_passes_the_check(position: int, seal: bool) -> None:
+    batch = build_batch([Message(1000 + index, b"key", b"value") for index in range(3)])
+    for bits in range(1, 256):
+        changed = _flipped(batch, position, bits, seal=seal)
+        check(request(changed), 0)
+
+
+def test_an_uncompressed_batch_that_states_too_many_records_is_in_no_run() -> None:
+    batch = build_batch([Message(1000, None, b"")] * 10)
+    most = (len(batch) - HEADER_BYTES) // 7
+    for count, taken in ((most, True), (most + 1, False), (1 << 20, False)):
+        changed = bytearray(batch)
+        struct.pack_into(">i", changed, 23, count - 1)
+        struct.pack_into(">i", changed, 57, count)
+        assert (check(request(sealed(changed)), 0) is not None) == taken
+
+
+def test_views_are_of_the_received_bytes() -> None:
+    data = bytearray(request(build_batch([Message(1, None, b"x")])))
+    run = next_run(memoryview(data), 0, MAX_FRAME_BYTES, max_batch_bytes)
+    assert run is not None
+    run.batches[0][-3:] = b"new"
+    assert data.endswith(b"new")
