@@ -29,6 +29,10 @@ from typing import Any
 
 _held: list[int] = []
 _syncs = itertools.count(1)
+_describing = threading.Lock()
+_descriptions = itertools.count()
+_recorded: dict[int, int] = {}
+"""Of a file or folder, by inode: which description was recorded last."""
 
 
 def _path(fd: int) -> str:
@@ -81,13 +85,21 @@ def _is_below_root(fd: int) -> bool:
 
 def _recording(real: Any, record: int) -> Any:
     def sync(fd: int) -> None:
-        before = _describe(fd) if _is_below_root(fd) else None  # what comes meanwhile is not certain
+        with _describing:
+            number = next(_descriptions)
+            before = _describe(fd) if _is_below_root(fd) else None  # what comes meanwhile is not certain
         if next(_syncs) == int(os.environ.get("DISK_DIE_AT", "0")):
             os._exit(9)
         _refuse("sync", fd)
         real(fd)
-        if before is not None:
-            os.write(record, json.dumps(before).encode() + b"\n")
+        if before is None:
+            return
+        with _describing:
+            # A sync that began before another and ends after it takes nothing back.
+            inode = before["file"] if "file" in before else before["folder"]
+            if number > _recorded.get(inode, -1):
+                _recorded[inode] = number
+                os.write(record, json.dumps(before).encode() + b"\n")
 
     return sync
 
