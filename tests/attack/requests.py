@@ -24,6 +24,7 @@ from millrace.records import BatchHeader, Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
+from millrace.storage.staging import MAX_FILLER_BYTES
 from millrace.wire import mirror_append
 from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
@@ -53,6 +54,8 @@ class Sent(NamedTuple):
     version: int
     kind: str
     data: bytes
+    log_bytes: int | None = None
+    """By how much it may make the topic's log grow; None when nobody looks."""
 
 
 def versions() -> list[tuple[int, int]]:
@@ -93,11 +96,11 @@ def forged_batches(rng: random.Random) -> Iterator[Sent]:
             assert header is not None
             header = header._replace(attributes=codec, last_offset_delta=count - 1, records_count=count)
             batch = seal(header, good[61:])
-            for acks in (1, -1):
-                body = struct.pack(">hhii", -1, acks, 1000, 1) + _string(TOPIC)
-                body += struct.pack(">iii", 1, 0, len(batch)) + batch
-                kind = f"{count} records of codec {codec} in {len(batch)} bytes"
-                yield Sent(0, 7, kind, frame(0, 7, body))
+            body = struct.pack(">hhii", -1, -1, 1000, 1) + _string(TOPIC)
+            body += struct.pack(">iii", 1, 0, len(batch)) + batch
+            kind = f"{count} records of codec {codec} in {len(batch)} bytes"
+            log_bytes = len(batch) + (MAX_FILLER_BYTES if codec else 0)
+            yield Sent(0, 7, kind, frame(0, 7, body), log_bytes)
 
 
 def frame(api_key: int, version: int, body: bytes) -> bytes:

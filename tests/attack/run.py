@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from millrace.client.cluster_client import ClusterClient
+from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records import Message, build_batch
 from tests.attack.requests import TOPIC, Sent, forged_batches, frame, requests_for
 from tests.bench.replay import cpu_seconds, fetch_request, produce_request, rss_bytes
@@ -142,6 +142,10 @@ class Attack:
             self._all_at_once(sent)
         self._end(idle, other)
 
+    def _log_end(self) -> int:
+        with ClusterClient(self._address) as client:
+            return client.list_offsets(TOPIC, LATEST, [0])[0]
+
     def _highest_offered(self) -> set[tuple[int, int]]:
         rows = self._control.ask(_PING)[10:]
         return {(api_key, highest) for api_key, _, highest in struct.iter_unpack(">hhh", rows)}
@@ -150,7 +154,10 @@ class Attack:
         outcome = self.outcome
         for sent in requests:
             allowed = CPU_S + CPU_S_PER_BYTE * len(sent.data)
+            end = 0 if sent.log_bytes is None else self._log_end()
             cost = self._cost(sent)
+            if sent.log_bytes is not None and (grown := self._log_end() - end) > sent.log_bytes:
+                outcome.failures.append(f"{_named(sent)}: {grown} bytes in the log")
             for _ in range(TRIES - 1):
                 if cost > allowed:
                     cost = min(cost, self._cost(sent))

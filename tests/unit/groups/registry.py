@@ -39,12 +39,15 @@ class MemoryRegistry:
         self.entries: dict[str, Entry] = {}
         self.commits: list[dict[Place, CommittedOffset]] = []
         self.away = False
-        self.refused = 0
+        self.asked = self.refused = 0
+        self.places: list[set[Place] | None] = []
+        """Of every look at offsets: which were asked for, None for all."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.blocked = threading.Semaphore(0)
 
     def _ask(self) -> None:
+        self.asked += 1
         if not self.may_go_on.is_set():
             self.blocked.release()
             assert self.may_go_on.wait(WAIT_S)
@@ -103,8 +106,10 @@ class MemoryRegistry:
 
     def offsets(self, group: str, places: Iterable[Place] | None = None) -> dict[Place, CommittedOffset]:
         self._ask()
+        asked = None if places is None else set(places)
+        self.places.append(asked)
         found = self.entries[group].offsets if group in self.entries else {}
-        return {place: found[place] for place in (found if places is None else places) if place in found}
+        return {place: found[place] for place in (found if asked is None else asked) if place in found}
 
     def commit(
         self, group: str, offsets: Mapping[Place, CommittedOffset], *, fence: Fence | None = None

@@ -65,6 +65,16 @@ def test_each_offset_is_judged_for_itself(one: Broker, changes: dict[str, Any], 
     assert answer is code
 
 
+def test_zookeeper_is_asked_for_no_offset_of_a_partition_that_is_not_there(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE, 7)
+    places = [("t", 0), *[("t", number) for number in range(1, 100)], ("nobody's", 0)]
+    found = one.ask(lambda answers: one.groups.offsets(MINE, places, answers, answers))
+    assert list(found) == [("t", 0)]
+    assert registry.places == [{("t", 0)}]
+
+
 @pytest.mark.parametrize("offset", [-1, -2])
 def test_a_negative_offset_is_kept_and_stands_for_none(one: Broker, cluster: Cluster, offset: int) -> None:
     """How kafkajs sends a group back to where its reset policy says."""
@@ -207,6 +217,18 @@ def test_a_group_whose_node_was_left_over_here_is_shown_and_deleted(
     assert two.delete(MINE) is NOT_COORDINATOR
     assert one.delete(MINE) is NONE
     assert registry.entries == {}
+
+
+def test_many_names_that_no_group_has_cost_one_look_at_zookeeper(
+    one: Broker, registry: MemoryRegistry
+) -> None:
+    one.commit(MINE)
+    registry.entries["elsewhere"] = Entry(GroupKind.CLASSIC)
+    names = ["", MINE, "elsewhere", *[f"nobody's {number}" for number in range(100)]]
+    before = registry.asked
+    worth = one.ask(lambda answers: one.groups.worth_asking(names, answers, answers))
+    assert sorted(worth) == sorted(["", MINE, "elsewhere"])
+    assert registry.asked == before + 1
 
 
 def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> None:
