@@ -9,6 +9,7 @@ CPU is in the table. Writes its part of the page and keeps nothing.
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
 import tempfile
@@ -45,6 +46,7 @@ pattern.
 
 def main() -> None:
     """Measure both brokers, one after the other, and write the table."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything started is ended
     busy, began = machine.busy_share(), time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     rows: list[list[str]] = []
