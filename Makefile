@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check mutants up compat test-hdfs soak attack bench-broker bench-load clean setup kcat fault-load
+.PHONY: help demo test check lines mutants up compat test-hdfs soak attack bench-broker bench-load clean setup kcat fault-load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ check: setup ## Style, types and layers
 	  plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
 	  plugins/millrace_airflow_plugin.py dags tests
 	$(BIN)/lint-imports
+
+lines: setup ## Lines of each folder beside its target
+	$(BIN)/python -m tests.lines
 
 up: setup ## Two datacenters and the offline one on this machine, until Ctrl-C
 	$(BIN)/millrace up
