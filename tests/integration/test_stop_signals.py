@@ -13,10 +13,11 @@ import pytest
 
 from tests.brokers import TestCluster, free_port
 from tests.conftest import Start
+from tests.integration.test_up import overrides
 from tests.support import REPOSITORY, Process
 
 SOAK = "MILLRACE_ROUNDS" in os.environ
-TRIES = {"audit-reader": 200, "auditor": 80, "registry": 80, "broker": 100, "zookeeper": 40}
+TRIES = {"audit-reader": 180, "auditor": 80, "registry": 80, "broker": 100, "zookeeper": 40, "up": 20}
 """Of each process, 500 in all; a few when it is not a soak."""
 LIMIT_S = 10.0
 
@@ -54,6 +55,7 @@ def commands(
         ),
         "broker": lambda: ("broker", str(config)),
         "zookeeper": lambda: ("zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")),
+        "up": lambda: ("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(folder / "up")),
     }  # fmt: skip
 
 
@@ -66,7 +68,9 @@ def seconds_to_end(process: Process, signals: Sequence[int]) -> float:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", TRIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name == "up" else ()) for name in TRIES]
+)
 def test_a_process_ends_soon_after_sigterm_at_any_moment(
     name: str, commands: Mapping[str, Callable[[], Sequence[str]]], start: Start
 ) -> None:
