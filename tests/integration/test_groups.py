@@ -18,7 +18,7 @@ import pytest
 from millrace.client.cluster_client import ClusterClient
 from millrace.coordination.session import Session
 from millrace.errors import ErrorCode
-from millrace.groups.choice import coordinator_of
+from millrace.groups.holding import coordinator_of
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
 from millrace.wire.messages import (

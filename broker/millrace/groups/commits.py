@@ -12,7 +12,7 @@ from typing import Protocol
 
 from millrace.coordination.groups import CommittedOffset, Fence, Place
 from millrace.errors import ErrorCode
-from millrace.groups.limits import Memory
+from millrace.groups.timing import Memory
 from millrace.groups.work import Waiting, Work
 from millrace.mailbox import Mailbox
 

@@ -21,11 +21,9 @@ from millrace.coordination.groups import (
     current_offsets,
 )
 from millrace.errors import ErrorCode
-from millrace.groups.choice import coordinator_of
-from millrace.groups.group import Group
-from millrace.groups.holding import Held, Holding, Snapshots
+from millrace.groups.group import Group, GroupSnapshot, MemberSnapshot, State
+from millrace.groups.holding import Held, Holding, Snapshots, coordinator_of
 from millrace.groups.member import ClientName
-from millrace.groups.snapshot import GroupSnapshot, MemberSnapshot, State
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
 from millrace.mailbox import Mailbox
@@ -100,7 +98,6 @@ class Groups:
             failed(ErrorCode.INVALID_GROUP_ID)
 
     def held(self, name: str) -> Group | None:
-        """The group, if it is coordinated here."""
         held = self._holding.get(name)
         return held.group if held is not None else None
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
-from millrace.groups.limits import Memory
 from millrace.groups.member import AnswerJoin, AnswerSync, ClientName, Member
 from millrace.groups.members import Members
-from millrace.groups.snapshot import GroupSnapshot, MemberSnapshot, State
-from millrace.groups.timing import Clock, Deadline
+from millrace.groups.timing import Clock, Deadline, Memory
 from millrace.wire.group_messages import (
     JoinGroupRequest,
     JoinGroupResponse,
@@ -35,6 +35,39 @@ from millrace.wire.group_messages import (
 
 GROUP_BYTES = 2_000
 """Counted for a group itself, beside its members."""
+
+
+class State(StrEnum):
+    """Where a group is, as Kafka's tools call it."""
+
+    EMPTY = "Empty"
+    PREPARING = "PreparingRebalance"
+    COMPLETING = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSnapshot:
+    """One member; metadata and assignment only while the group is stable."""
+
+    member_id: str
+    instance_id: str | None = None
+    client: ClientName
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSnapshot:
+    """A group; `protocol` is empty unless it is stable, `generation` 0 until it has had members."""
+
+    name: str
+    state: State
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    members: tuple[MemberSnapshot, ...] = ()
 
 
 class Group:
@@ -59,7 +92,6 @@ class Group:
         return self.state is State.EMPTY and not self._members.expected
 
     def snapshot(self) -> GroupSnapshot:
-        """The group as it is now."""
         stable = self.state is State.STABLE
         members = tuple(
             MemberSnapshot(
@@ -72,9 +104,13 @@ class Group:
             for member in self._members
         )
         return GroupSnapshot(
-            name=self.name, state=self.state, protocol_type=self._members.protocol_type,
-            protocol=self._protocol if stable else "", generation=self.generation, members=members,
-        )  # fmt: skip
+            name=self.name,
+            state=self.state,
+            protocol_type=self._members.protocol_type,
+            protocol=self._protocol if stable else "",
+            generation=self.generation,
+            members=members,
+        )
 
     def drop(self, code: ErrorCode) -> None:
         """Coordinate it no longer: whoever waits is answered `code`. Final."""
@@ -337,11 +373,12 @@ class Group:
         if self.state is State.COMPLETING and member.member_id == self._members.leader:
             members = tuple(
                 JoinGroupResponseMember(
-                    member_id=one.member_id, group_instance_id=one.instance_id,
+                    member_id=one.member_id,
+                    group_instance_id=one.instance_id,
                     metadata=one.metadata(self._protocol),
                 )
                 for one in self._members
-            )  # fmt: skip
+            )
         return JoinGroupResponse(
             error_code=ErrorCode.NONE,
             generation_id=self.generation,
@@ -361,9 +398,7 @@ class Group:
         for member in self._members:
             member.assignment = assignments.get(member.member_id, b"")
             self._members.weigh(member)
-            member.answer_sync(
-                SyncGroupResponse(error_code=ErrorCode.NONE, assignment=member.assignment)
-            )  # fmt: skip
+            member.answer_sync(SyncGroupResponse(error_code=ErrorCode.NONE, assignment=member.assignment))
 
     # Members that go
 

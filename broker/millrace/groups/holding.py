@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,11 +20,9 @@ from millrace.config import BrokerConfig
 from millrace.coordination.groups import ConsumerRegistry, Fence, GroupKind
 from millrace.coordination.state import BrokerAddress, TopicState
 from millrace.errors import ErrorCode, GroupNotEmpty, NotCoordinator, UnknownGroup
-from millrace.groups.choice import coordinator_of
 from millrace.groups.commits import Commits
 from millrace.groups.group import Group
-from millrace.groups.limits import Memory
-from millrace.groups.timing import Clock
+from millrace.groups.timing import Clock, Memory
 from millrace.groups.work import Failed, Waiting, Work
 from millrace.mailbox import Mailbox
 
@@ -39,6 +38,19 @@ TIDY_S = 3600.0
 CLAIMS = 5
 CLOSE_S = 3.0
 """How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
+
+
+def coordinator_of(group: str, brokers: Iterable[int]) -> int | None:
+    """One of these brokers, None when there is none.
+
+    Every broker draws a number for the group, the highest wins: when a broker comes or goes, only the groups
+    that it wins or had won change hands.
+    """
+
+    def draw(broker: int) -> bytes:
+        return hashlib.blake2b(f"{broker}/{group}".encode(), digest_size=8).digest()
+
+    return max(brokers, key=draw, default=None)
 
 
 class Snapshots(Protocol):
@@ -93,11 +105,9 @@ class Holding:
         clock.after(FIRST_TIDY_S, self._tidy)
 
     def get(self, name: str) -> Held | None:
-        """The group, if it is coordinated here."""
         return self._held.get(name)
 
     def names(self) -> list[str]:
-        """Of all groups coordinated here."""
         return list(self._held)
 
     def is_ours(self, name: str) -> bool:

@@ -61,7 +61,6 @@ class Member:
 
     @property
     def size(self) -> int:
-        """About how many bytes of memory it takes."""
         told = sum(len(protocol.name) + len(protocol.metadata) for protocol in self.protocols)
         return MEMBER_BYTES + told + len(self.assignment) + len(self.member_id)
 

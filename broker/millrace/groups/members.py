@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from millrace.errors import ErrorCode
-from millrace.groups.limits import Memory
 from millrace.groups.member import Member
-from millrace.groups.timing import Deadline
+from millrace.groups.timing import Deadline, Memory
 from millrace.wire.group_messages import JoinGroupRequest
 
 EXPECTED_BYTES = 500
@@ -40,7 +39,6 @@ class Members:
         return self._members[member_id]
 
     def get(self, member_id: str) -> Member | None:
-        """The member, or None when there is none of that id."""
         return self._members.get(member_id)
 
     def static(self, instance_id: str | None) -> Member | None:
@@ -56,7 +54,6 @@ class Members:
         return ErrorCode.NONE
 
     def enter(self, member: Member) -> None:
-        """Take a member in."""
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
@@ -118,7 +115,6 @@ class Members:
         return votes.most_common(1)[0][0]
 
     def clear(self, code: ErrorCode) -> None:
-        """Let everybody go."""
         for member_id in list(self._expected):
             self.expect_no_longer(member_id)
         for member in self:

@@ -1,8 +1,4 @@
-"""A time that moves: what sessions and rebalances wait for.
-
-A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the one
-that is set looks, when it is due, whether there is time left.
-"""
+"""What a group is given: time, by a clock and deadlines that move, and memory, by a count with a limit."""
 
 from __future__ import annotations
 
@@ -10,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace.mailbox import Timer
+
+MAX_BYTES = 64 << 20
+"""Of all groups together: 10,000 members that tell and are assigned 4 KiB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,11 @@ class Clock:
 
 
 class Deadline:
-    """Calls `passed` once its time is over; not set at first."""
+    """Calls `passed` once its time is over; not set at first.
+
+    A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the
+    one that is set looks, when it is due, whether there is time left.
+    """
 
     __slots__ = ("_at", "_clock", "_passed", "_timer", "_timer_at")
 
@@ -31,14 +34,12 @@ class Deadline:
         self._timer: Timer | None = None
 
     def set(self, seconds: float) -> None:
-        """Move it to so many seconds from now."""
         self._at = self._clock.now() + seconds
         if self._timer is None or self._timer_at > self._at:
             self.cancel()
             self._arm(seconds)
 
     def cancel(self) -> None:
-        """Unset it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -54,3 +55,18 @@ class Deadline:
             self._arm(left)
         else:
             self._passed()
+
+
+class Memory:
+    """Counts the bytes that all groups take; there is a limit, because members choose what they tell."""
+
+    def __init__(self, limit: int = MAX_BYTES) -> None:
+        self._limit = limit
+        self.used = 0
+
+    def add(self, size: int) -> None:
+        """So many bytes more, or fewer if negative, are held."""
+        self.used += size
+
+    def has_room(self, size: int) -> bool:
+        return self.used + size <= self._limit

@@ -35,12 +35,10 @@ class Waiting(Generic[T]):
         self._timer = mailbox.after(WAIT_S, lambda: self.fail(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
     def succeed(self, result: T) -> None:
-        """Tell the result, unless time is up."""
         if self._close():
             self._done(result)
 
     def fail(self, code: ErrorCode) -> None:
-        """Tell the error, unless time is up."""
         if self._close():
             self._failed(code)
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
 from millrace.groups import Groups, GroupSnapshot
-from millrace.groups.snapshot import State
+from millrace.groups.group import State
 from millrace.handlers.table import Api
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode

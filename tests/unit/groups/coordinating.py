@@ -10,7 +10,7 @@ from typing import Any
 from millrace.config import BrokerConfig
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.groups import ClientName, Group, Groups, State
-from millrace.groups.choice import coordinator_of
+from millrace.groups.holding import coordinator_of
 from millrace.mailbox import Mailbox
 from millrace.wire.group_messages import (
     JoinGroupRequest,

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
-from millrace.groups.group import Group
-from millrace.groups.limits import Memory
+from millrace.groups.group import Group, State
 from millrace.groups.member import ClientName
-from millrace.groups.snapshot import State
-from millrace.groups.timing import Clock
+from millrace.groups.timing import Clock, Memory
 from millrace.mailbox import Mailbox
 from millrace.wire.group_messages import (
     JoinGroupRequest,

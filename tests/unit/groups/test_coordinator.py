@@ -7,8 +7,7 @@ import pytest
 from millrace.coordination.groups import GroupKind, StreamsMember
 from millrace.errors import ErrorCode
 from millrace.groups import Group, State
-from millrace.groups.choice import coordinator_of
-from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S
+from millrace.groups.holding import FIRST_TIDY_S, IDLE_S, SWEEP_S, coordinator_of
 from millrace.groups.work import WAIT_S
 from tests.unit.groups.coordinating import Answers, Broker, Cluster, name_for
 from tests.unit.groups.registry import Entry, MemoryRegistry

@@ -8,9 +8,9 @@ import pytest
 
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
-from millrace.groups.limits import Memory
+from millrace.groups.group import State
 from millrace.groups.member import NEW_MEMBER_S
-from millrace.groups.snapshot import State
+from millrace.groups.timing import Memory
 from millrace.wire.group_messages import MemberIdentity
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millrace.errors import ErrorCode
-from millrace.groups.snapshot import State
+from millrace.groups.group import State
 from millrace.wire.group_messages import MemberIdentity
 from tests.unit.groups.driving import REBALANCE_S, SESSION_S, Driven, Joiner, sync_all
 
