@@ -145,6 +145,18 @@ class InvalidPartitions(BrokerError):
     code = ErrorCode.INVALID_PARTITIONS
 
 
+class InvalidReplicationFactor(BrokerError):
+    """A partition cannot have that many replicas."""
+
+    code = ErrorCode.INVALID_REPLICATION_FACTOR
+
+
+class InvalidReplicaAssignment(BrokerError):
+    """The request picks the brokers of a partition itself."""
+
+    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
+
+
 class NoLiveBroker(BrokerError):
     """No broker is alive to lead a partition."""
 
@@ -239,6 +251,8 @@ ERRORS: Mapping[int, type[BrokerError]] = {
     ErrorCode.UNSUPPORTED_VERSION: UnsupportedVersion,
     ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExists,
     ErrorCode.INVALID_PARTITIONS: InvalidPartitions,
+    ErrorCode.INVALID_REPLICATION_FACTOR: InvalidReplicationFactor,
+    ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
     ErrorCode.INVALID_REQUEST: InvalidRequest,
     ErrorCode.POLICY_VIOLATION: PolicyViolation,
     ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: OutOfOrderSequence,

@@ -130,7 +130,7 @@ class Broker:
                     log.error("cannot set aside the log of %s-%s, which is gone: %s", name, number, error)
 
     def partition(self, topic: str, number: int) -> Partition:
-        """The led partition; BrokerError says why it is not here."""
+        """The led partition; BrokerError says why it is not here. From any thread."""
         partition = self._partitions.get((topic, number))
         if partition is not None:
             return partition
@@ -139,8 +139,8 @@ class Broker:
             raise UnknownTopicOrPartition(f"no partition {topic}-{number} in cluster {self.config.cluster}")
         if state.partitions[number].leader != self.config.broker_id:
             raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
-        if (topic, number) in self._failed:
-            raise StorageError(self._failed[topic, number][1])
+        if (failed := self._failed.get((topic, number))) is not None:
+            raise StorageError(failed[1])
         raise LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property

@@ -18,8 +18,7 @@ from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
 from millrace.groups import Groups
 from millrace.handlers import Handlers, group_apis, kafka_apis
-from millrace.handlers.mirror_append import mirror_append
-from millrace.handlers.translate_offsets import TRANSLATE_OFFSETS
+from millrace.handlers.mirror import TRANSLATE_OFFSETS, mirror_append
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines

@@ -15,28 +15,25 @@ from millrace.server.request import Request
 from millrace.wire.codec import encode
 from millrace.wire.messages import ApiKey, ApiVersion, ApiVersionsResponse
 
-SERVED = (0, 3)
-_ANY_VERSION = frozenset(range(64))
+_TOLD, _NEWER = range(4), range(4, 64)
 
 
 def api_versions(apis: Sequence[Api]) -> Api:
     """The API that tells clients about `apis` and about itself."""
-    lines = [
-        ApiVersion(api_key=api.key, min_version=api.advertised[0], max_version=api.advertised[1])
-        for api in apis
-        if api.advertised is not None
-    ]
-    lines.append(ApiVersion(api_key=ApiKey.API_VERSIONS, min_version=SERVED[0], max_version=SERVED[1]))
-    lines.sort(key=lambda line: line.api_key)
-    answers = {version: _encode(lines, version, ErrorCode.NONE) for version in range(SERVED[1] + 1)}
+    told = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _TOLD}
+    lines = tuple(
+        ApiVersion(api_key=key, min_version=versions[0], max_version=versions[-1])
+        for key, versions in sorted(told.items())
+    )
+    answers = {version: _encode(lines, version, ErrorCode.NONE) for version in _TOLD}
     refusal = _encode(lines, 0, ErrorCode.UNSUPPORTED_VERSION)
 
-    def handle(broker: Broker, request: Request) -> None:
+    def serve(broker: Broker, request: Request) -> None:
         request.answer([answers.get(request.api_version, refusal)])
 
-    return Api(key=ApiKey.API_VERSIONS, versions=_ANY_VERSION, advertised=SERVED, handle=handle)
+    return Api(key=ApiKey.API_VERSIONS, versions=_TOLD, private_versions=_NEWER, serve=serve)
 
 
-def _encode(lines: Sequence[ApiVersion], version: int, error: ErrorCode) -> bytes:
-    response = ApiVersionsResponse(error_code=error, api_keys=tuple(lines))
+def _encode(lines: tuple[ApiVersion, ...], version: int, error: ErrorCode) -> bytes:
+    response = ApiVersionsResponse(error_code=error, api_keys=lines)
     return encode(response, ApiKey.API_VERSIONS, version)

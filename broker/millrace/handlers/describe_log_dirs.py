@@ -5,10 +5,8 @@ A broker answers for what it leads itself. A partition that is not here is left 
 
 from __future__ import annotations
 
-from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.handlers.table import Api
-from millrace.server.request import Request
+from millrace.handlers.table import Call, message_api
 from millrace.wire.admin_messages import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -16,16 +14,13 @@ from millrace.wire.admin_messages import (
     DescribeLogDirsResult,
     DescribeLogDirsTopic,
 )
-from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 
 
-def handle(broker: Broker, request: Request) -> None:
+def describe_log_dirs(call: Call[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
     """Answer with the sizes of the open logs."""
-    asked = decode(DescribeLogDirsRequest, ApiKey.DESCRIBE_LOG_DIRS, request.api_version, request.body)
-    wanted = (
-        None if asked.topics is None else {(each.topic, n) for each in asked.topics for n in each.partitions}
-    )
+    named, broker = call.request.topics, call.broker
+    wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}
     topics: dict[str, list[DescribeLogDirsPartition]] = {}
     for (name, number), partition in sorted(broker.partitions.items()):
         if wanted is None or (name, number) in wanted:
@@ -34,12 +29,13 @@ def handle(broker: Broker, request: Request) -> None:
     result = DescribeLogDirsResult(
         error_code=ErrorCode.NONE,
         log_dir=broker.config.log_dir,
-        topics=tuple(DescribeLogDirsTopic(name=n, partitions=tuple(found)) for n, found in topics.items()),
+        topics=tuple(
+            DescribeLogDirsTopic(name=name, partitions=tuple(described)) for name, described in topics.items()
+        ),
     )
-    response = DescribeLogDirsResponse(results=(result,))
-    request.answer([encode(response, ApiKey.DESCRIBE_LOG_DIRS, request.api_version)])
+    return DescribeLogDirsResponse(results=(result,))
 
 
-DESCRIBE_LOG_DIRS = Api(
-    key=ApiKey.DESCRIBE_LOG_DIRS, versions=frozenset({1}), advertised=(1, 1), handle=handle
+DESCRIBE_LOG_DIRS = message_api(
+    ApiKey.DESCRIBE_LOG_DIRS, range(1, 2), DescribeLogDirsRequest, describe_log_dirs
 )

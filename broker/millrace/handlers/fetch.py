@@ -13,7 +13,7 @@ from millrace.wire.fetch import decode_request, encode_response
 from millrace.wire.messages import ApiKey
 
 
-def handle(broker: Broker, request: Request) -> None:
+def serve(broker: Broker, request: Request) -> None:
     """Read what is there, now or when there is enough."""
     version = request.api_version
     asked = decode_request(version, request.body)
@@ -32,4 +32,4 @@ def handle(broker: Broker, request: Request) -> None:
         request.abandon = fetch.abandon
 
 
-FETCH = Api(key=ApiKey.FETCH, versions=frozenset(range(4, 12)), advertised=(4, 11), handle=handle)
+FETCH = Api(key=ApiKey.FETCH, versions=range(4, 12), serve=serve)

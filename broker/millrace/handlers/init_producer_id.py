@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import secrets
 
-from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.handlers.table import Api
-from millrace.server.request import Request
-from millrace.wire.codec import decode, encode
+from millrace.handlers.table import Call, message_api
 from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
 
 
-def handle(broker: Broker, request: Request) -> None:
+def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
     """Draw an id, unless the producer wants transactions."""
-    asked = decode(InitProducerIdRequest, ApiKey.INIT_PRODUCER_ID, request.api_version, request.body)
-    if asked.transactional_id is None:
-        response = InitProducerIdResponse(
-            error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
-        )
-    else:
-        response = InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    request.answer([encode(response, ApiKey.INIT_PRODUCER_ID, request.api_version)])
+    if call.request.transactional_id is not None:
+        return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return InitProducerIdResponse(
+        error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
+    )
 
 
-INIT_PRODUCER_ID = Api(
-    key=ApiKey.INIT_PRODUCER_ID, versions=frozenset(range(2)), advertised=(0, 1), handle=handle
-)
+INIT_PRODUCER_ID = message_api(ApiKey.INIT_PRODUCER_ID, range(2), InitProducerIdRequest, init_producer_id)

@@ -43,7 +43,7 @@ class Metadata:
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
-    def handle(self, broker: Broker, request: Request) -> None:
+    def serve(self, broker: Broker, request: Request) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
         snapshot = (broker.cluster.brokers, broker.cluster.topics)
         if snapshot[0] is not self._snapshot[0] or snapshot[1] is not self._snapshot[1]:
@@ -143,8 +143,5 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
 def metadata() -> Api:
     """The API, with a cache of its own."""
     return Api(
-        key=ApiKey.METADATA,
-        versions=frozenset([*range(1, 9), 12]),
-        advertised=(1, 8),
-        handle=Metadata().handle,
+        key=ApiKey.METADATA, versions=range(1, 9), private_versions=range(12, 13), serve=Metadata().serve
     )

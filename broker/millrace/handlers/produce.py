@@ -1,7 +1,7 @@
 """Produce, v3 to v8 (v0 to v2 are advertised, because old clients look for them, and refused).
 
 Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
-such a run is served at one go (`serve_run`), any other request by itself (`handle`). acks=0 gets no answer,
+such a run is served at one go (`serve_run`), any other request by itself (`serve`). acks=0 gets no answer,
 and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
 flush. Left out: transactions.
 """
@@ -126,7 +126,7 @@ def serve_run(broker: Broker, client: Client, framer: RequestFramer) -> Request 
     return request
 
 
-def handle(broker: Broker, request: Request) -> None:
+def serve(broker: Broker, request: Request) -> None:
     """Stage every batch of the request; each is answered for itself."""
     asked = decode_request(request.api_version, request.body)
     refusal = _refusal(asked, request.api_version)
@@ -154,6 +154,4 @@ def _refusal(asked: ProduceRequest, version: int) -> BrokerError | None:
     return InvalidRequiredAcks(f"acks={asked.acks} is none of -1, 0 and 1")
 
 
-PRODUCE = Api(
-    key=ApiKey.PRODUCE, versions=frozenset(range(9)), advertised=(0, 8), handle=handle, serve_run=serve_run
-)
+PRODUCE = Api(key=ApiKey.PRODUCE, versions=range(9), serve=serve, serve_run=serve_run)

@@ -116,8 +116,7 @@ def test_work_in_a_thread_that_fails_is_answered(
     def fails(*_: object) -> bytes:
         raise RuntimeError("a mistake")
 
-    for module in ("list_offsets", "create_topics", "delete_topics"):
-        monkeypatch.setattr(f"millrace.handlers.{module}.encode", fails)
+    monkeypatch.setattr("millrace.handlers.table.encode", fails)
     received = memoryview(frame(api_key, version, body))
     request = Handlers(broker, kafka_apis()).handle(FakeClient(), received)
     deadline = time.monotonic() + 10
@@ -179,6 +178,14 @@ def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Bro
     client = FakeClient()
     handlers.handle(client, memoryview(frame(ApiKey.FETCH, 4, asked)))
     assert client.errors == {(ApiKey.FETCH, ErrorCode.OFFSET_OUT_OF_RANGE): 1}
+
+
+def test_an_error_of_each_partition_is_counted_whatever_api_says_it(broker: Broker) -> None:
+    client = FakeClient()
+    wanted = [struct.pack(">iq", number, -1) for number in (0, 5, 6)]
+    body = struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">i", len(wanted)) + b"".join(wanted)
+    Handlers(broker, kafka_apis()).handle(client, memoryview(frame(ApiKey.LIST_OFFSETS, 1, body)))
+    assert client.errors == {(ApiKey.LIST_OFFSETS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): 2}
 
 
 def test_requests_are_counted_by_api_whatever_clients_make_up() -> None:

@@ -11,7 +11,7 @@ import pytest
 from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
 from millrace.handlers import Handlers
-from millrace.handlers.mirror_append import mirror_append
+from millrace.handlers.mirror import mirror_append
 from millrace.mirror.states import MirrorStates
 from millrace.records import Cursor, Message, build_batch
 from millrace.server.request import Request

@@ -1,8 +1,12 @@
-"""MirrorAppend, v0, never advertised: fills, describes and resets mirrored partitions from outside.
+"""MirrorAppend v0 and TranslateOffsets v0, which clients are not told of: mirrored partitions from outside.
 
-Answers an append or a reset once it is on the disk, so that a batch job that has succeeded has really moved
-its data. A target partition that is not there yet is allocated in a thread, because that is ZooKeeper's
-business; everything else happens on the loop.
+MirrorAppend fills, describes and resets them. It answers an append or a reset once it is on the disk, so
+that a batch job that has succeeded has really moved its data. A target partition that is not there yet is
+allocated in a thread, because that is ZooKeeper's business; everything else happens on the loop.
+
+TranslateOffsets answers what offsets of a mirror led here are in its origin, or the other way round, from
+what is visible. It reads files, so it runs in a thread. An ordinary partition is refused, and so is a client
+that may not administer the cluster.
 """
 
 from __future__ import annotations
@@ -14,8 +18,10 @@ from concurrent.futures import Future
 
 from millrace.broker.broker import Broker, Partition
 from millrace.broker.partition import Outcomes
-from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest
-from millrace.handlers.table import Api
+from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest, PolicyViolation
+from millrace.handlers.table import Answer, Api, answer_from_thread, send
+from millrace.mirror import translate_offsets
+from millrace.mirror.offset_search import Translated, translate
 from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
 from millrace.records import BatchHeader, split_batches
@@ -24,7 +30,6 @@ from millrace.records.mirror_position import PositionMismatch
 from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
-    MIRROR_APPEND_VERSION,
     MirrorAppend,
     MirrorAppended,
     MirrorMode,
@@ -33,20 +38,21 @@ from millrace.wire.mirror_append import (
 )
 
 log = logging.getLogger(__name__)
+_NOT_TOLD, _V0 = range(0), range(1)
+_MAX_MESSAGE = 1000
+"""Characters of an error's text in an answer."""
 
 
 def mirror_append(states: MirrorStates) -> Api:
     """The API; `states` tells what this broker's own mirror is doing."""
 
-    def handle(broker: Broker, request: Request) -> None:
-        _Call(broker, request, states).start()
+    def serve(broker: Broker, request: Request) -> None:
+        _Append(broker, request, states).start()
 
-    return Api(
-        key=ApiKey.MIRROR_APPEND, versions=frozenset({MIRROR_APPEND_VERSION}), advertised=None, handle=handle
-    )
+    return Api(key=ApiKey.MIRROR_APPEND, versions=_NOT_TOLD, private_versions=_V0, serve=serve)
 
 
-class _Call:
+class _Append:
     """One request under way; it is answered once. Its partition sees it as a produce request."""
 
     acks_all = True
@@ -134,14 +140,14 @@ class _Call:
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer with what is recorded now, and with what was wrong."""
-        log = self._partition.log
+        recorded = self._partition.log
         self._known = dataclasses.replace(
-            self._known, position=log.mirror_position, high_watermark=log.high_watermark
+            self._known, position=recorded.mirror_position, high_watermark=recorded.high_watermark
         )
         if outcomes and isinstance(outcomes[0], BrokerError):
             self._fail(outcomes[0])
         else:
-            self._request.answer([encode_response(self._known)])
+            send(self._request, Answer(encode_response(self._known)))
 
     def abort(self, reason: str) -> None:
         """Close the connection: what became of the append cannot be said."""
@@ -151,9 +157,8 @@ class _Call:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
-        self._request.failed(code)
-        answer = dataclasses.replace(self._known, error=code, message=str(error)[:1000])
-        self._request.answer([encode_response(answer)])
+        answer = dataclasses.replace(self._known, error=code, message=str(error)[:_MAX_MESSAGE])
+        send(self._request, Answer(encode_response(answer), (code,)))
 
 
 def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
@@ -161,3 +166,36 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     if sum(len(batch) for _, batch in batches) != len(records):
         raise CorruptMessage("the records of a mirrored append end inside a batch")
     return batches
+
+
+def _serve_translation(broker: Broker, request: Request) -> None:
+    body, client = bytes(request.body), request.client.address
+
+    def work() -> Answer:
+        try:
+            broker.check_administrator(client)
+            return Answer(translate_offsets.encode_response(_translate(broker, body)))
+        except BrokerError as error:
+            return _refused(error.code, str(error))
+        except OSError as error:
+            log.error("cannot translate offsets: %s", error)
+            return _refused(ErrorCode.STORAGE_ERROR, f"its leader cannot read it: {error.strerror}")
+
+    answer_from_thread(broker, Broker.in_look_up_thread, request, work)
+
+
+def _translate(broker: Broker, body: bytes) -> list[Translated]:
+    topic, number, offsets, to_origin = translate_offsets.decode_request(body)
+    partition = broker.partition(topic, number)
+    if not partition.mirrored:
+        raise PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
+    return [translate(lambda: partition.log.snapshot, each, to_origin=to_origin) for each in offsets]
+
+
+def _refused(code: ErrorCode, message: str) -> Answer:
+    return Answer(translate_offsets.encode_response((), code, message[:_MAX_MESSAGE]), (code,))
+
+
+TRANSLATE_OFFSETS = Api(
+    key=ApiKey.TRANSLATE_OFFSETS, versions=_NOT_TOLD, private_versions=_V0, serve=_serve_translation
+)
