@@ -1,14 +1,28 @@
-"""Settings of a topic, by Kafka's names, and what they make of the broker's own defaults."""
+"""Settings of topics, by Kafka's names, and of the broker: what they may be, what holds, and who says so.
+
+A topic's setting is its own (and may change at run time), else what the broker's file says, else the
+product's default. The broker's settings are those of its file, under the names they have there; they and what
+Millrace does in any case are read-only. Pure: values in, values out.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from millrace.config import BrokerConfig, LogConfig
+from millrace.coordination.state import TopicState
 from millrace.errors import BrokerError, ErrorCode
+from millrace.wire.admin_messages import (
+    ORIGINS,
+    ConfigSource,
+    ConfigType,
+    DescribeConfigsResourceResult,
+    DescribeConfigsSynonym,
+)
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -21,13 +35,13 @@ class InvalidTopicConfig(BrokerError):
 
 @dataclass(frozen=True, slots=True)
 class TopicSetting:
-    """A number that a topic may set for itself: which of our fields it is, and what values it takes."""
+    """A number that a topic may set for itself: which field of LogConfig it is, and what values it takes."""
 
     field: str
     smallest: int
-    unlimited: bool
-    """True when -1 means no limit."""
     documentation: str
+    unlimited: bool = False
+    """True when -1 means no limit."""
     bound: str | None = None
     """The broker's own setting that no topic may exceed."""
 
@@ -37,28 +51,27 @@ class TopicSetting:
 
     def text(self, config: LogConfig) -> str:
         """What this setting is in `config`, as clients write it."""
-        value = getattr(config, self.field)
-        return "-1" if value is None else str(value)
+        return _text(getattr(config, self.field))[0]
 
 
 SETTINGS: Mapping[str, TopicSetting] = {
     "segment.bytes": TopicSetting(
-        "segment_bytes", 1024, False, "A partition's log begins a new file when one would exceed this."
+        "segment_bytes", 1024, "A partition's log begins a new file when one would exceed this."
     ),
     "flush.messages": TopicSetting(
-        "flush_messages", 1, False, "Messages are brought to the disk, and shown, after this many."
+        "flush_messages", 1, "Messages are brought to the disk, and shown, after this many."
     ),
     "flush.ms": TopicSetting(
-        "flush_ms", 0, False, "Messages are brought to the disk, and shown, this long after they came."
+        "flush_ms", 0, "Messages are brought to the disk, and shown, this long after they came."
     ),
     "retention.ms": TopicSetting(
-        "retention_ms", 0, True, "Files are deleted this long after their last append; -1 keeps them."
+        "retention_ms", 0, "Files are deleted this long after their last append; -1 keeps them.", True
     ),
     "retention.bytes": TopicSetting(
-        "retention_bytes", 0, True, "The oldest files of a partition larger than this are deleted; -1: none."
+        "retention_bytes", 0, "The oldest files of a partition larger than this are deleted; -1: none.", True
     ),
     "max.message.bytes": TopicSetting(
-        "max_message_bytes", 1, False, "The largest batch that a producer may send.", "max_frame_bytes"
+        "max_message_bytes", 1, "The largest batch that a producer may send.", bound="max_frame_bytes"
     ),
 }
 
@@ -115,3 +128,75 @@ def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
         else:
             values[name] = value
     return values
+
+
+def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribeConfigsResourceResult]:
+    """Every setting of a topic; its synonyms are the places that have a say, the one that counts first."""
+    product = LogConfig()
+    for name, setting in SETTINGS.items():
+        default, ours = setting.text(product), setting.text(broker)
+        places = [(name, default, ConfigSource.DEFAULT)]
+        if ours != default:
+            places.insert(0, (f"log.{setting.field}", ours, ConfigSource.STATIC_BROKER))
+        if name in topic.settings:
+            places.insert(0, (name, topic.settings[name], ConfigSource.TOPIC))
+        yield _described(name, places, ConfigType.LONG, setting.documentation, read_only=False)
+    for name, value in FIXED.items():
+        places = [(name, value, ConfigSource.DEFAULT)]
+        yield _described(name, places, ConfigType.STRING, "There is no other value.")
+    origins = ",".join(
+        f"{number}={state.origin.cluster}/{state.origin.topic}-{state.origin.partition}"
+        for number, state in topic.partitions.items()
+        if state.origin is not None
+    )
+    if origins:
+        words = "Which partition of which cluster each partition is a copy of."
+        yield _described(ORIGINS, [(ORIGINS, origins, ConfigSource.TOPIC)], ConfigType.LIST, words)
+
+
+def describe_broker(config: Any, prefix: str = "") -> Iterator[DescribeConfigsResourceResult]:
+    """Every setting of the broker's file, those of its sections by SECTION.NAME."""
+    for field in dataclasses.fields(config):
+        name, value = prefix + field.name, getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from describe_broker(value, f"{name}.")
+        elif isinstance(value, Mapping):
+            for key, entry in value.items():
+                yield from describe_broker(entry, f"{name}.{key}.")
+        else:
+            text, type_ = _text(value)
+            source = ConfigSource.DEFAULT if value == field.default else ConfigSource.STATIC_BROKER
+            yield _described(name, [(name, text, source)], type_)
+
+
+def _text(value: Any) -> tuple[str, ConfigType]:
+    match value:
+        case bool():
+            return str(value).lower(), ConfigType.BOOLEAN
+        case None:
+            return "-1", ConfigType.LONG
+        case int():
+            return str(value), ConfigType.LONG
+        case str():
+            return value, ConfigType.STRING
+    return ",".join(str(item) for item in value), ConfigType.LIST
+
+
+def _described(
+    name: str,
+    places: list[tuple[str, str, ConfigSource]],
+    type_: ConfigType,
+    documentation: str | None = None,
+    *,
+    read_only: bool = True,
+) -> DescribeConfigsResourceResult:
+    _, value, source = places[0]
+    return DescribeConfigsResourceResult(
+        name=name,
+        value=value,
+        read_only=read_only,
+        config_source=source,
+        synonyms=tuple(DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in places),
+        config_type=type_,
+        documentation=documentation,
+    )

@@ -6,36 +6,17 @@ The client's side, of Millrace and of Apache Kafka. Each call is one request to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.errors import TryAgain, raise_error
 from millrace.errors import BrokerError
-from millrace.wire.admin_messages import (
-    AlterableConfig,
-    AlterConfigsResource,
-    AlterConfigsResponse,
-    ConfigOperation,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    DescribableLogDirTopic,
-    DescribeConfigsRequest,
-    DescribeConfigsResource,
-    DescribeConfigsResourceResult,
-    DescribeConfigsResponse,
-    DescribeLogDirsRequest,
-    DescribeLogDirsResponse,
-    IncrementalAlterConfigsRequest,
-    ResourceType,
-)
+from millrace.wire import admin_messages as messages
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import error_name
 from millrace.wire.messages import ApiKey
 
-_CONFIGS_VERSION = 1
-_ALTER_VERSION = 0
-_PARTITIONS_VERSION = 1
-_LOG_DIRS_VERSION = 1
+T = TypeVar("T")
 _CREATE_PARTITIONS_MS = 30_000
 
 
@@ -47,62 +28,64 @@ def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
 
 def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
-) -> tuple[DescribeConfigsResourceResult, ...]:
+) -> tuple[messages.DescribeConfigsResourceResult, ...]:
     """The topic's settings, all or those named; BrokerError when the cluster refuses to tell them."""
     return settings_of_topics(client, [topic], names)[topic]
 
 
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
-) -> dict[str, tuple[DescribeConfigsResourceResult, ...]]:
+) -> dict[str, tuple[messages.DescribeConfigsResourceResult, ...]]:
     """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one."""
     resources = tuple(
-        DescribeConfigsResource(
-            resource_type=ResourceType.TOPIC, resource_name=topic, configuration_keys=names
+        messages.DescribeConfigsResource(
+            resource_type=messages.ResourceType.TOPIC, resource_name=topic, configuration_keys=names
         )
         for topic in topics
     )
-    body = encode(DescribeConfigsRequest(resources=resources), ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION)
-    raw = client.ask(None, ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION, body)
-    results = decode(DescribeConfigsResponse, ApiKey.DESCRIBE_CONFIGS, _CONFIGS_VERSION, raw).results
-    for result in results:
+    request = messages.DescribeConfigsRequest(resources=resources)
+    response = _ask(client, None, ApiKey.DESCRIBE_CONFIGS, 1, request, messages.DescribeConfigsResponse)
+    for result in response.results:
         if result.error_code:
             reason = result.error_message or error_name(result.error_code)
             raise BrokerError(
                 f"{client.bootstrap} does not tell the settings of topic {result.resource_name!r}: {reason}"
             )
-    return {result.resource_name: result.configs for result in results}
+    return {result.resource_name: result.configs for result in response.results}
 
 
 def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str, str | None]) -> None:
     """Set the topic's own settings, or delete those given as None; BrokerError when one is refused."""
+    operation = messages.ConfigOperation
     configs = tuple(
-        AlterableConfig(
-            name=name, value=value,
-            config_operation=ConfigOperation.DELETE if value is None else ConfigOperation.SET,
+        messages.AlterableConfig(
+            name=name, value=value, config_operation=operation.DELETE if value is None else operation.SET
         )
         for name, value in changes.items()
-    )  # fmt: skip
-    resource = AlterConfigsResource(
-        resource_type=ResourceType.TOPIC, resource_name=topic, configs=configs
-    )  # fmt: skip
-    request = IncrementalAlterConfigsRequest(resources=(resource,))
-    body = encode(request, ApiKey.INCREMENTAL_ALTER_CONFIGS, _ALTER_VERSION)
-    raw = client.ask(None, ApiKey.INCREMENTAL_ALTER_CONFIGS, _ALTER_VERSION, body)
-    response = decode(AlterConfigsResponse, ApiKey.INCREMENTAL_ALTER_CONFIGS, _ALTER_VERSION, raw)
+    )
+    resource = messages.AlterConfigsResource(
+        resource_type=messages.ResourceType.TOPIC, resource_name=topic, configs=configs
+    )
+    request = messages.IncrementalAlterConfigsRequest(resources=(resource,))
+    response = _ask(client, None, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request, messages.AlterConfigsResponse)
     for result in response.responses:
         _check(topic, result.error_code, result.error_message)
 
 
 def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
     """Give the topic `count` partitions in all; BrokerError when that is refused."""
-    wanted = CreatePartitionsTopic(name=topic, count=count)
-    request = CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
-    body = encode(request, ApiKey.CREATE_PARTITIONS, _PARTITIONS_VERSION)
-    raw = client.ask(None, ApiKey.CREATE_PARTITIONS, _PARTITIONS_VERSION, body)
-    response = decode(CreatePartitionsResponse, ApiKey.CREATE_PARTITIONS, _PARTITIONS_VERSION, raw)
+    wanted = messages.CreatePartitionsTopic(name=topic, count=count)
+    request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
+    response = _ask(client, None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
     for result in response.results:
         _check(topic, result.error_code, result.error_message)
+
+
+def _ask(
+    client: ClusterClient, broker: int | None, key: ApiKey, version: int, request: object, response: type[T]
+) -> T:
+    raw = client.ask(broker, key, version, encode(request, key, version))
+    return decode(response, key, version, raw)
 
 
 def _check(topic: str, code: int, message: str | None) -> None:
@@ -122,10 +105,9 @@ def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int
 
 
 def _sizes_on(client: ClusterClient, broker: int, topic: str, partitions: Iterable[int]) -> Mapping[int, int]:
-    wanted = DescribableLogDirTopic(topic=topic, partitions=tuple(partitions))
-    body = encode(DescribeLogDirsRequest(topics=(wanted,)), ApiKey.DESCRIBE_LOG_DIRS, _LOG_DIRS_VERSION)
-    raw = client.ask(broker, ApiKey.DESCRIBE_LOG_DIRS, _LOG_DIRS_VERSION, body)
-    response = decode(DescribeLogDirsResponse, ApiKey.DESCRIBE_LOG_DIRS, _LOG_DIRS_VERSION, raw)
+    wanted = messages.DescribableLogDirTopic(topic=topic, partitions=tuple(partitions))
+    request = messages.DescribeLogDirsRequest(topics=(wanted,))
+    response = _ask(client, broker, ApiKey.DESCRIBE_LOG_DIRS, 1, request, messages.DescribeLogDirsResponse)
     return {
         partition.partition_index: partition.partition_size
         for result in response.results

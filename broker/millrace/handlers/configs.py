@@ -8,15 +8,21 @@ DescribeConfigs v0, which tells no sources, and changes of lists, because no set
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
 from millrace.broker.broker import Broker
-from millrace.broker.settings import Setting, broker_settings, topic_settings
 from millrace.broker.topic_changes import alter_topic
-from millrace.broker.topic_settings import FIXED, SETTINGS, InvalidTopicConfig
+from millrace.broker.topic_settings import (
+    FIXED,
+    SETTINGS,
+    InvalidTopicConfig,
+    describe_broker,
+    describe_topic,
+)
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.table import Call, message_api, outcome_of
 from millrace.wire import admin_messages as messages
@@ -44,7 +50,7 @@ def _describe_resource(
     def describe() -> None:
         keys = resource.configuration_keys
         configs.extend(
-            _describe(setting, call.request)
+            _as_asked(setting, call.request)
             for setting in _settings(call.broker, resource)
             if keys is None or setting.name in keys
         )
@@ -59,33 +65,30 @@ def _describe_resource(
     )
 
 
-def _settings(broker: Broker, resource: messages.DescribeConfigsResource) -> Iterator[Setting]:
+def _settings(
+    broker: Broker, resource: messages.DescribeConfigsResource
+) -> Iterator[messages.DescribeConfigsResourceResult]:
     name = resource.resource_name
     if resource.resource_type == messages.ResourceType.TOPIC:
         topic = broker.cluster.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"no topic {name} in cluster {broker.config.cluster}")
-        return topic_settings(broker.config.log, topic)
+        return describe_topic(broker.config.log, topic)
     if resource.resource_type != messages.ResourceType.BROKER:
         raise InvalidRequest(f"resource type {resource.resource_type} has no settings here")
     if not name:
         return iter(())
     if name != str(broker.config.broker_id):
         raise InvalidRequest(f"this is broker {broker.config.broker_id}: ask broker {name} itself")
-    return broker_settings(broker.config)
+    return describe_broker(broker.config)
 
 
-def _describe(
-    setting: Setting, request: messages.DescribeConfigsRequest
+def _as_asked(
+    setting: messages.DescribeConfigsResourceResult, request: messages.DescribeConfigsRequest
 ) -> messages.DescribeConfigsResourceResult:
-    places = setting.places if request.include_synonyms else ()
-    return messages.DescribeConfigsResourceResult(
-        name=setting.name,
-        value=setting.value,
-        read_only=setting.read_only,
-        config_source=setting.source,
-        synonyms=tuple(messages.DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in places),
-        config_type=setting.type,
+    return dataclasses.replace(
+        setting,
+        synonyms=setting.synonyms if request.include_synonyms else (),
         documentation=setting.documentation if request.include_documentation else None,
     )
 
