@@ -1,8 +1,8 @@
 """The `millrace` command: names every command, imports it when it is called, and prints errors.
 
-Commands of installed plugins join through the entry-point group `millrace.commands`. A MillraceError ends
-the process with exit code 1 and its one line, and so does a package that only an extra brings; a wrong option
-ends it with click's exit code 2.
+Commands of other packages, ours and plugins', join through the entry-point group `millrace.commands`. A
+MillraceError ends the process with exit code 1 and its one line, and so does a package that only an extra
+brings; a wrong option ends it with click's exit code 2.
 """
 
 from __future__ import annotations
@@ -23,21 +23,13 @@ from millrace.errors import MillraceError
 from millrace.installation import missing_extra
 
 COMMANDS = {
-    "audit": "millrace_audit.commands:audit",
-    "audit-reader": "millrace_audit.commands:audit_reader",
-    "auditor": "millrace_audit.commands:auditor",
     "broker": "millrace.commands.broker:broker",
     "consume": "millrace.commands.clients:consume",
-    "demo": "millrace_demo.commands.demo:demo",
     "groups": "millrace.commands.groups:groups",
     "log": "millrace.commands.log:log",
     "mirror": "millrace.commands.mirror:mirror",
     "produce": "millrace.commands.clients:produce",
-    "publish-access-log": "millrace_demo.commands.access_log:publish_access_log",
-    "registry": "millrace_registry.commands:registry",
-    "schemas": "millrace_registry.commands:schemas",
     "topics": "millrace.commands.topics:topics",
-    "up": "millrace_demo.commands.up:up",
     "zookeeper": "millrace.commands.zookeeper:zookeeper",
 }
 
@@ -46,7 +38,6 @@ class LazyGroup(Group):
     """Imports a command's module when the command is called: what another command needs may be missing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Every command's name, ours and the plugins', sorted."""
         return sorted(_targets())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -81,9 +72,8 @@ class LazyGroup(Group):
 
 
 def _targets() -> dict[str, str]:
-    """Command name -> `module:function`, ours and the plugins'."""
-    plugins = entry_points(group="millrace.commands")
-    return {plugin.name: plugin.value for plugin in plugins} | COMMANDS
+    """Command name -> `module:function`: the entry points', and the broker's own before them."""
+    return {entry.name: entry.value for entry in entry_points(group="millrace.commands")} | COMMANDS
 
 
 @click.group(
