@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -24,14 +24,18 @@ Json: TypeAlias = Any
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
+RECORDS = ("record", "error")
+
+_PART = {"array": "items", "map": "values"}
+"""The key of the one type that an array or a map is made of."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH = 64
 """Nesting beyond this is refused: everything here, and every client's parser, recurses."""
 _KEY_ORDER = (
-    "type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size",
-    "default", "order", "aliases", "logicalType",
-)  # fmt: skip
+    *("type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size"),
+    *("default", "order", "aliases", "logicalType"),
+)
 _FIELD_KEY_ORDER = ("name", "type", "doc", "default", "order", "aliases")
 
 
@@ -89,15 +93,23 @@ def _load(text: str) -> Json:
         value = json.loads(text, parse_constant=refuse, parse_float=finite)
         text.encode()
         json.dumps(value, ensure_ascii=False).encode()
-    except json.JSONDecodeError as error:
-        raise InvalidSchema(f"the schema is not JSON: {error}") from None
     except UnicodeEncodeError:
         raise InvalidSchema("the schema holds half of a surrogate pair, which is no text") from None
     except RecursionError:
         raise _too_deep() from None
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # also an integer of thousands of digits
         raise InvalidSchema(f"the schema is not JSON: {error}") from None
     return value
+
+
+def with_parts(tree: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
+    """A copy of one type in which `change` replaced the types of its fields, its items or its values."""
+    kind = tree["type"]
+    if kind in RECORDS:
+        return {**tree, "fields": [{**field, "type": change(field["type"])} for field in tree["fields"]]}
+    if kind in _PART:
+        return {**tree, _PART[kind]: change(tree[_PART[kind]])}
+    return dict(tree)
 
 
 def _too_deep() -> InvalidSchema:
@@ -128,11 +140,10 @@ class _Reader:
             return kind if len(value) == 1 else dict(value)
         if kind in NAMED:
             return self._definition(kind, value, namespace, where, depth)
-        if kind in ("array", "map"):
-            key = "items" if kind == "array" else "values"
+        if key := _PART.get(kind):
             if key not in value:
                 raise InvalidSchema(f"{where}: {kind} without `{key}`")
-            return {**value, key: self.read(value[key], namespace, f"{where}.{key}", depth + 1)}
+            return with_parts(value, lambda part: self.read(part, namespace, f"{where}.{key}", depth + 1))
         return self._name(kind, namespace, where)
 
     def _name(self, name: str, namespace: str, where: str) -> str:
@@ -263,46 +274,31 @@ def _inline(tree: Json, referenced: Mapping[str, Json], written: set[str], depth
         if tree["name"] in written:
             return tree["name"]
         written.add(tree["name"])
-    result = dict(tree)
-    if tree["type"] in ("record", "error"):
-        result["fields"] = [
-            {**field, "type": _inline(field["type"], referenced, written, depth + 1)}
-            for field in tree["fields"]
-        ]
-    for key in ("items", "values"):
-        if tree["type"] == {"items": "array", "values": "map"}[key]:
-            result[key] = _inline(tree[key], referenced, written, depth + 1)
-    return result
+    return with_parts(tree, lambda part: _inline(part, referenced, written, depth + 1))
 
 
 def _write(tree: Json, enclosing: str) -> Json:
     """The tree as it is written inside a namespace: shortest names, keys in one order."""
     if isinstance(tree, str):
-        namespace, _, name = tree.rpartition(".")
-        return name if namespace == enclosing else tree
+        return _short(tree, enclosing)
     if isinstance(tree, list):
         return [_write(branch, enclosing) for branch in tree]
-    result = dict(tree)
-    kind = tree["type"]
-    if kind in NAMED:
-        namespace, _, result["name"] = tree["name"].rpartition(".")
-        if namespace != enclosing:
-            result["namespace"] = namespace
-        if "aliases" in tree:
-            result["aliases"] = [_alias(alias, namespace) for alias in tree["aliases"]]
-        if "fields" in tree:
-            fields = ({**field, "type": _write(field["type"], namespace)} for field in tree["fields"])
-            result["fields"] = [_ordered(field, _FIELD_KEY_ORDER) for field in fields]
-    elif kind == "array":
-        result["items"] = _write(tree["items"], enclosing)
-    elif kind == "map":
-        result["values"] = _write(tree["values"], enclosing)
+    if tree["type"] not in NAMED:
+        return _ordered(with_parts(tree, lambda part: _write(part, enclosing)), _KEY_ORDER)
+    namespace, _, name = tree["name"].rpartition(".")
+    result = {**with_parts(tree, lambda part: _write(part, namespace)), "name": name}
+    if namespace != enclosing:
+        result["namespace"] = namespace
+    if "aliases" in tree:
+        result["aliases"] = [_short(alias, namespace) for alias in tree["aliases"]]
+    if tree["type"] in RECORDS:
+        result["fields"] = [_ordered(field, _FIELD_KEY_ORDER) for field in result["fields"]]
     return _ordered(result, _KEY_ORDER)
 
 
-def _alias(alias: str, namespace: str) -> str:
-    own, _, name = alias.rpartition(".")
-    return name if own == namespace else alias
+def _short(full_name: str, enclosing: str) -> str:
+    namespace, _, name = full_name.rpartition(".")
+    return name if namespace == enclosing else full_name
 
 
 def _ordered(value: Mapping[str, Json], order: Sequence[str]) -> dict[str, Json]:

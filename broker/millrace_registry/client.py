@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -81,7 +81,6 @@ class SchemaRegistryClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def schema(self, schema_id: int) -> Any:
@@ -92,8 +91,7 @@ class SchemaRegistryClient:
         with self._lock:
             if schema_id in self._schemas:
                 return self._schemas[schema_id]
-        answer = self._ask("GET", f"/schemas/ids/{schema_id}?format=resolved")
-        schema = _parsed(answer)
+        schema = _parsed(self._ask("GET", f"/schemas/ids/{schema_id}?format=resolved"))
         with self._lock:
             return self._schemas.setdefault(schema_id, schema)
 
@@ -108,10 +106,9 @@ class SchemaRegistryClient:
             if (subject, text) in self._ids:
                 return self._ids[subject, text]
         path = f"/subjects/{_quoted(subject)}/versions"
-        answer = self._ask("POST", path, {"schema": text}, timeout_s=timeout_s)
-        (schema_id,) = self._read(answer, "id")
+        answer = self._ask("POST", path, {"schema": text}, expected=("id",), timeout_s=timeout_s)
         with self._lock:
-            return self._ids.setdefault((subject, text), int(schema_id))
+            return self._ids.setdefault((subject, text), int(answer["id"]))
 
     def latest(self, subject: str, *, timeout_s: float | None = None) -> RegisteredVersion:
         """The newest version of a subject, asked for anew each time; UnknownSchema when it has none.
@@ -119,18 +116,17 @@ class SchemaRegistryClient:
         `timeout_s` shortens the client's own timeout for this call.
         """
         path = f"/subjects/{_quoted(subject)}/versions/latest?format=resolved"
-        answer = self._ask("GET", path, timeout_s=timeout_s)
-        schema_id, version = self._read(answer, "id", "version")
-        return RegisteredVersion(schema_id, version, _parsed(answer))
+        answer = self._ask("GET", path, expected=("id", "version"), timeout_s=timeout_s)
+        return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
 
     def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
         """The version under which the subject holds the schema; None when it does not."""
+        path, body = f"/subjects/{_quoted(subject)}", {"schema": json.dumps(schema)}
         try:
-            answer = self._ask("POST", f"/subjects/{_quoted(subject)}", {"schema": json.dumps(schema)})
+            answer = self._ask("POST", path, body, expected=("id", "version"))
         except UnknownSchema:
             return None
-        schema_id, version = self._read(answer, "id", "version")
-        return RegisteredVersion(schema_id, version, schema)
+        return RegisteredVersion(answer["id"], answer["version"], schema)
 
     def versions(self, subject: str) -> list[int]:
         """The subject's versions; empty when there is no such subject."""
@@ -143,9 +139,8 @@ class SchemaRegistryClient:
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        answer = self._ask("POST", path, {"schema": json.dumps(schema)})
-        (compatible,) = self._read(answer, "is_compatible")
-        if compatible:
+        answer = self._ask("POST", path, {"schema": json.dumps(schema)}, expected=("is_compatible",))
+        if answer["is_compatible"]:
             return []
         return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
 
@@ -155,21 +150,25 @@ class SchemaRegistryClient:
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
+        expected: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Any:
+        """The answer's JSON, an object with the expected keys if there are any."""
         content = None if body is None else json.dumps(body)
         response = self._send(method, path, content, self._timeout_s if timeout_s is None else timeout_s)
         try:
             answer = response.json()
         except ValueError:
             raise self._no_registry() from None
+        fields = answer if isinstance(answer, dict) else {}
         if response.is_success:
+            if not all(key in fields for key in expected):
+                raise self._no_registry()
             return answer
-        error = answer if isinstance(answer, dict) else {}
-        message = f"registry {self.url}: {error.get('message', f'HTTP {response.status_code}')}"
+        message = f"registry {self.url}: {fields.get('message', f'HTTP {response.status_code}')}"
         if response.status_code == 404:
             # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
-            if str(error.get("error_code", "")).startswith("4040"):
+            if str(fields.get("error_code", "")).startswith("4040"):
                 raise UnknownSchema(message)
             raise self._no_registry()
         if response.status_code in (409, 422):
@@ -180,11 +179,6 @@ class SchemaRegistryClient:
         return RegistryUnavailable(
             f"{self.url} does not answer like a schema registry: give the right address"
         )
-
-    def _read(self, answer: Any, *keys: str) -> list[Any]:
-        if not isinstance(answer, dict) or not all(key in answer for key in keys):
-            raise self._no_registry()
-        return [answer[key] for key in keys]
 
     def _send(self, method: str, path: str, content: str | None, timeout_s: float) -> httpx.Response:
         """One answer below 500, after as many tries as are left within the timeout.

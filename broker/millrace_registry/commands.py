@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.table import Table
@@ -14,6 +16,7 @@ from millrace.commands.tables import print_table
 from millrace.errors import MillraceError
 from millrace_registry import directory as folder
 from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.directory import Change, State
 
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
@@ -25,6 +28,7 @@ _REGISTRY = click.option(
     required=True,
     help="The registry, http://HOST:PORT.",
 )
+_COLOURS = {State.NEW: "green", State.NEW_VERSION: "green", State.UNCHANGED: "dim"}
 
 
 @click.command(
@@ -37,9 +41,14 @@ _REGISTRY = click.option(
     show_default=True,
     help="Address to serve on; port 0 takes a free one.",
 )
-@click.option("--database-url", metavar="URL", envvar="MILLRACE_REGISTRY_DATABASE_URL",
-              default="sqlite:///registry.db", show_default=True,
-              help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.")  # fmt: skip
+@click.option(
+    "--database-url",
+    metavar="URL",
+    envvar="MILLRACE_REGISTRY_DATABASE_URL",
+    default="sqlite:///registry.db",
+    show_default=True,
+    help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
+)
 def registry(listen: str, database_url: str) -> None:
     """Run the schema registry: Avro schemas by id, for every client of Confluent's REST interface."""
     from millrace.service.web import WebServer
@@ -70,11 +79,11 @@ def check(directory: Path, url: str | None, as_json: bool) -> None:
     else:
         problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
     if as_json:
-        click.echo(json.dumps([{"file": file, "problems": found} for file, found in problems.items()]))
+        click.echo(json.dumps([{"file": file, "problems": reasons} for file, reasons in problems.items()]))
     else:
-        for file, found in problems.items():
-            click.echo(f"{file}: {'; '.join(found) or 'ok'}")
-    bad = sum(bool(found) for found in problems.values())
+        for file, reasons in problems.items():
+            click.echo(f"{file}: {'; '.join(reasons) or 'ok'}")
+    bad = sum(bool(reasons) for reasons in problems.values())
     if bad:
         raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
 
@@ -104,20 +113,17 @@ def apply(directory: Path, url: str, as_json: bool) -> None:
     _show(changes, as_json)
 
 
-def _show(changes: Sequence[folder.Change], as_json: bool) -> None:
+def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        rows = [
-            {"subject": c.subject, "file": c.file, "state": c.state, "version": c.version, "id": c.schema_id,
-             "reasons": list(c.reasons)}
-            for c in changes
-        ]  # fmt: skip
-        click.echo(json.dumps(rows))
+        click.echo(json.dumps([_json(change) for change in changes]))
         return
     table = Table("subject", "change", "version", "id", "reason", box=None, pad_edge=False)
-    colours = {folder.State.NEW: "green", folder.State.NEW_VERSION: "green", folder.State.UNCHANGED: "dim"}
-    for c in changes:
-        table.add_row(
-            c.subject, f"[{colours.get(c.state, 'red')}]{c.state}[/]", str(c.version or "-"),
-            str(c.schema_id or "-"), "\n".join(c.reasons),
-        )  # fmt: skip
+    for change in changes:
+        state = f"[{_COLOURS.get(change.state, 'red')}]{change.state}[/]"
+        numbers = [str(number or "-") for number in (change.version, change.schema_id)]
+        table.add_row(change.subject, state, *numbers, "\n".join(change.reasons))
     print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log
+
+
+def _json(change: Change) -> dict[str, Any]:
+    return {"id" if name == "schema_id" else name: value for name, value in asdict(change).items()}

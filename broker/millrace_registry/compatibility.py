@@ -18,11 +18,12 @@ import avro.name
 import avro.schema
 from avro.compatibility import SchemaCompatibilityResult, SchemaCompatibilityType, SchemaIncompatibilityType
 
-from millrace_registry.avro_schema import NAMED, PRIMITIVES, AvroSchema, Json
-from millrace_registry.errors import InvalidCompatibilityLevel
+from millrace_registry.avro_schema import NAMED, PRIMITIVES, RECORDS, AvroSchema, Json, with_parts
 
 _LOGICAL = "millrace.logicalType"
 """Where the tree for the library keeps logical types: it would warn about those it does not know."""
+_TYPE_KEYS = ("symbols", "size", "fields", "items", "values")
+_FIELD_KEYS = ("name", "type", "default", "aliases")
 _NO_NAMESPACE = "__none__."
 """Stands before a name without namespace, so that the library lets it inherit none."""
 
@@ -37,13 +38,6 @@ class Level(StrEnum):
     FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
     FULL = "FULL"
     FULL_TRANSITIVE = "FULL_TRANSITIVE"
-
-    @classmethod
-    def of(cls, name: object) -> Level:
-        """The level of that name, in any case; InvalidCompatibilityLevel when there is none."""
-        if isinstance(name, str) and name.upper() in cls.__members__:
-            return cls[name.upper()]
-        raise InvalidCompatibilityLevel(f"compatibility level {name!r} is none of {', '.join(cls)}")
 
     @property
     def reads_old(self) -> bool:
@@ -63,17 +57,15 @@ class Level(StrEnum):
 
 def incompatibilities(new: AvroSchema, old: Mapping[int, AvroSchema], level: Level) -> list[str]:
     """What breaks the level between `new` and each version in `old`, one line each; empty: compatible."""
-    found = []
+    reasons = []
     for version, schema in old.items():
         if level.reads_old:
-            found += [
-                f"the new schema cannot read version {version}: {why}" for why in unreadable(new, schema)
-            ]
+            prefix = f"the new schema cannot read version {version}"
+            reasons += [f"{prefix}: {reason}" for reason in unreadable(new, schema)]
         if level.read_by_old:
-            found += [
-                f"version {version} cannot read the new schema: {why}" for why in unreadable(schema, new)
-            ]
-    return found
+            prefix = f"version {version} cannot read the new schema"
+            reasons += [f"{prefix}: {reason}" for reason in unreadable(schema, new)]
+    return reasons
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
@@ -95,24 +87,18 @@ def _bare(tree: Json) -> Json:
     if isinstance(tree, list):
         return [_bare(branch) for branch in tree]
     kind = tree["type"]
-    bare: dict[str, Json] = {"type": "record" if kind == "error" else kind}
-    for key in ("symbols", "size"):
-        if key in tree:
-            bare[key] = tree[key]
+    parts = with_parts(tree, _bare)
+    bare: dict[str, Json] = {key: parts[key] for key in _TYPE_KEYS if key in parts}
+    bare["type"] = "record" if kind == "error" else kind
     if kind in NAMED:
         bare["name"] = _dotted(tree["name"])
         bare["aliases"] = [_dotted(alias) for alias in tree.get("aliases", ())]
     if kind == "enum" and "default" in tree:
         bare["default"] = tree["default"]
-    if kind in ("record", "error"):
+    if kind in RECORDS:
         bare["fields"] = [
-            {key: _bare(field[key]) if key == "type" else field[key]
-             for key in ("name", "type", "default", "aliases") if key in field}
-            for field in tree["fields"]
-        ]  # fmt: skip
-    for key in ("items", "values"):
-        if kind == {"items": "array", "values": "map"}[key]:
-            bare[key] = _bare(tree[key])
+            {key: field[key] for key in _FIELD_KEYS if key in field} for field in bare["fields"]
+        ]
     if logical := _logical_type(tree):
         bare[_LOGICAL] = logical
     return bare
@@ -137,11 +123,7 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
         self._path: list[list[str]] = []
 
     def get_compatibility(
-        self,
-        reader: Any,
-        writer: Any,
-        reference_token: str = "/",
-        location: list[str] | None = None,
+        self, reader: Any, writer: Any, reference_token: str = "/", location: list[str] | None = None
     ) -> SchemaCompatibilityResult:
         """As the library's; a branch of a union keeps the union's place."""
         if location is None and self._path:
@@ -157,8 +139,8 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
         self._path.pop()
         new, old = reader.props.get(_LOGICAL), writer.props.get(_LOGICAL)
         if new and old and new != old:
-            found = _incompatible(f"{new} would read {old}, whose numbers mean something else")
-            result = avro.compatibility.merge(found, result)
+            differing = _incompatible(f"{new} would read {old}, whose numbers mean something else")
+            result = avro.compatibility.merge(differing, result)
         if result.messages:
             result.messages = {_placed(message, reader, location) for message in result.messages}
         return result
@@ -172,10 +154,9 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
         result = super().calculate_compatibility(reader, writer, location)
         if result.compatibility is SchemaCompatibilityType.incompatible:
             branches = [branch for branch in reader.schemas if branch.type != "null"]
-            same = [branch for branch in branches if branch.type == writer.type]
-            meant = same or branches
-            if len(meant) == 1:  # one was meant: say why it does not fit
-                return self.get_compatibility(meant[0], writer)
+            similar = [branch for branch in branches if branch.type == writer.type] or branches
+            if len(similar) == 1:  # say why this one does not fit
+                return self.get_compatibility(similar[0], writer)
         return result
 
     def check_reader_writer_record_fields(
@@ -186,12 +167,12 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
         for field in reader.fields:
             written = avro.compatibility.lookup_writer_field(writer_schema=writer, reader_field=field)
             if written is not None:
-                found = self.get_compatibility(field.type, written.type, field.name, location)
+                of_field = self.get_compatibility(field.type, written.type, field.name, location)
             elif field.has_default:
                 continue
             else:
-                found = _incompatible(f"field {field.name} has no default and is not in the data")
-            result = avro.compatibility.merge(result, found)
+                of_field = _incompatible(f"field {field.name} has no default and is not in the data")
+            result = avro.compatibility.merge(result, of_field)
         return result
 
 
@@ -205,21 +186,20 @@ def _placed(message: str, reader: Any, location: Sequence[str]) -> _Placed:
     """The library's message in words, with the path of field names in front."""
     if isinstance(message, _Placed):
         return message
-    expected, _, found = message.removeprefix("expected: ").partition(", found: ")
-    if found:
-        text = f"fixed of size {found} cannot read size {expected}"
-    elif message.startswith("expected: "):
+    text = message
+    if message.startswith("expected: "):
+        expected, _, size = message.removeprefix("expected: ").partition(", found: ")
         text = f"{reader.fullname} is not {expected} and has no such alias"
+        if size:
+            text = f"fixed of size {size} cannot read size {expected}"
     elif message.startswith("{"):
         text = f"enum lacks the symbols {message.strip('{}')} and has no default"
     elif message.startswith("reader union lacking"):
         text = f"the union cannot hold {message.rsplit(' ', 1)[-1].lower()}"
     elif message.startswith("reader type"):
         text = f"{reader.type} cannot read {message.rsplit(' ', 1)[-1]}"
-    else:
-        text = message
     path = ".".join(step for step in location if step != "/")
-    return _Placed(f"{path}: {text}".replace(_NO_NAMESPACE, "") if path else text.replace(_NO_NAMESPACE, ""))
+    return _Placed((f"{path}: {text}" if path else text).replace(_NO_NAMESPACE, ""))
 
 
 def _incompatible(message: str) -> SchemaCompatibilityResult:

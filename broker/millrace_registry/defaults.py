@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_INT_BITS = {"int": 31, "long": 63}
-
 
 class DefaultChecker:
     """Whether JSON values are defaults for schemas that use these definitions; values must stay alive.
@@ -25,27 +23,27 @@ class DefaultChecker:
 
     def fits(self, value: Any, schema: Any) -> bool:
         """True when the JSON value is a default for the schema; for a union one of its types must take it."""
-        if isinstance(schema, list):
-            return any(self.fits(value, branch) for branch in schema)
-        if isinstance(schema, str):
-            return self._fits_named(value, schema)
-        kind = schema["type"]
-        if kind == "array":
-            return isinstance(value, list) and all(self.fits(v, schema["items"]) for v in value)
-        if kind == "map":
-            return isinstance(value, dict) and all(self.fits(v, schema["values"]) for v in value.values())
-        if kind == "enum":
-            return value in schema["symbols"]
-        if kind == "fixed":
-            return _is_bytes(value) and len(value) == schema["size"]
-        if kind in ("record", "error"):
-            return isinstance(value, dict) and all(
-                self.fits(value[field["name"]], field["type"])
-                if field["name"] in value
-                else "default" in field
-                for field in schema["fields"]
-            )
-        return _fits_primitive(value, kind)
+        match schema:
+            case list():
+                return any(self.fits(value, branch) for branch in schema)
+            case str():
+                return self._fits_named(value, schema)
+            case {"type": "array", "items": items}:
+                return isinstance(value, list) and all(self.fits(item, items) for item in value)
+            case {"type": "map", "values": values}:
+                return isinstance(value, dict) and all(self.fits(item, values) for item in value.values())
+            case {"type": "enum", "symbols": symbols}:
+                return value in symbols
+            case {"type": "fixed", "size": size}:
+                return _is_bytes(value) and len(value) == size
+            case {"type": "record" | "error", "fields": fields}:
+                return isinstance(value, dict) and all(
+                    self.fits(value[field["name"]], field["type"])
+                    if field["name"] in value
+                    else "default" in field
+                    for field in fields
+                )
+        return _fits_primitive(value, schema["type"])
 
     def _fits_named(self, value: Any, name: str) -> bool:
         if name not in self._definitions:
@@ -57,17 +55,18 @@ class DefaultChecker:
 
 
 def _fits_primitive(value: Any, kind: str) -> bool:
-    if kind == "null":
-        return value is None
-    if kind == "boolean":
-        return isinstance(value, bool)
-    if kind in _INT_BITS:
-        bound = 1 << _INT_BITS[kind]
-        return isinstance(value, int) and not isinstance(value, bool) and -bound <= value < bound
-    if kind in ("float", "double"):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "bytes":
-        return _is_bytes(value)
+    match kind:
+        case "null":
+            return value is None
+        case "boolean":
+            return isinstance(value, bool)
+        case "int" | "long":
+            bound = 1 << (31 if kind == "int" else 63)
+            return type(value) is int and -bound <= value < bound
+        case "float" | "double":
+            return type(value) in (int, float)
+        case "bytes":
+            return _is_bytes(value)
     return isinstance(value, str)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,16 @@ class Change:
     subject: str
     file: str
     state: State
-    version: int | None
+    version: int | None = None
     """The version the subject has (unchanged) or would get; None when it cannot be registered."""
-    schema_id: int | None
+    schema_id: int | None = None
     """The schema's id, once it is registered."""
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     """Why it cannot be registered."""
 
     @property
     def possible(self) -> bool:
-        """True when the file is or can be registered."""
-        return self.state not in (State.INCOMPATIBLE, State.INVALID)
+        return not self.reasons
 
 
 def check(directory: Path) -> list[SchemaFile]:
@@ -96,12 +96,9 @@ def apply(directory: Path, client: SchemaRegistryClient) -> list[Change]:
     """
     files = check(directory)
     changes = [_planned(file, client) for file in files]
-    refused = [change for change in changes if not change.possible]
+    refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if not change.possible]
     if refused:
-        raise SchemaRefused(
-            "nothing was registered: "
-            + "; ".join(f"{change.file}: {', '.join(change.reasons)}" for change in refused)
-        )
+        raise SchemaRefused(f"nothing was registered: {'; '.join(refused)}")
     return [_registered(file, change, client) for file, change in zip(files, changes, strict=True)]
 
 
@@ -109,26 +106,25 @@ def _registered(file: SchemaFile, change: Change, client: SchemaRegistryClient) 
     if change.state is State.UNCHANGED:
         return change
     client.register(file.subject, file.schema)
-    found = client.lookup(file.subject, file.schema)
-    if found is None:
+    registered = client.lookup(file.subject, file.schema)
+    if registered is None:
         raise MillraceError(f"subject {file.subject} was deleted while it was registered: apply again")
-    return Change(file.subject, change.file, change.state, found.version, found.schema_id, ())
+    return replace(change, version=registered.version, schema_id=registered.schema_id)
 
 
 def _planned(file: SchemaFile, client: SchemaRegistryClient) -> Change:
-    name = str(file.path)
+    subject, name = file.subject, str(file.path)
     if file.problem is not None:
-        return Change(file.subject, name, State.INVALID, None, None, (file.problem,))
-    found = client.lookup(file.subject, file.schema)
-    if found is not None:
-        return Change(file.subject, name, State.UNCHANGED, found.version, found.schema_id, ())
-    versions = client.versions(file.subject)
+        return Change(subject, name, State.INVALID, reasons=(file.problem,))
+    registered = client.lookup(subject, file.schema)
+    if registered is not None:
+        return Change(subject, name, State.UNCHANGED, registered.version, registered.schema_id)
+    versions = client.versions(subject)
     if not versions:
-        return Change(file.subject, name, State.NEW, 1, None, ())
-    reasons = client.incompatibilities(file.subject, file.schema)
-    if reasons:
-        return Change(file.subject, name, State.INCOMPATIBLE, None, None, tuple(reasons))
-    return Change(file.subject, name, State.NEW_VERSION, max(versions) + 1, None, ())
+        return Change(subject, name, State.NEW, 1)
+    if reasons := client.incompatibilities(subject, file.schema):
+        return Change(subject, name, State.INCOMPATIBLE, reasons=tuple(reasons))
+    return Change(subject, name, State.NEW_VERSION, max(versions) + 1)
 
 
 def _read(path: Path) -> SchemaFile:
@@ -161,8 +157,8 @@ def _header_problem(fields: Sequence[Any]) -> str | None:
     header = fields[0]["type"]
     if not isinstance(header, dict) or header.get("name") != HEADER_NAME or "fields" not in header:
         return f"the type of `header` is not the record {HEADER_NAME}"
-    found = [(field["name"], field["type"]) for field in header["fields"][: len(_HEADER_FIELDS)]]
-    for wanted, field in zip(_HEADER_FIELDS, [*found, *[("nothing", None)] * 5], strict=False):
-        if wanted != field:
-            return f"{HEADER_NAME} must have {wanted[0]}: {json.dumps(wanted[1])} where {field[0]} is"
+    fields = [(field["name"], field["type"]) for field in header["fields"]]
+    for required, field in zip(_HEADER_FIELDS, chain(fields, repeat(("nothing", None))), strict=False):
+        if field != required:
+            return f"{HEADER_NAME} must have {required[0]}: {json.dumps(required[1])} where {field[0]} is"
     return None

@@ -1,158 +1,55 @@
-"""Every refusal of the registry: a class each, carrying its HTTP status and the code clients compare.
-
-The codes are those of Confluent's registry, because clients decide by them. One place, `app.py`, turns
-them into answers.
-"""
+"""Why the registry refuses a request: Confluent's error codes, because clients decide by them."""
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """The `error_code` of an answer; its first three digits are the HTTP status."""
+
+    BAD_REQUEST = 400  # the body is not a JSON object with the fields it needs
+    REQUEST_TOO_LARGE = 413
+    UNSUPPORTED_MEDIA_TYPE = 415
+    NOT_TEXT = 422  # a string that is no text, or none that every database keeps
+    FAILED = 500
+
+    SUBJECT_NOT_FOUND = 40401  # no live version is registered under it
+    VERSION_NOT_FOUND = 40402
+    SCHEMA_NOT_FOUND = 40403  # no schema has this id, or the subject does not hold this schema
+    SUBJECT_SOFT_DELETED = 40404  # only permanent=true can delete more
+    SUBJECT_NOT_SOFT_DELETED = 40405  # must be deleted before it is deleted permanently
+    VERSION_SOFT_DELETED = 40406
+    VERSION_NOT_SOFT_DELETED = 40407
+    COMPATIBILITY_NOT_CONFIGURED = 40408  # the subject has no level of its own
+    MODE_NOT_CONFIGURED = 40409
+
+    INCOMPATIBLE_SCHEMA = 40901
+
+    INVALID_SCHEMA = 42201  # no Avro schema
+    INVALID_VERSION = 42202
+    INVALID_COMPATIBILITY_LEVEL = 42203
+    INVALID_MODE = 42204
+    OPERATION_NOT_PERMITTED = 42205  # the mode forbids it, or an id or version would be overwritten
+    REFERENCE_EXISTS = 42206  # other schemas refer to this one
+    ID_DOES_NOT_MATCH = 42207  # the schema to import has another id here
+    INVALID_SUBJECT = 42208
+    SCHEMA_TOO_LARGE = 42209
+    INVALID_RULE_SET = 42210  # data rules are not kept: dropping one silently could leak data
+
+    STORE_FAILED = 50001
+
 
 class RegistryError(Exception):
-    """A request the registry refuses; the text says why and what to do."""
+    """A request that the registry refuses; the text says why and what to do."""
 
-    status = 500
-    code = 50001
-
-
-class SubjectNotFound(RegistryError):
-    """No live version is registered under the subject."""
-
-    status, code = 404, 40401
-
-
-class VersionNotFound(RegistryError):
-    """The subject has no such live version."""
-
-    status, code = 404, 40402
-
-
-class SchemaNotFound(RegistryError):
-    """No schema has this id, or the subject does not hold this schema."""
-
-    status, code = 404, 40403
-
-
-class SubjectSoftDeleted(RegistryError):
-    """The subject was deleted before; only permanent=true can delete more."""
-
-    status, code = 404, 40404
-
-
-class SubjectNotSoftDeleted(RegistryError):
-    """A subject must be deleted before it is deleted permanently."""
-
-    status, code = 404, 40405
-
-
-class VersionSoftDeleted(RegistryError):
-    """The version was deleted before; only permanent=true can delete more."""
-
-    status, code = 404, 40406
-
-
-class VersionNotSoftDeleted(RegistryError):
-    """A version must be deleted before it is deleted permanently."""
-
-    status, code = 404, 40407
-
-
-class CompatibilityNotConfigured(RegistryError):
-    """The subject has no level of its own."""
-
-    status, code = 404, 40408
-
-
-class ModeNotConfigured(RegistryError):
-    """The subject has no mode of its own."""
-
-    status, code = 404, 40409
-
-
-class IncompatibleSchema(RegistryError):
-    """The schema breaks the subject's compatibility level."""
-
-    status, code = 409, 40901
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class InvalidSchema(RegistryError):
-    """The text is no Avro schema, or its type is not Avro."""
+    """The text is no Avro schema, or what it refers to is not there."""
 
-    status, code = 422, 42201
-
-
-class InvalidVersion(RegistryError):
-    """A version is a number from 1 to 2147483647, -1 or `latest`."""
-
-    status, code = 422, 42202
-
-
-class InvalidCompatibilityLevel(RegistryError):
-    """Not one of the seven compatibility levels."""
-
-    status, code = 422, 42203
-
-
-class InvalidMode(RegistryError):
-    """Not one of the modes this registry has."""
-
-    status, code = 422, 42204
-
-
-class OperationNotPermitted(RegistryError):
-    """The mode forbids it, or an id or version would be overwritten."""
-
-    status, code = 422, 42205
-
-
-class ReferenceExists(RegistryError):
-    """Other schemas refer to this one."""
-
-    status, code = 422, 42206
-
-
-class IdDoesNotMatch(RegistryError):
-    """The schema to import is known already, under another id."""
-
-    status, code = 422, 42207
-
-
-class InvalidSubject(RegistryError):
-    """The subject's name cannot be used."""
-
-    status, code = 422, 42208
-
-
-class SchemaTooLarge(RegistryError):
-    """The schema's text exceeds the limit."""
-
-    status, code = 422, 42209
-
-
-class InvalidRuleSet(RegistryError):
-    """Data rules were sent; this registry does not keep them, and dropping one silently could leak data."""
-
-    status, code = 422, 42210
-
-
-class InvalidText(RegistryError):
-    """A string of the request holds what is no text, or no text that a database keeps."""
-
-    status, code = 422, 422
-
-
-class BadRequest(RegistryError):
-    """The request's body is not a JSON object with the fields it needs."""
-
-    status, code = 400, 400
-
-
-class RequestTooLarge(RegistryError):
-    """The request's body exceeds the limit."""
-
-    status, code = 413, 413
-
-
-class UnsupportedMediaType(RegistryError):
-    """The body's media type is none that the registry reads."""
-
-    status, code = 415, 415
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INVALID_SCHEMA, message)

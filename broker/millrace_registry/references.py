@@ -41,7 +41,7 @@ class SchemaParser:
 
     def stored(self, rows: Transaction, schema: StoredSchema) -> AvroSchema:
         """The parsed schema of a row; InvalidSchema when what it refers to is not there or too much."""
-        return self._parsed(rows, schema).schema
+        return self._parse_stored(rows, schema).schema
 
     def sent(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
         """The schema in a client's text; InvalidSchema when it is none or its references are none."""
@@ -51,7 +51,7 @@ class SchemaParser:
             self._sent[key] = self._parse(rows, text, references, targets).schema
         return self._sent[key]
 
-    def _parsed(self, rows: Transaction, schema: StoredSchema) -> _Parsed:
+    def _parse_stored(self, rows: Transaction, schema: StoredSchema) -> _Parsed:
         if schema.id not in self._stored:
             targets = _targets(rows, schema.references)
             self._stored[schema.id] = self._parse(rows, schema.text, schema.references, targets)
@@ -60,11 +60,11 @@ class SchemaParser:
     def _parse(
         self, rows: Transaction, text: str, references: Sequence[Reference], targets: Sequence[StoredSchema]
     ) -> _Parsed:
-        parsed = [self._parsed(rows, target) for target in targets]
+        parsed = [self._parse_stored(rows, target) for target in targets]
         sizes = {target.id: len(target.text) for target in targets}
-        for each in parsed:
-            sizes.update(each.sizes)
-        depth = 1 + max((each.depth for each in parsed), default=-1)
+        for target in parsed:
+            sizes.update(target.sizes)
+        depth = 1 + max((target.depth for target in parsed), default=-1)
         if len(sizes) > MAX_REFERENCES or sum(sizes.values()) > MAX_REFERENCED_CHARACTERS:
             raise InvalidSchema(
                 f"the schema refers to {len(sizes)} schemas of {sum(sizes.values())} characters in all,"
@@ -72,8 +72,8 @@ class SchemaParser:
             )
         if depth > MAX_REFERENCE_DEPTH:
             raise InvalidSchema(f"references lead through more than {MAX_REFERENCE_DEPTH} schemas")
-        known = _known(references, [each.schema for each in parsed])
-        return _Parsed(parse(text, known), sizes, depth)
+        definitions = _definitions(references, [target.schema for target in parsed])
+        return _Parsed(parse(text, definitions), sizes, depth)
 
 
 def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredSchema]:
@@ -89,17 +89,17 @@ def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredS
     return targets
 
 
-def _known(references: Sequence[Reference], schemas: Sequence[AvroSchema]) -> dict[str, Json]:
+def _definitions(references: Sequence[Reference], schemas: Sequence[AvroSchema]) -> dict[str, Json]:
     """Every named type that the references bring, by full name."""
-    known: dict[str, Json] = {}
+    definitions: dict[str, Json] = {}
     for reference, schema in zip(references, schemas, strict=True):
         if reference.name not in schema.definitions:
             names = ", ".join(schema.definitions) or "no named type"
             raise InvalidSchema(f"{_in_words(reference)} defines {names}")
         for name, definition in schema.definitions.items():
-            if known.setdefault(name, definition) != definition:
+            if definitions.setdefault(name, definition) != definition:
                 raise InvalidSchema(f"{_in_words(reference)} defines {name} otherwise than another reference")
-    return known
+    return definitions
 
 
 def _in_words(reference: Reference) -> str:

@@ -13,22 +13,9 @@ from dataclasses import dataclass
 
 from millrace_registry.avro_schema import AvroSchema
 from millrace_registry.compatibility import Level, incompatibilities
-from millrace_registry.errors import (
-    IdDoesNotMatch,
-    IncompatibleSchema,
-    InvalidVersion,
-    OperationNotPermitted,
-    ReferenceExists,
-    SchemaNotFound,
-    SubjectNotFound,
-    SubjectNotSoftDeleted,
-    SubjectSoftDeleted,
-    VersionNotFound,
-    VersionNotSoftDeleted,
-    VersionSoftDeleted,
-)
+from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.references import SchemaParser
-from millrace_registry.settings import Mode, forget, level_of, mode_of
+from millrace_registry.settings import LEVEL, MODE, Mode, forget
 from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")
@@ -48,9 +35,13 @@ class Candidate:
     version: int | None = None
     """Only to import: the version it has elsewhere."""
 
+    def fingerprint(self, schema: AvroSchema) -> str:
+        """The fingerprint of the candidate, which was parsed as `schema`."""
+        return schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
+
 
 class Registry:
-    """The rules, on one store."""
+    """The rules, on one store. `deleted` is False for live versions, True for deleted ones, None for all."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,16 +49,15 @@ class Registry:
     # Looking up
 
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
-        """Names of subjects with live versions, deleted ones (True) or any (None)."""
+        """Names of the subjects that have such versions."""
         with self._store.read() as rows:
             return rows.subjects(prefix=prefix, deleted=deleted)
 
     def versions(self, subject: str, *, deleted: bool | None = False) -> list[int]:
-        """Numbers of the subject's live versions, deleted ones (True) or all (None)."""
+        """Numbers of the subject's versions."""
         with self._store.read() as rows:
-            if not rows.versions(subject=subject, deleted=False if deleted is False else None):
-                raise SubjectNotFound(f"Subject '{subject}' not found.")
-            return [version.version for version in rows.versions(subject=subject, deleted=deleted)]
+            versions = _versions(rows, subject, deleted=deleted is not False)
+        return [version.version for version in versions if deleted in (None, version.deleted)]
 
     def version(self, subject: str, number: str, *, deleted: bool = False) -> StoredVersion:
         """One version of a subject: a number, or `latest` or -1 for the newest live one."""
@@ -81,14 +71,15 @@ class Registry:
 
     def schema(self, schema_id: int) -> StoredSchema:
         """The schema of an id; readable as long as a version holds it, deleted or not."""
-        with self._store.read() as rows:
-            return _registered(rows, schema_id)[0]
+        return self.uses(schema_id, deleted=True)[0].schema
 
     def uses(self, schema_id: int, *, deleted: bool = False) -> list[StoredVersion]:
         """The versions that hold the schema of an id."""
         with self._store.read() as rows:
-            versions = _registered(rows, schema_id)[1]
-            return [version for version in versions if deleted or not version.deleted]
+            versions = rows.versions(schema_id=schema_id, deleted=None)
+        if not versions:
+            raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
+        return [version for version in versions if deleted or not version.deleted]
 
     def referenced_by(self, subject: str, number: str) -> list[int]:
         """Ids of the schemas that refer to a version."""
@@ -104,15 +95,14 @@ class Registry:
             return SchemaParser().stored(rows, schema).resolved_text
 
     def lookup(self, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
-        """The version under which the subject holds this schema; SchemaNotFound when it does not."""
+        """The version under which the subject holds this schema."""
         with self._store.read() as rows:
-            if not rows.versions(subject=subject, deleted=None if deleted else False):
-                raise SubjectNotFound(f"Subject '{subject}' not found.")
-            schema = _parse(SchemaParser(), rows, candidate)
-            found = _lookup(rows, subject, _fingerprint(schema, candidate), deleted=deleted)
-        if found is None:
-            raise SchemaNotFound("Schema not found")
-        return found
+            _versions(rows, subject, deleted=deleted)
+            schema = SchemaParser().sent(rows, candidate.text, candidate.references)
+            version = _lookup(rows, subject, candidate.fingerprint(schema), deleted=deleted)
+        if version is None:
+            raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, "Schema not found")
+        return version
 
     # Registering
 
@@ -127,13 +117,9 @@ class Registry:
             schema, existing = _examine(parser, rows, subject, candidate)
             if existing is not None:
                 return existing
-            fingerprint = _fingerprint(schema, candidate)
             if candidate.schema_id is not None:
-                return _import(rows, subject, candidate, schema, fingerprint)
-            stored = rows.schema_of(fingerprint)
-            if stored is None:
-                stored = rows.add_schema(fingerprint, schema.text, candidate.references)
-            version = rows.add_version(subject, stored)
+                return _import(rows, subject, candidate, schema, candidate.schema_id)
+            version = rows.add_version(subject, _store(rows, candidate, schema))
         _log.info("subject %s version %d is schema %d", subject, version.version, version.schema.id)
         return version
 
@@ -145,11 +131,11 @@ class Registry:
         """
         parser = SchemaParser()
         with self._store.read() as rows:
-            schema = _parse(parser, rows, candidate)
+            schema = parser.sent(rows, candidate.text, candidate.references)
             versions = rows.versions(subject=subject)
             if number is not None and (versions or not _is_latest(number)):
                 versions = [_choose(versions, number)]
-            return _incompatibilities(parser, rows, schema, versions, level_of(rows, subject))
+            return _incompatibilities(parser, rows, schema, versions, LEVEL.of(rows, subject))
 
     # Deleting
 
@@ -159,10 +145,8 @@ class Registry:
             _check_writable(rows, subject)
             version = _find(rows, subject, number, deleted=True)
             what = f"Subject '{subject}' Version {version.version}"
-            if version.deleted and not permanent:
-                raise VersionSoftDeleted(f"{what} was soft deleted. Set permanent=true to delete permanently")
-            if permanent and not version.deleted:
-                raise VersionNotSoftDeleted(f"{what} was not deleted first before being permanently deleted")
+            codes = ErrorCode.VERSION_SOFT_DELETED, ErrorCode.VERSION_NOT_SOFT_DELETED
+            _check_two_steps(what, version.deleted, permanent, *codes)
             _delete(rows, [version], permanent=permanent)
             return version.version
 
@@ -170,18 +154,10 @@ class Registry:
         """Delete every version of a subject, their numbers; permanently only what was deleted before."""
         with self._store.write() as rows:
             _check_writable(rows, subject)
-            versions = rows.versions(subject=subject, deleted=None)
+            versions = _versions(rows, subject, deleted=True)
             live = [version for version in versions if not version.deleted]
-            if not versions:
-                raise SubjectNotFound(f"Subject '{subject}' not found.")
-            if not live and not permanent:
-                raise SubjectSoftDeleted(
-                    f"Subject '{subject}' was soft deleted. Set permanent=true to delete permanently"
-                )
-            if live and permanent:
-                raise SubjectNotSoftDeleted(
-                    f"Subject '{subject}' was not deleted first before being permanently deleted"
-                )
+            codes = ErrorCode.SUBJECT_SOFT_DELETED, ErrorCode.SUBJECT_NOT_SOFT_DELETED
+            _check_two_steps(f"Subject '{subject}'", not live, permanent, *codes)
             chosen = versions if permanent else live
             _delete(rows, chosen, permanent=permanent)
             forget(rows, subject)
@@ -190,43 +166,41 @@ class Registry:
             return [version.version for version in chosen]
 
 
-def _is_latest(number: str) -> bool:
-    return number in ("latest", "-1")
+def _versions(rows: Transaction, subject: str, *, deleted: bool) -> list[StoredVersion]:
+    """The subject's live versions, with `deleted` all of them; SUBJECT_NOT_FOUND when it has none."""
+    versions = rows.versions(subject=subject, deleted=None if deleted else False)
+    if not versions:
+        raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+    return versions
 
 
 def _find(rows: Transaction, subject: str, number: str, *, deleted: bool = False) -> StoredVersion:
     if not _is_latest(number):
         _version_number(number)  # what is no number is refused as that, whatever the subject
-    versions = rows.versions(subject=subject, deleted=None if deleted else False)
-    if not versions:
-        raise SubjectNotFound(f"Subject '{subject}' not found.")
-    return _choose(versions, number)
+    return _choose(_versions(rows, subject, deleted=deleted), number)
 
 
 def _choose(versions: Sequence[StoredVersion], number: str) -> StoredVersion:
     if _is_latest(number):
-        return next((v for v in reversed(versions) if not v.deleted), versions[-1])
+        return next((version for version in reversed(versions) if not version.deleted), versions[-1])
     wanted = _version_number(number)
     for version in versions:
         if version.version == wanted:
             return version
-    raise VersionNotFound(f"Version {number} not found.")
+    raise RegistryError(ErrorCode.VERSION_NOT_FOUND, f"Version {number} not found.")
+
+
+def _is_latest(number: str) -> bool:
+    return number in ("latest", "-1")
 
 
 def _version_number(number: str) -> int:
     if number.isascii() and number.isdigit() and len(number) <= 10 and 1 <= int(number) <= LARGEST:
         return int(number)
-    raise InvalidVersion(
-        f"The specified version '{number}' is not a valid version id: take 1 to {LARGEST}, -1 or latest"
+    raise RegistryError(
+        ErrorCode.INVALID_VERSION,
+        f"The specified version '{number}' is not a valid version id: take 1 to {LARGEST}, -1 or latest",
     )
-
-
-def _registered(rows: Transaction, schema_id: int) -> tuple[StoredSchema, list[StoredVersion]]:
-    schema = rows.schema(schema_id) if 0 < schema_id <= LARGEST else None
-    versions = rows.versions(schema_id=schema_id, deleted=None) if schema else []
-    if schema is None or not versions:
-        raise SchemaNotFound(f"Schema {schema_id} not found")
-    return schema, versions
 
 
 def _lookup(
@@ -239,29 +213,22 @@ def _lookup(
     return versions[-1] if versions else None
 
 
-def _parse(parser: SchemaParser, rows: Transaction, candidate: Candidate) -> AvroSchema:
-    return parser.sent(rows, candidate.text, candidate.references)
-
-
-def _fingerprint(schema: AvroSchema, candidate: Candidate) -> str:
-    return schema.fingerprint(sorted((r.name, r.subject, r.version) for r in candidate.references))
-
-
 def _examine(
     parser: SchemaParser, rows: Transaction, subject: str, candidate: Candidate
 ) -> tuple[AvroSchema, StoredVersion | None]:
     """The schema, and the version that holds it; when none does, it may be registered, or this raises."""
-    schema = _parse(parser, rows, candidate)
-    existing = _lookup(rows, subject, _fingerprint(schema, candidate))
+    schema = parser.sent(rows, candidate.text, candidate.references)
+    existing = _lookup(rows, subject, candidate.fingerprint(schema))
     if existing is not None and candidate.schema_id in (None, existing.schema.id):
         return schema, existing
     _check_mode(rows, subject, candidate)
     if candidate.schema_id is None:
-        level = level_of(rows, subject)
+        level = LEVEL.of(rows, subject)
         reasons = _incompatibilities(parser, rows, schema, rows.versions(subject=subject), level)
         if reasons:
-            raise IncompatibleSchema(
-                f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}"
+            raise RegistryError(
+                ErrorCode.INCOMPATIBLE_SCHEMA,
+                f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}",
             )
     return schema, None
 
@@ -275,54 +242,72 @@ def _incompatibilities(
 ) -> list[str]:
     if level is Level.NONE:
         return []
-    chosen = versions if level.transitive else versions[-1:]
-    old = {version.version: parser.stored(rows, version.schema) for version in reversed(chosen)}
+    compared = versions if level.transitive else versions[-1:]
+    old = {version.version: parser.stored(rows, version.schema) for version in reversed(compared)}
     return incompatibilities(schema, old, level)
 
 
 def _check_writable(rows: Transaction, subject: str) -> None:
-    if mode_of(rows, subject) is Mode.READONLY:
-        raise OperationNotPermitted(f"Subject {subject} is in read-only mode")
+    if MODE.of(rows, subject) is Mode.READONLY:
+        raise _not_permitted(f"Subject {subject} is in read-only mode")
 
 
 def _check_mode(rows: Transaction, subject: str, candidate: Candidate) -> None:
     _check_writable(rows, subject)
-    importing = mode_of(rows, subject) is Mode.IMPORT
+    importing = MODE.of(rows, subject) is Mode.IMPORT
     if candidate.schema_id is not None and not importing:
-        raise OperationNotPermitted(f"Subject {subject} is not in import mode: send no id")
+        raise _not_permitted(f"Subject {subject} is not in import mode: send no id")
     if candidate.schema_id is None and importing:
-        raise OperationNotPermitted(f"Subject {subject} is in import mode: send the schema's id")
+        raise _not_permitted(f"Subject {subject} is in import mode: send the schema's id")
+
+
+def _store(rows: Transaction, candidate: Candidate, schema: AvroSchema) -> StoredSchema:
+    """The row of the schema, which is added when no subject ever held it."""
+    fingerprint = candidate.fingerprint(schema)
+    stored = rows.schema_of(fingerprint)
+    return stored or rows.add_schema(fingerprint, schema.text, candidate.references, candidate.schema_id)
 
 
 def _import(
-    rows: Transaction, subject: str, candidate: Candidate, schema: AvroSchema, fingerprint: str
+    rows: Transaction, subject: str, candidate: Candidate, schema: AvroSchema, schema_id: int
 ) -> StoredVersion:
     """Register under the id, and version if given, that the schema has in another registry."""
-    assert candidate.schema_id is not None
+    fingerprint = candidate.fingerprint(schema)
     stored = rows.schema_of(fingerprint)
-    if stored is not None and stored.id != candidate.schema_id:
-        raise IdDoesNotMatch(f"the schema has id {stored.id} here, not {candidate.schema_id}")
-    if stored is None and rows.schema(candidate.schema_id) is not None:
-        raise OperationNotPermitted(f"Overwrite new schema with id {candidate.schema_id} is not permitted.")
-    held = {version.version: version for version in rows.versions(subject=subject, deleted=None)}
-    if candidate.version in held:
-        version = held[candidate.version]
-        if stored is None or version.schema.id != stored.id or version.deleted:
-            raise OperationNotPermitted(f"version {version.version} of subject {subject} exists already")
-        return version
-    if stored is None:
-        stored = rows.add_schema(fingerprint, schema.text, candidate.references, candidate.schema_id)
-    existing = _lookup(rows, subject, fingerprint)
-    return existing or rows.add_version(subject, stored, candidate.version)
+    if stored is not None and stored.id != schema_id:
+        message = f"the schema has id {stored.id} here, not {schema_id}"
+        raise RegistryError(ErrorCode.ID_DOES_NOT_MATCH, message)
+    if stored is None and rows.schema(schema_id) is not None:
+        raise _not_permitted(f"Overwrite new schema with id {schema_id} is not permitted.")
+    held = rows.version(subject, candidate.version) if candidate.version is not None else None
+    if held is not None:
+        if held.schema != stored or held.deleted:
+            raise _not_permitted(f"version {held.version} of subject {subject} exists already")
+        return held
+    stored = _store(rows, candidate, schema)
+    return _lookup(rows, subject, fingerprint) or rows.add_version(subject, stored, candidate.version)
+
+
+def _check_two_steps(
+    what: str, deleted: bool, permanent: bool, soft_deleted: ErrorCode, not_soft_deleted: ErrorCode
+) -> None:
+    """What is live is deleted first, and only what was deleted is deleted permanently."""
+    if deleted and not permanent:
+        message = f"{what} was soft deleted. Set permanent=true to delete permanently"
+        raise RegistryError(soft_deleted, message)
+    if permanent and not deleted:
+        message = f"{what} was not deleted first before being permanently deleted"
+        raise RegistryError(not_soft_deleted, message)
 
 
 def _delete(rows: Transaction, versions: Sequence[StoredVersion], *, permanent: bool) -> None:
     for version in versions:
         # A deleted schema is still read by its id, so it needs its references until it is forgotten.
         if users := rows.referenced_by(version.subject, version.version, deleted=permanent):
-            raise ReferenceExists(
+            raise RegistryError(
+                ErrorCode.REFERENCE_EXISTS,
                 f"version {version.version} of subject {version.subject} is referenced by schema"
-                f" {', '.join(map(str, users))}: delete that first"
+                f" {', '.join(map(str, users))}: delete that first",
             )
         if permanent:
             rows.remove_version(version)
@@ -330,3 +315,7 @@ def _delete(rows: Transaction, versions: Sequence[StoredVersion], *, permanent: 
             rows.mark_deleted(version)
         how = " permanently" if permanent else ""
         _log.info("subject %s version %d is deleted%s", version.subject, version.version, how)
+
+
+def _not_permitted(message: str) -> RegistryError:
+    return RegistryError(ErrorCode.OPERATION_NOT_PERMITTED, message)

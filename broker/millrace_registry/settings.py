@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from millrace_registry.compatibility import Level
-from millrace_registry.errors import (
-    CompatibilityNotConfigured,
-    InvalidMode,
-    ModeNotConfigured,
-    OperationNotPermitted,
-    SubjectNotFound,
-)
+from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.store import Store, Transaction
 
 GLOBAL = ""
 """The subject under which settings for all subjects are kept."""
 
-_LEVEL, _MODE = "compatibility", "mode"
+Value = TypeVar("Value", bound=StrEnum)
 
 
 class Mode(StrEnum):
@@ -27,28 +23,54 @@ class Mode(StrEnum):
     READONLY = "READONLY"
     IMPORT = "IMPORT"
 
-    @classmethod
-    def of(cls, name: object) -> Mode:
-        """The mode of that name, in any case; InvalidMode when there is none."""
-        if isinstance(name, str) and name.upper() in cls.__members__:
-            return cls[name.upper()]
-        raise InvalidMode(f"mode {name!r} is none of {', '.join(cls)}")
+
+@dataclass(frozen=True, slots=True)
+class Setting(Generic[Value]):
+    """A setting that applies to a subject: its own value, the global one, or the default."""
+
+    name: str
+    in_words: str
+    default: Value
+    invalid: ErrorCode
+    not_configured: ErrorCode
+
+    def parse(self, text: object) -> Value:
+        """The value of that name, in any case; RegistryError when there is none."""
+        values = type(self.default)
+        if isinstance(text, str) and text.upper() in values.__members__:
+            return values[text.upper()]
+        raise RegistryError(self.invalid, f"{self.in_words} {text!r} is none of {', '.join(values)}")
+
+    def own(self, rows: Transaction, subject: str) -> Value | None:
+        """The subject's own value, or None."""
+        text = rows.setting(subject, self.name)
+        return None if text is None else type(self.default)(text)
+
+    def of(self, rows: Transaction, subject: str) -> Value:
+        """The value that applies to the subject."""
+        return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
 
-def level_of(rows: Transaction, subject: str) -> Level:
-    """The level that applies to a subject: its own, the global one, or BACKWARD."""
-    return Level(rows.setting(subject, _LEVEL) or rows.setting(GLOBAL, _LEVEL) or Level.BACKWARD)
-
-
-def mode_of(rows: Transaction, subject: str) -> Mode:
-    """The mode that applies to a subject: its own, the global one, or READWRITE."""
-    return Mode(rows.setting(subject, _MODE) or rows.setting(GLOBAL, _MODE) or Mode.READWRITE)
+LEVEL = Setting(
+    name="compatibility",
+    in_words="compatibility level",
+    default=Level.BACKWARD,
+    invalid=ErrorCode.INVALID_COMPATIBILITY_LEVEL,
+    not_configured=ErrorCode.COMPATIBILITY_NOT_CONFIGURED,
+)
+MODE = Setting(
+    name="mode",
+    in_words="mode",
+    default=Mode.READWRITE,
+    invalid=ErrorCode.INVALID_MODE,
+    not_configured=ErrorCode.MODE_NOT_CONFIGURED,
+)
 
 
 def forget(rows: Transaction, subject: str) -> None:
     """Remove every setting of a subject."""
-    rows.set(subject, _LEVEL, None)
-    rows.set(subject, _MODE, None)
+    for setting in (LEVEL, MODE):
+        rows.set(subject, setting.name, None)
 
 
 class Settings:
@@ -57,52 +79,31 @@ class Settings:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def level(self, subject: str, *, default_to_global: bool = False) -> Level:
-        """The level of a subject; CompatibilityNotConfigured when it has none and no default is wanted."""
+    def read(self, setting: Setting[Value], subject: str, *, default_to_global: bool = False) -> Value:
+        """The value that applies; RegistryError when the subject has none and no default is wanted."""
         with self._store.read() as rows:
-            if subject != GLOBAL and not default_to_global and rows.setting(subject, _LEVEL) is None:
-                raise CompatibilityNotConfigured(
-                    f"Subject '{subject}' does not have subject-level compatibility configured"
+            if subject != GLOBAL and not default_to_global and setting.own(rows, subject) is None:
+                raise RegistryError(
+                    setting.not_configured,
+                    f"Subject '{subject}' does not have subject-level {setting.name} configured",
                 )
-            return level_of(rows, subject)
+            return setting.of(rows, subject)
 
-    def set_level(self, subject: str, level: Level) -> None:
-        """Change the level of a subject."""
+    def write(self, setting: Setting[Value], subject: str, value: Value, *, force: bool = False) -> None:
+        """Change the value; to IMPORT only while nothing is registered there, unless forced."""
         with self._store.write() as rows:
-            rows.set(subject, _LEVEL, level)
-
-    def reset_level(self, subject: str) -> Level:
-        """Go back to the global level, and GLOBAL to BACKWARD; the level there was."""
-        with self._store.write() as rows:
-            value = _taken(rows, subject, _LEVEL)
-        return Level(value or Level.BACKWARD)
-
-    def mode(self, subject: str, *, default_to_global: bool = False) -> Mode:
-        """The mode of a subject; ModeNotConfigured when it has none and no default is wanted."""
-        with self._store.read() as rows:
-            if subject != GLOBAL and not default_to_global and rows.setting(subject, _MODE) is None:
-                raise ModeNotConfigured(f"Subject '{subject}' does not have subject-level mode configured")
-            return mode_of(rows, subject)
-
-    def set_mode(self, subject: str, mode: Mode, *, force: bool = False) -> None:
-        """Change the mode of a subject; to IMPORT only while nothing is registered there, unless forced."""
-        with self._store.write() as rows:
-            if mode is Mode.IMPORT and not force and rows.versions(subject=subject or None, deleted=None):
-                raise OperationNotPermitted(
-                    "Cannot import since schemas exist already: set force=true to do it nevertheless"
+            if value is Mode.IMPORT and not force and rows.versions(subject=subject or None, deleted=None):
+                raise RegistryError(
+                    ErrorCode.OPERATION_NOT_PERMITTED,
+                    "Cannot import since schemas exist already: set force=true to do it nevertheless",
                 )
-            rows.set(subject, _MODE, mode)
+            rows.set(subject, setting.name, value)
 
-    def reset_mode(self, subject: str) -> Mode:
-        """Go back to the global mode, and GLOBAL to READWRITE; the mode there was."""
+    def reset(self, setting: Setting[Value], subject: str) -> Value:
+        """Go back to the global value, and GLOBAL to the default; the value there was."""
         with self._store.write() as rows:
-            value = _taken(rows, subject, _MODE)
-        return Mode(value or Mode.READWRITE)
-
-
-def _taken(rows: Transaction, subject: str, name: str) -> str | None:
-    value = rows.setting(subject, name)
-    if value is None and subject != GLOBAL:
-        raise SubjectNotFound(f"Subject '{subject}' not found.")
-    rows.set(subject, name, None)
-    return value
+            value = setting.own(rows, subject)
+            if value is None and subject != GLOBAL:
+                raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+            rows.set(subject, setting.name, None)
+            return value or setting.default

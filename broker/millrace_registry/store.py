@@ -22,42 +22,59 @@ from millrace.service import sqlite
 from millrace.urls import without_secret
 
 _LOCK_WAIT_S = 30
-_POSTGRES_LOCK = 0x6D696C6C72616365  # "millrace": one advisory lock for every writer of this registry
+_BEGIN = "millrace_begin"
+"""The execution option that says how a transaction begins in SQLite."""
+_POSTGRES_LOCK = 0x6D696C6C72616365
+"""`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
 _metadata = sa.MetaData()
 _schemas = sa.Table(
-    "schemas", _metadata,
+    "schemas",
+    _metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("reference_list", sa.Text, nullable=False),  # JSON [[name, subject, version], ...]
-)  # fmt: skip
+)
 _subjects = sa.Table(
-    "subjects", _metadata,
+    "subjects",
+    _metadata,
     sa.Column("name", sa.Text, primary_key=True),
     sa.Column("last_version", sa.Integer, nullable=False),  # survives the deletion of the version itself
-)  # fmt: skip
+)
 _versions = sa.Table(
-    "subject_versions", _metadata,
+    "subject_versions",
+    _metadata,
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), nullable=False, index=True),
     sa.Column("deleted", sa.Boolean, nullable=False),
-    sa.Index("one_live_version_of_a_schema", "subject", "schema_id", unique=True,
-             sqlite_where=sa.text("NOT deleted"), postgresql_where=sa.text("NOT deleted")),
-)  # fmt: skip
+)
+_NOT_DELETED = sa.text("NOT deleted")
+sa.Index(
+    "one_live_version_of_a_schema",
+    _versions.c.subject,
+    _versions.c.schema_id,
+    unique=True,
+    sqlite_where=_NOT_DELETED,
+    postgresql_where=_NOT_DELETED,
+)
 _references = sa.Table(
-    "schema_references", _metadata,
+    "schema_references",
+    _metadata,
     sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
     sa.Column("subject", sa.Text, primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
-)  # fmt: skip
+)
 _settings = sa.Table(
-    "settings", _metadata,
+    "settings",
+    _metadata,
     sa.Column("subject", sa.Text, primary_key=True),  # the empty name holds the global settings
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("value", sa.String(32), nullable=False),
-)  # fmt: skip
+)
+_SCHEMAS = sa.select(_schemas.c.id.label("schema_id"), _schemas.c.text, _schemas.c.reference_list)
+_VERSIONS = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +113,14 @@ class Transaction:
 
     def schema(self, schema_id: int) -> StoredSchema | None:
         """The schema of that id, deleted or not; None when the id was never given."""
-        row = self._connection.execute(sa.select(_schemas).where(_schemas.c.id == schema_id)).first()
-        return None if row is None else _schema(row.id, row)
+        return self._first_schema(_schemas.c.id == schema_id)
 
     def schema_of(self, fingerprint: str) -> StoredSchema | None:
-        """The schema with that fingerprint, or None."""
-        query = sa.select(_schemas).where(_schemas.c.fingerprint == fingerprint)
-        row = self._connection.execute(query).first()
-        return None if row is None else _schema(row.id, row)
+        return self._first_schema(_schemas.c.fingerprint == fingerprint)
+
+    def _first_schema(self, condition: sa.ColumnElement[bool]) -> StoredSchema | None:
+        row = self._connection.execute(_SCHEMAS.where(condition)).first()
+        return None if row is None else _schema(row)
 
     def add_schema(
         self, fingerprint: str, text: str, references: Sequence[Reference], schema_id: int | None = None
@@ -129,34 +146,23 @@ class Transaction:
         deleted: bool | None = False,
     ) -> list[StoredVersion]:
         """Versions by subject and number; live ones, deleted ones (True) or both (None)."""
-        query = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
+        query = _matching(_VERSIONS, prefix, deleted)
         if subject is not None:
             query = query.where(_versions.c.subject == subject)
         if schema_id is not None:
             query = query.where(_versions.c.schema_id == schema_id)
-        if prefix:
-            query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
-        if deleted is not None:
-            query = query.where(_versions.c.deleted == deleted)
-        rows = self._connection.execute(query).all()
-        found = [_version(row) for row in rows]
+        versions = [_version(row) for row in self._connection.execute(query)]
         # Sorted here: databases disagree on the order of text.
-        return sorted(found, key=lambda version: (version.subject, version.version))
+        return sorted(versions, key=lambda version: (version.subject, version.version))
 
     def version(self, subject: str, number: int) -> StoredVersion | None:
         """One version, deleted or not; None when it was never registered or is forgotten."""
-        query = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
-        query = query.where(_versions.c.subject == subject, _versions.c.version == number)
-        row = self._connection.execute(query).first()
+        row = self._connection.execute(_VERSIONS.where(_same(subject, number))).first()
         return None if row is None else _version(row)
 
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
         """Names of the subjects that have live versions, deleted ones (True) or any (None), sorted."""
-        query = sa.select(_versions.c.subject).distinct()
-        if prefix:
-            query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
-        if deleted is not None:
-            query = query.where(_versions.c.deleted == deleted)
+        query = _matching(sa.select(_versions.c.subject).distinct(), prefix, deleted)
         return sorted(self._connection.execute(query).scalars())
 
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
@@ -175,11 +181,12 @@ class Transaction:
 
     def mark_deleted(self, version: StoredVersion) -> None:
         """Hide a version from everything but look-ups by id and those that ask for deleted ones."""
-        self._connection.execute(_versions.update().where(_same(version)).values(deleted=True))
+        change = _versions.update().where(_same(version.subject, version.version))
+        self._connection.execute(change.values(deleted=True))
 
     def remove_version(self, version: StoredVersion) -> None:
         """Forget a version; its schema keeps its id and its number is not given again."""
-        self._connection.execute(_versions.delete().where(_same(version)))
+        self._connection.execute(_versions.delete().where(_same(version.subject, version.version)))
 
     def remove_subject(self, subject: str) -> None:
         """Forget a subject that has no versions left: its numbers start at 1 again."""
@@ -193,9 +200,7 @@ class Transaction:
             .where(_references.c.subject == subject, _references.c.version == version)
             .distinct()
         )
-        if not deleted:
-            query = query.where(sa.not_(_versions.c.deleted))
-        return sorted(self._connection.execute(query).scalars())
+        return sorted(self._connection.execute(_matching(query, "", None if deleted else False)).scalars())
 
     def setting(self, subject: str, name: str) -> str | None:
         """A setting of a subject (the empty name: the global one), or None."""
@@ -212,17 +217,23 @@ class Transaction:
             self._connection.execute(_settings.insert(), row)
 
 
-def _same(version: StoredVersion) -> sa.ColumnElement[bool]:
-    return sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
+def _matching(query: sa.Select[Any], prefix: str, deleted: bool | None) -> sa.Select[Any]:
+    if prefix:
+        query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
+    return query if deleted is None else query.where(_versions.c.deleted == deleted)
+
+
+def _same(subject: str, version: int) -> sa.ColumnElement[bool]:
+    return sa.and_(_versions.c.subject == subject, _versions.c.version == version)
 
 
 def _version(row: Any) -> StoredVersion:
-    return StoredVersion(row.subject, row.version, row.deleted, _schema(row.schema_id, row))
+    return StoredVersion(row.subject, row.version, row.deleted, _schema(row))
 
 
-def _schema(schema_id: int, row: Any) -> StoredSchema:
+def _schema(row: Any) -> StoredSchema:
     references = tuple(Reference(*reference) for reference in json.loads(row.reference_list))
-    return StoredSchema(schema_id, row.text, references)
+    return StoredSchema(row.schema_id, row.text, references)
 
 
 class Store:
@@ -243,8 +254,7 @@ class Store:
             ) from None
         shown = without_secret(url)
         try:
-            engine = _engine(parsed)
-            store = cls(engine)
+            store = cls(_engine(parsed))
             with store.write() as transaction:
                 _metadata.create_all(transaction._connection)
         except ImportError:
@@ -252,36 +262,38 @@ class Store:
                 f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
             ) from None
         except sa.exc.SQLAlchemyError as error:
-            reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-            raise MillraceError(f"cannot use database {shown}: {reason}") from error
+            raise MillraceError(f"cannot use database {shown}: {reason_of(error)}") from error
         return store
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
         """A transaction that reads one consistent state."""
-        options = {"isolation_level": "REPEATABLE READ"} if self._postgres else {"millrace_begin": "BEGIN"}
-        with self._engine.connect() as connection, connection.execution_options(**options).begin():
+        options = {"isolation_level": "REPEATABLE READ"} if self._postgres else {}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             yield Transaction(connection)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
-        options = {"millrace_begin": "BEGIN IMMEDIATE"}
-        with self._engine.connect() as connection, connection.execution_options(**options).begin():
+        options = {} if self._postgres else {_BEGIN: "BEGIN IMMEDIATE"}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if self._postgres:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'")
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield Transaction(connection)
 
     def close(self) -> None:
-        """Close every connection."""
         self._engine.dispose()
+
+
+def reason_of(error: sa.exc.SQLAlchemyError) -> str:
+    """What the database's driver says, in one line."""
+    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 
 def _engine(url: sa.URL) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
-        return sa.create_engine(url, pool_pre_ping=True)
+        return sa.create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
     if url.get_backend_name() != "sqlite":
         raise MillraceError(
             f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
@@ -296,6 +308,6 @@ def _engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get("millrace_begin", "BEGIN"))
+        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
 
     return engine

@@ -25,20 +25,25 @@ class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
     def __init__(self, app: Any, listen: str, what: str) -> None:
-        """Take the address; MillraceError when that cannot be."""
         self._listener = _listen(listen)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
-            app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
-            server_header=False, timeout_graceful_shutdown=_STOP_TIMEOUT_S,
-        )  # fmt: skip
+            app,
+            loop="asyncio",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_STOP_TIMEOUT_S,
+        )
         super().__init__(config)
         host, port = parse_address(listen, "--listen")[0], self._listener.getsockname()[1]
         self._ready = f"ready: {what} on {f'[{host}]' if ':' in host else host}:{port}"
 
     def serve_until_stopped(self) -> None:
-        """Print the ready line and serve."""
         stop_on_signals(self.stop, limited=True)
         self.run([self._listener])
 
@@ -47,7 +52,6 @@ class WebServer(uvicorn.Server):
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, and say that it is done."""
         await super().startup(sockets)
         if self.started:
             click.echo(self._ready)

@@ -11,7 +11,8 @@ import pytest
 
 from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.compatibility import Level, incompatibilities, unreadable
-from millrace_registry.errors import InvalidCompatibilityLevel
+from millrace_registry.errors import RegistryError
+from millrace_registry.settings import LEVEL
 
 
 def schema(value: Any) -> AvroSchema:
@@ -231,7 +232,7 @@ def test_each_level_accepts_what_it_promises(level: str, accepted: set[str]) -> 
     found = {
         name
         for name, new in changes.items()
-        if not incompatibilities(schema(new), {1: schema(OLD)}, Level.of(level))
+        if not incompatibilities(schema(new), {1: schema(OLD)}, Level(level))
     }
     assert found == accepted
 
@@ -245,7 +246,7 @@ def test_a_reason_names_the_version_and_the_direction() -> None:
 
 
 def test_levels_are_read_in_any_case_and_nothing_else_is_one() -> None:
-    assert Level.of("full_transitive") is Level.FULL_TRANSITIVE
+    assert LEVEL.parse("full_transitive") is Level.FULL_TRANSITIVE
     for name in ("", None, "BACKWARDS", 3):
-        with pytest.raises(InvalidCompatibilityLevel):
-            Level.of(name)
+        with pytest.raises(RegistryError, match="is none of NONE, BACKWARD"):
+            LEVEL.parse(name)
