@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 
 from millrace.commands.help_texts import Group
-from millrace.commands.tables import print_table
+from millrace.commands.printing import print_table
 from millrace.errors import MillraceError
 from millrace_registry import directory as folder
 from millrace_registry.client import SchemaRegistryClient

@@ -15,7 +15,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import text_of
 from millrace.commands.avro_values import AvroValues, printable
-from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, naming_the_remedy
+from millrace.commands.topics import (
+    TIMEOUT_S,
+    bootstrap_option,
+    chosen_partitions,
+    json_option,
+    naming_the_remedy,
+)
 from millrace.errors import MillraceError
 from millrace.signals import interruptible
 from millrace_registry.client import SchemaRegistryClient
@@ -52,10 +58,14 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
 
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap, "enable.idempotence": True, "compression.type": codec,
-            "linger.ms": 5, "on_delivery": delivered, "log_level": 0,
+            "bootstrap.servers": bootstrap,
+            "enable.idempotence": True,
+            "compression.type": codec,
+            "linger.ms": 5,
+            "on_delivery": delivered,
+            "log_level": 0,
         }
-    )  # fmt: skip
+    )
     options = {} if partition is None else {"partition": partition}
     sent = 0
     for key, value in _messages(_with_progress(sys.stdin), key_separator):
@@ -71,14 +81,8 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
 
 
 def _partitions(bootstrap: str, topic: str, only: int | None) -> list[int]:
-    """The topic's partitions, or the one asked for; MillraceError when it, or the topic, is not there."""
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
-        partitions = list(client.topic(topic).partitions)
-    if only is None:
-        return partitions
-    if only not in partitions:
-        raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {only}")
-    return [only]
+        return chosen_partitions(client, topic, only)
 
 
 def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: dict[str, int]) -> None:
@@ -175,10 +179,15 @@ def _reader(bootstrap: str, places: list[Any]) -> Any:
     consumer = Consumer(
         {
             # The library wants a group's name; nothing is committed under it.
-            "bootstrap.servers": bootstrap, "group.id": "millrace-consume", "enable.auto.commit": False,
-            "enable.partition.eof": True, "auto.offset.reset": "error", "check.crcs": True, "log_level": 0,
+            "bootstrap.servers": bootstrap,
+            "group.id": "millrace-consume",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+            "log_level": 0,
         }
-    )  # fmt: skip
+    )
     consumer.assign(places)
     return consumer
 
@@ -187,10 +196,13 @@ def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any
     """A member of a group; where nothing is committed it begins with the oldest or with new messages."""
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": group, "check.crcs": True, "log_level": 0,
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "check.crcs": True,
+            "log_level": 0,
             "auto.offset.reset": "earliest" if from_beginning else "latest",
         }
-    )  # fmt: skip
+    )
     consumer.subscribe([topic])
     return consumer
 
@@ -224,8 +236,12 @@ def _line(message: Any, decoded: AvroValues | None, as_json: bool) -> str:
     if not as_json:
         return json.dumps(value, default=printable)
     fields = {
-        "topic": message.topic(), "partition": message.partition(), "offset": message.offset(),
-        "timestamp": message.timestamp()[1], "key": message.key(), "value": value,
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestamp": message.timestamp()[1],
+        "key": message.key(),
+        "value": value,
         "headers": message.headers() or [],
-    }  # fmt: skip
+    }
     return json.dumps(fields, default=printable)

@@ -9,17 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import click
-from rich.table import Table
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.group_client import GroupClient, GroupDescription, Member, Place
 from millrace.commands.help_texts import Group
-from millrace.commands.tables import print_table
-from millrace.commands.topics import TIMEOUT_S, bootstrap_option, json_option, led, naming_the_remedy
+from millrace.commands.printing import print_rows
+from millrace.commands.topics import (
+    TIMEOUT_S,
+    bootstrap_option,
+    chosen_partitions,
+    json_option,
+    led,
+    naming_the_remedy,
+)
 from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
 
@@ -44,38 +50,27 @@ def list_(as_json: bool, bootstrap: str) -> None:
 
     Example: millrace groups list --json
     """
-    with _asking(bootstrap) as (_, asked):
-        found = asked.groups()
-    rows = [
-        {"group": name, "kind": _kind(group), "state": group.state, "members": len(group.members)}
-        for name, group in found.items()
-    ]
+    columns = ("group", "kind", "state", "members")
+    with _client(bootstrap) as (_, client):
+        rows = [
+            (name, _kind(group), group.state, len(group.members)) for name, group in client.groups().items()
+        ]
     if as_json:
-        click.echo(json.dumps(rows))
-        return
-    table = Table("group", "kind", "state", "members")
-    for row in rows:
-        table.add_row(*[str(value) for value in row.values()])
-    print_table(table)
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        print_rows(columns, rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _Position(NamedTuple):
     """Where a group is in one partition; None: not known, or nobody."""
 
     topic: str
     partition: int
     committed: int | None
     high_watermark: int | None
+    lag_bytes: int | None
     member: str | None
     host: str | None
-
-    @property
-    def lag_bytes(self) -> int | None:
-        """How much there is between the two."""
-        if self.committed is None or self.high_watermark is None:
-            return None
-        return max(0, self.high_watermark - self.committed)
 
 
 @groups.command()
@@ -90,37 +85,32 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
 
     Example: millrace groups describe warehouse
     """
-    with _asking(bootstrap) as (client, asked):
-        described, committed = asked.describe(group), asked.offsets(group)
-        readers = {place: member for member in described.members for place in member.partitions}
-        rows = list(_places(client, committed, readers))
+    with _client(bootstrap) as (cluster, client):
+        description, committed = client.describe(group), client.offsets(group)
+        readers = {place: member for member in description.members for place in member.partitions}
+        positions = list(_positions(cluster, committed, readers))
+    kind, state, members = _kind(description), description.state, description.members
     if as_json:
-        fields = [
-            {name: getattr(row, name) for name in (*row.__dataclass_fields__, "lag_bytes")} for row in rows
-        ]
-        found = {"group": group, "kind": _kind(described), "state": described.state, "partitions": fields}
-        click.echo(json.dumps(found | {"members": [member.member_id for member in described.members]}))
+        partitions = [position._asdict() for position in positions]
+        described = {"group": group, "kind": kind, "state": state, "partitions": partitions}
+        click.echo(json.dumps({**described, "members": [member.member_id for member in members]}))
         return
-    click.echo(f"{group}  {_kind(described)}, {described.state}, members: {len(described.members)}")
-    table = Table("topic")
-    for column in ("partition", "committed", "high watermark", "lag in bytes"):
-        table.add_column(column, justify="right")
-    table.add_column("member")
-    table.add_column("host")
-    for row in rows:
-        numbers = (row.partition, row.committed, row.high_watermark, row.lag_bytes)
-        texts = ["-" if value is None else str(value) for value in (*numbers, row.member, row.host)]
-        table.add_row(row.topic, *texts)
-    print_table(table)
+    click.echo(f"{group}  {kind}, {state}, members: {len(members)}")
+    numbers = ("partition", "committed", "high watermark", "lag in bytes")
+    rows = [["-" if value is None else value for value in position] for position in positions]
+    print_rows(("topic", *numbers, "member", "host"), rows, right=numbers)
 
 
 @groups.command()
 @click.argument("group")
 @click.argument("topic")
 @click.option(
-    "--to", "target", required=True, metavar="WHERE",
+    "--to",
+    "target",
+    required=True,
+    metavar="WHERE",
     help="earliest, latest, an offset, or a time like 2026-03-01T12:00:00Z.",
-)  # fmt: skip
+)
 @click.option("--partition", type=click.IntRange(0), help="Move only in this partition; default: in all.")
 @bootstrap_option
 def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: str) -> None:
@@ -133,14 +123,21 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
     timestamp, offset = _target(target)
     if offset is not None and partition is None:
         raise click.UsageError("an offset belongs to one partition: name it with --partition")
-    with _asking(bootstrap) as (client, asked):
-        described = asked.describe(group)
-        if described.state in ACTIVE:
+    with _client(bootstrap) as (cluster, client):
+        description = client.describe(group)
+        if description.state in ACTIVE:
             raise MillraceError(
-                f"group {group!r} has members ({len(described.members)}): stop them, then move it"
+                f"group {group!r} has members ({len(description.members)}): stop them, then move it"
             )
-        offsets = _offsets(client, topic, timestamp, offset, partition, bootstrap)
-        asked.commit(group, {(topic, number): at for number, at in offsets.items()})
+        with naming_the_remedy(topic, bootstrap):
+            partitions = chosen_partitions(cluster, topic, partition)
+        if offset is None:
+            offsets = cluster.list_offsets(topic, timestamp, partitions)
+        else:
+            (number,) = partitions
+            _check_kept(cluster, topic, number, offset)
+            offsets = {number: offset}
+        client.commit(group, {(topic, number): at for number, at in offsets.items()})
     for number, at in sorted(offsets.items()):
         click.echo(f"{topic}-{number}\t{at}")
 
@@ -153,16 +150,16 @@ def delete(group: str, bootstrap: str) -> None:
 
     Example: millrace groups delete warehouse
     """
-    with _asking(bootstrap) as (_, asked):
-        asked.delete(group)
+    with _client(bootstrap) as (_, client):
+        client.delete(group)
     click.echo(f"deleted {group}")
 
 
 @contextmanager
-def _asking(bootstrap: str) -> Iterator[tuple[ClusterClient, GroupClient]]:
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+def _client(bootstrap: str) -> Iterator[tuple[ClusterClient, GroupClient]]:
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as cluster:
         try:
-            yield client, GroupClient(client, timeout_s=TIMEOUT_S)
+            yield cluster, GroupClient(cluster, timeout_s=TIMEOUT_S)
         except UnknownGroup as error:
             raise MillraceError(f"{error}: see `millrace groups list --bootstrap {bootstrap}`") from None
 
@@ -171,23 +168,27 @@ def _kind(group: GroupDescription) -> str:
     return "streams" if group.protocol == STREAMS_PROTOCOL else "classic"
 
 
-def _places(
-    client: ClusterClient, committed: Mapping[Place, int], readers: Mapping[Place, Member]
-) -> Iterator[_Place]:
+def _positions(
+    cluster: ClusterClient, committed: Mapping[Place, int], readers: Mapping[Place, Member]
+) -> Iterator[_Position]:
     places = sorted({*committed, *readers})
-    ends: dict[str, dict[int, int]] = {}
-    for topic in {topic for topic, _ in places}:
-        try:
-            ends[topic] = client.list_offsets(topic, LATEST, led(client.topic(topic)))
-        except UnknownTopicOrPartition:
-            ends[topic] = {}  # deleted since
+    ends = {topic: _ends(cluster, topic) for topic in {topic for topic, _ in places}}
     for topic, number in places:
-        reader = readers.get((topic, number))
-        yield _Place(
-            topic=topic, partition=number, committed=committed.get((topic, number)),
-            high_watermark=ends[topic].get(number), member=reader.member_id if reader else None,
-            host=reader.host if reader else None,
-        )  # fmt: skip
+        offset, end, reader = (
+            committed.get((topic, number)),
+            ends[topic].get(number),
+            readers.get((topic, number)),
+        )
+        lag = None if offset is None or end is None else max(0, end - offset)
+        member, host = (reader.member_id, reader.host) if reader else (None, None)
+        yield _Position(topic, number, offset, end, lag, member, host)
+
+
+def _ends(cluster: ClusterClient, topic: str) -> dict[int, int]:
+    try:
+        return cluster.list_offsets(topic, LATEST, led(cluster.topic(topic)))
+    except UnknownTopicOrPartition:
+        return {}  # deleted since
 
 
 def _target(text: str) -> tuple[int, int | None]:
@@ -205,20 +206,8 @@ def _target(text: str) -> tuple[int, int | None]:
     return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000), None
 
 
-def _offsets(
-    client: ClusterClient, topic: str, timestamp: int, offset: int | None, partition: int | None,
-    bootstrap: str,
-) -> dict[int, int]:  # fmt: skip
-    """Partition -> where to go on; MillraceError when there is no such partition or offset."""
-    with naming_the_remedy(topic, bootstrap):
-        partitions = client.topic(topic).partitions
-    if partition is not None and partition not in partitions:
-        raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {partition}")
-    if offset is None:
-        return client.list_offsets(topic, timestamp, None if partition is None else [partition])
-    assert partition is not None, "the caller has checked"
-    earliest = client.list_offsets(topic, EARLIEST, [partition])[partition]
-    latest = client.list_offsets(topic, LATEST, [partition])[partition]
+def _check_kept(cluster: ClusterClient, topic: str, partition: int, offset: int) -> None:
+    earliest = cluster.list_offsets(topic, EARLIEST, [partition])[partition]
+    latest = cluster.list_offsets(topic, LATEST, [partition])[partition]
     if not earliest <= offset <= latest:
         raise MillraceError(f"{topic}-{partition} is kept from {earliest} to {latest}: {offset} is outside")
-    return {partition: offset}

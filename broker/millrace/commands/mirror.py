@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from millrace.commands.help_texts import Group
-from millrace.commands.mirror_translate import translate
-from millrace.commands.tables import print_table
+from millrace.commands.mirror_translate import check_origin, translate
+from millrace.commands.printing import print_rows
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
@@ -51,35 +51,23 @@ def status(config: Path, as_json: bool) -> None:
 
     Example: millrace mirror status offline-1.toml --json
     """
-    with _connected(config) as (settings, found):
-        rows = found.rows()
+    with _connected(config) as (settings, mirrors):
+        rows = mirrors.rows()
     if as_json:
-        click.echo(json.dumps([_as_json(row) for row in rows], indent=2))
+        click.echo(json.dumps([_row_json(row) for row in rows], indent=2))
         return
     if not rows:
         click.echo(
             f"cluster {settings.cluster} mirrors nothing: its brokers' files name no topic that is there"
         )
         return
-    table = Table(
-        "topic", "origin", "partition", "leader", "position\n(offset)", "origin's end\n(offset)",
-        "lag\n(offsets)", "latency", "state",
-    )  # fmt: skip
-    for row in rows:
-        position = row.position.cursor.next_offset if row.position is not None else None
-        table.add_row(
-            row.topic, f"{row.origin.cluster} {row.origin.partition}", str(row.partition), str(row.leader),
-            _text(position), _text(row.origin_high_watermark), _text(row.lag), latency_text(row.latency_ms),
-            f"{row.state}: {row.detail}" if row.detail else row.state,
-        )  # fmt: skip
-    print_table(table)
-    origins = Table("origin", "partitions", "lag (offsets)", "latency", "states")
-    for each in summaries(rows):
-        states = ", ".join(f"{count} {state}" for state, count in sorted(each.states.items()))
-        origins.add_row(
-            each.cluster, str(each.partitions), _text(each.lag), latency_text(each.latency_ms), states
-        )  # fmt: skip
-    print_table(origins)
+    print_rows(_COLUMNS, map(_row_texts, rows))
+    origins = []
+    for origin in summaries(rows):
+        states = ", ".join(f"{count} {state}" for state, count in sorted(origin.states.items()))
+        latency = latency_text(origin.latency_ms)
+        origins.append((origin.cluster, origin.partitions, _text(origin.lag), latency, states))
+    print_rows(("origin", "partitions", "lag (offsets)", "latency", "states"), origins)
 
 
 @mirror.command()
@@ -101,47 +89,39 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
-    with _connected(config) as (settings, found):
-        if origin not in settings.mirror:
-            known = ", ".join(settings.mirror) or "none"
-            raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {known}")
+    with _connected(config) as (settings, mirrors):
+        check_origin(config, settings, origin)
         if at is not None and partition is None:
             raise ConfigError("--at needs --partition: an offset belongs to one partition")
-        metadata = found.reader(origin, topic).describe()
+        metadata = mirrors.reader(origin, topic).describe()
         if partition is not None and partition not in metadata.partitions:
             raise MillraceError(f"{origin} has no partition {topic}-{partition}")
         stopped = 0
         for number in metadata.partitions if partition is None else [partition]:
-            stopped += _reset_one(found, Origin(origin, topic, metadata.topic_id, number), at, yes)
+            stopped += _reset_one(mirrors, Origin(origin, topic, metadata.topic_id, number), at, yes)
     if not stopped:
         click.echo("nothing to reset: no partition is stopped")
 
 
-def _reset_one(found: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
+def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool) -> bool:
     """Reset one partition if that is wanted; False when it needs none."""
     name = f"{origin.cluster} {origin.topic}-{origin.partition}"
-    former = found.former(origin)
-    if former is not None:
-        question = f"{name} was deleted and created anew: begin to copy the new one?"
-        if not yes and not click.confirm(question):
-            return True
-        answer = found.ask(origin.topic, MirrorAppend(mode=MirrorMode.RESET, origin=origin))
-        click.echo(f"{name}: the new topic is copied into partition {answer.partition} from its beginning")
+    if mirrors.former(origin) is not None:
+        if yes or click.confirm(f"{name} was deleted and created anew: begin to copy the new one?"):
+            answer = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.RESET, origin=origin))
+            target = f"partition {answer.partition}"
+            click.echo(f"{name}: the new topic is copied into {target} from its beginning")
         return True
-    recorded = found.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
-    changed = found.reader(origin.cluster, origin.topic).examine(recorded) if recorded is not None else None
-    if recorded is None or changed is None:
+    position = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
+    changed = mirrors.reader(origin.cluster, origin.topic).examine(position) if position is not None else None
+    if position is None or changed is None:
         return False
     resume = changed.resume if at is None else Cursor(at)
-    question = f"{name}: {changed}. Go on at offset {resume.next_offset}?"
-    if not yes and not click.confirm(question):
-        return True
-    expected = recorded.cursor.next_offset
-    request = MirrorAppend(
-        mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=resume
-    )  # fmt: skip
-    found.ask(origin.topic, request)
-    click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {expected}")
+    if yes or click.confirm(f"{name}: {changed}. Go on at offset {resume.next_offset}?"):
+        expected = position.cursor.next_offset
+        request = MirrorAppend(mode=MirrorMode.RESET, origin=origin, expected=expected, cursor=resume)
+        mirrors.ask(origin.topic, request)
+        click.echo(f"{name}: goes on at offset {resume.next_offset}, it was at {expected}")
     return True
 
 
@@ -150,9 +130,9 @@ def _connected(config: Path) -> Iterator[tuple[BrokerConfig, MirrorStatus]]:
     settings = load(BrokerConfig, config)
     with (
         Cluster.connect(settings.zookeeper, settings.cluster) as cluster,
-        closing(MirrorStatus(cluster, settings.mirror)) as found,
+        closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
     ):
-        yield settings, found
+        yield settings, mirrors
 
 
 def _text(number: int | None) -> str:
@@ -169,15 +149,26 @@ def latency_text(milliseconds: int | None) -> str:
     return f"{hours:.1f} h" if hours >= 2 else f"{milliseconds / 1000:,.1f} s"
 
 
-def _as_json(row: MirrorRow) -> dict[str, Any]:
+_COLUMNS = (
+    *("topic", "origin", "partition", "leader", "position\n(offset)", "origin's end\n(offset)"),
+    *("lag\n(offsets)", "latency", "state"),
+)
+
+
+def _row_texts(row: MirrorRow) -> Sequence[object]:
+    origin = f"{row.origin.cluster} {row.origin.partition}"
+    position = row.position.cursor.next_offset if row.position is not None else None
+    numbers = (_text(position), _text(row.origin_high_watermark), _text(row.lag))
+    state = f"{row.state}: {row.detail}" if row.detail else row.state
+    return (row.topic, origin, row.partition, row.leader, *numbers, latency_text(row.latency_ms), state)
+
+
+def _row_json(row: MirrorRow) -> dict[str, Any]:
     position = row.position
     return {
         "topic": row.topic,
         "partition": row.partition,
-        "origin": {
-            "cluster": row.origin.cluster, "topic": row.origin.topic,
-            "topic_id": str(row.origin.topic_id), "partition": row.origin.partition,
-        },
+        "origin": {**asdict(row.origin), "topic_id": str(row.origin.topic_id)},
         "leader": row.leader,
         "start": position.start if position else None,
         "next_offset": position.cursor.next_offset if position else None,
@@ -189,4 +180,4 @@ def _as_json(row: MirrorRow) -> dict[str, Any]:
         "latency_ms": row.latency_ms,
         "state": row.state,
         "detail": row.detail,
-    }  # fmt: skip
+    }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
-from millrace.commands.tables import print_table
+from millrace.commands.printing import print_rows
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
@@ -30,9 +30,16 @@ from millrace.mirror.translation import EXPLAINED, Translation, Translator
 @click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object for each offset.")
 def translate(
-    config: Path, topic: str | None, origin: str, partition: int | None, offset: int | None,
-    group: str | None, reverse: bool, apply: bool, as_json: bool,
-) -> None:  # fmt: skip
+    config: Path,
+    topic: str | None,
+    origin: str,
+    partition: int | None,
+    offset: int | None,
+    group: str | None,
+    reverse: bool,
+    apply: bool,
+    as_json: bool,
+) -> None:
     """Translate offsets of an origin into those of its mirror, exactly, or back.
 
     Of one offset: TOPIC with --partition and --offset. Of a whole consumer group: --group; stop its consumers
@@ -47,52 +54,66 @@ def translate(
     if apply and group is None:
         raise click.UsageError("--apply needs --group")
     settings = load(BrokerConfig, config)
-    if origin not in settings.mirror:
-        known = ", ".join(settings.mirror) or "none"
-        raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {known}")
+    check_origin(config, settings, origin)
     with (
         Cluster.connect(settings.zookeeper, settings.cluster) as cluster,
         closing(Translator(cluster, origin, settings.mirror[origin], to_origin=reverse)) as translator,
     ):
         if group is not None:
-            found = translator.group(group)
+            translations = translator.group(group)
         else:
             assert topic is not None
             assert partition is not None
             assert offset is not None
-            found = [translator.one(topic, partition, offset)]
+            translations = [translator.one(topic, partition, offset)]
         if as_json:
-            click.echo(json.dumps([_as_json(each) for each in found], indent=2))
+            click.echo(json.dumps([_json(translation) for translation in translations], indent=2))
         else:
-            _show(found, reverse)
+            _show(translations, reverse)
         if apply and group is not None:
-            translator.apply(group, found)
+            translator.apply(group, translations)
             if not as_json:
-                click.echo(f"committed {len(found)} offsets of group {group}")
-    if group is None and found[0].found.outcome is not Outcome.TRANSLATED:
-        raise MillraceError(f"offset {offset} is {EXPLAINED[found[0].found.outcome]}")
+                click.echo(f"committed {len(translations)} offsets of group {group}")
+    if group is None and translations[0].found.outcome is not Outcome.TRANSLATED:
+        raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].found.outcome]}")
 
 
-def _show(found: Sequence[Translation], reverse: bool) -> None:
-    if not found:
+def check_origin(config: Path, settings: BrokerConfig, origin: str) -> None:
+    """ConfigError when the file names no such origin cluster."""
+    if origin not in settings.mirror:
+        origins = ", ".join(settings.mirror) or "none"
+        raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {origins}")
+
+
+def _show(translations: Sequence[Translation], reverse: bool) -> None:
+    if not translations:
         click.echo("nothing to translate: the group reads no topic that is mirrored from there")
         return
-    table = Table(
-        "topic", "origin partition", "partition", "offset", "at the origin" if reverse else "in the copy"
+    columns = (
+        "topic",
+        "origin partition",
+        "partition",
+        "offset",
+        "at the origin" if reverse else "in the copy",
     )
-    for each in found:
-        done = each.found.outcome is Outcome.TRANSLATED
-        table.add_row(
-            each.topic, str(each.origin_partition), str(each.partition), str(each.offset),
-            str(each.found.offset) if done else EXPLAINED[each.found.outcome],
-        )  # fmt: skip
-    print_table(table)
+    rows = []
+    for translation in translations:
+        outcome, translated = translation.found
+        text = translated if outcome is Outcome.TRANSLATED else EXPLAINED[outcome]
+        rows.append((*_source(translation).values(), text))
+    print_rows(columns, rows)
 
 
-def _as_json(each: Translation) -> dict[str, Any]:
-    done = each.found.outcome is Outcome.TRANSLATED
+def _json(translation: Translation) -> dict[str, Any]:
+    outcome, translated = translation.found
     return {
-        "topic": each.topic, "origin_partition": each.origin_partition, "partition": each.partition,
-        "offset": each.offset, "outcome": each.found.outcome.name.lower(),
-        "translated": each.found.offset if done else None,
-    }  # fmt: skip
+        **_source(translation),
+        "outcome": outcome.name.lower(),
+        "translated": translated if outcome is Outcome.TRANSLATED else None,
+    }
+
+
+def _source(translation: Translation) -> dict[str, Any]:
+    fields = asdict(translation)
+    del fields["found"]
+    return fields

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import click
-from rich.table import Table
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.client.topic_admin import (
@@ -17,9 +17,9 @@ from millrace.client.topic_admin import (
     topic_settings,
 )
 from millrace.commands.help_texts import Group
-from millrace.commands.tables import print_table
+from millrace.commands.printing import print_rows
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.wire.admin_messages import ORIGINS, ConfigSource, DescribeConfigsResourceResult
+from millrace.wire.admin_messages import ORIGINS, ConfigSource
 
 TIMEOUT_S = 10.0
 
@@ -74,19 +74,13 @@ def list_(as_json: bool, bootstrap: str) -> None:
     Example: millrace topics list --json
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        found = client.topics()
+        counts = {name: len(topic.partitions) for name, topic in client.topics().items()}
     if as_json:
-        rows = [{"topic": name, "partitions": len(topic.partitions)} for name, topic in found.items()]
-        click.echo(json.dumps(rows))
-        return
-    if not found:
+        click.echo(json.dumps([{"topic": name, "partitions": count} for name, count in counts.items()]))
+    elif counts:
+        print_rows(("topic", "partitions"), sorted(counts.items()), right=("partitions",))
+    else:
         click.echo("no topics")
-        return
-    table = Table("topic")
-    table.add_column("partitions", justify="right")
-    for name, topic in sorted(found.items()):
-        table.add_row(name, str(len(topic.partitions)))
-    print_table(table)
 
 
 @topics.command()
@@ -102,33 +96,27 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     Example: millrace topics describe PageView
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client, naming_the_remedy(topic, bootstrap):
-        found = client.topic(topic)
-        served = led(found)
-        starts = client.list_offsets(topic, EARLIEST, served)
-        ends = client.list_offsets(topic, LATEST, served)
-        settings = topic_settings(client, topic)
-        sizes = partition_sizes(client, topic, found.partitions)
-    origins = _origins(next((item.value for item in settings if item.name == ORIGINS), None))
-    rows: list[dict[str, int | str]] = [
-        {
-            "partition": p, "leader": leader, "start": starts.get(p, -1), "high_watermark": ends.get(p, -1),
-            "bytes": sizes.get(p, -1), **({"origin": origins[p]} if p in origins else {}),
-        }
-        for p, leader in found.partitions.items()
-    ]  # fmt: skip
+        metadata = client.topic(topic)
+        partitions = list(_partitions(client, metadata))
+        settings = {setting.name: setting for setting in topic_settings(client, topic)}
+    origins = _origins(settings.pop(ORIGINS).value if ORIGINS in settings else None)
+    for partition in partitions:
+        if partition["partition"] in origins:
+            partition["origin"] = origins[partition["partition"]]
+    rows = [
+        {"name": name, "value": setting.value, "source": _source(setting.config_source)}
+        for name, setting in settings.items()
+    ]
+    topic_id = str(metadata.topic_id)
     if as_json:
-        told = [
-            {"name": item.name, "value": item.value, "source": _source(item.config_source)}
-            for item in settings
-            if item.name != ORIGINS
-        ]
-        click.echo(
-            json.dumps(
-                {"topic": topic, "topic_id": str(found.topic_id), "partitions": rows, "settings": told}
-            )
-        )
+        described = {"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows}
+        click.echo(json.dumps(described))
         return
-    _print_topic(found, rows, settings)
+    click.echo(f"{topic}  id {topic_id}")
+    numbers = ("partition", "leader", "start", "high watermark", "bytes")
+    columns = (*numbers, "origin") if origins else numbers
+    print_rows(columns, [list(partition.values()) for partition in partitions], right=numbers)
+    print_rows(("setting", "value", "set by"), [list(row.values()) for row in rows])
 
 
 @topics.command()
@@ -188,6 +176,16 @@ def naming_the_remedy(topic: str, bootstrap: str) -> Iterator[None]:
         ) from None
 
 
+def chosen_partitions(client: ClusterClient, topic: str, only: int | None) -> list[int]:
+    """The topic's partitions, or the only one that is wanted; MillraceError when there is none."""
+    partitions = list(client.topic(topic).partitions)
+    if only is None:
+        return partitions
+    if only not in partitions:
+        raise MillraceError(f"topic {topic!r} has partitions 0 to {len(partitions) - 1}, not {only}")
+    return [only]
+
+
 def led(topic: TopicMetadata) -> list[int]:
     """Those of its partitions that have a leader: of the others nobody tells an offset."""
     return [partition for partition, leader in topic.partitions.items() if leader >= 0]
@@ -211,14 +209,26 @@ def _doubt(topic: str, bootstrap: str, error: MillraceError) -> MillraceError:
     )
 
 
+def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[str, Any]]:
+    """Leader, offsets and size of each partition, -1 for what nobody tells."""
+    served = led(topic)
+    starts = client.list_offsets(topic.name, EARLIEST, served)
+    ends = client.list_offsets(topic.name, LATEST, served)
+    sizes = partition_sizes(client, topic.name, topic.partitions)
+    for number, leader in topic.partitions.items():
+        yield {
+            "partition": number,
+            "leader": leader,
+            "start": starts.get(number, -1),
+            "high_watermark": ends.get(number, -1),
+            "bytes": sizes.get(number, -1),
+        }
+
+
 def _origins(text: str | None) -> dict[int, str]:
     """Partition -> the origin's partition it is a copy of."""
-    found = {}
-    for entry in (text or "").split(","):
-        number, equals, origin = entry.partition("=")
-        if equals:
-            found[int(number)] = origin
-    return found
+    entries = [entry.partition("=") for entry in (text or "").split(",")]
+    return {int(number): origin for number, equals, origin in entries if equals}
 
 
 def _source(source: int) -> str:
@@ -229,24 +239,3 @@ def _source(source: int) -> str:
         ConfigSource.DEFAULT: "default",
     }
     return names.get(source, "cluster")
-
-
-def _print_topic(
-    topic: TopicMetadata,
-    rows: Sequence[Mapping[str, int | str]],
-    settings: Sequence[DescribeConfigsResourceResult],
-) -> None:
-    click.echo(f"{topic.name}  id {topic.topic_id}")
-    table = Table()
-    for column in ("partition", "leader", "start", "high watermark", "bytes"):
-        table.add_column(column, justify="right")
-    if any("origin" in row for row in rows):
-        table.add_column("origin")
-    for row in rows:
-        table.add_row(*[str(value) for value in row.values()])
-    print_table(table)
-    table = Table("setting", "value", "set by")
-    for item in settings:
-        if item.name != ORIGINS:
-            table.add_row(item.name, item.value, _source(item.config_source))
-    print_table(table)

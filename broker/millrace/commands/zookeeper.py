@@ -18,9 +18,11 @@ from millrace.signals import stop_on_signals
     "--port", type=click.IntRange(0, 65535), default=2181, show_default=True, help="Port; 0 takes a free one."
 )
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path, file_okay=False), required=True,
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
     help="Where it keeps its data; created if it is not there.",
-)  # fmt: skip
+)
 def zookeeper(port: int, data_dir: Path) -> None:
     """Run a real ZooKeeper on 127.0.0.1, from the jars inside the installed PySpark."""
     stopping, started = threading.Event(), list[ZooKeeper]()

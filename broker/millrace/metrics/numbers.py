@@ -105,23 +105,31 @@ class Numbers(Collector):
     def _logs(self) -> Iterator[Metric]:
         partitions = [((each.topic, str(each.number)), each.log) for each in self._partitions()]
         yield _gauges(
-            "log_size_bytes", "Bytes of a partition's log.", _PLACE,
+            "log_size_bytes",
+            "Bytes of a partition's log.",
+            _PLACE,
             [(place, log.size) for place, log in partitions],
-        )  # fmt: skip
+        )
         yield _gauges(
-            "log_segments", "Files of a partition's log.", _PLACE,
+            "log_segments",
+            "Files of a partition's log.",
+            _PLACE,
             [(place, log.counts[0]) for place, log in partitions],
-        )  # fmt: skip
+        )
         yield _gauges(
-            "log_high_watermark", "Offset behind the last message consumers see.", _PLACE,
+            "log_high_watermark",
+            "Offset behind the last message consumers see.",
+            _PLACE,
             [(place, log.high_watermark) for place, log in partitions],
-        )  # fmt: skip
+        )
         failed = [(place, 1) for place, log in partitions if log.refusal is not None]
         failed += [((topic, str(number)), 1) for topic, number in self.broker.failed]
         yield _gauges(
-            "log_failed", "1 for a log that takes no writes until the broker restarts; else absent.", _PLACE,
+            "log_failed",
+            "1 for a log that takes no writes until the broker restarts; else absent.",
+            _PLACE,
             failed,
-        )  # fmt: skip
+        )
 
     def _mirrors(self) -> Iterator[Metric]:
         lags, states = [], []
@@ -136,9 +144,11 @@ class Numbers(Collector):
         names = ("origin", *_PLACE)
         yield _gauges("mirror_state", "1 for what a mirror does now.", (*names, "state"), states)
         yield _gauges(
-            "mirror_lag", "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
-            names, lags,
-        )  # fmt: skip
+            "mirror_lag",
+            "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
+            names,
+            lags,
+        )
 
         copied = sorted(self.mirrors.copied.copy().items())
         for name, text in (("batches", "Batches"), ("records", "Messages"), ("bytes", "Bytes of batches")):
@@ -156,13 +166,17 @@ class Numbers(Collector):
     def _groups(self) -> Iterator[Metric]:
         groups = self.groups.describe()
         yield _gauges(
-            "group_members", "Members of a group coordinated here.", ("group", "state"),
+            "group_members",
+            "Members of a group coordinated here.",
+            ("group", "state"),
             [((group.name, str(group.state)), len(group.members)) for group in groups],
-        )  # fmt: skip
+        )
         yield _gauges(
-            "group_generation", "How often the group has been balanced.", ("group",),
+            "group_generation",
+            "How often the group has been balanced.",
+            ("group",),
             [((group.name,), group.generation) for group in groups],
-        )  # fmt: skip
+        )
         lags = []
         for (group, place), offset in self.offsets.committed().items():
             partition = self.broker.partitions.get(place)
@@ -170,9 +184,11 @@ class Numbers(Collector):
                 lag = max(0, partition.log.high_watermark - offset)
                 lags.append(((group, place[0], str(place[1])), lag))
         yield _gauges(
-            "group_lag_bytes", "Bytes behind a group's committed offset, of partitions led here.",
-            ("group", *_PLACE), lags,
-        )  # fmt: skip
+            "group_lag_bytes",
+            "Bytes behind a group's committed offset, of partitions led here.",
+            ("group", *_PLACE),
+            lags,
+        )
 
     def _partitions(self) -> list[Partition]:
         return list(self.broker.partitions.values())

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from millrace.client.cluster_client import TopicMetadata
 from millrace.commands import topics as command
-from millrace.commands.groups import _places
+from millrace.commands.groups import _positions
 from millrace.errors import MillraceError
 from millrace.wire.admin_messages import ConfigSource, DescribeConfigsResourceResult
 
@@ -92,7 +92,7 @@ def test_scripts_get_the_same_as_json() -> None:
 
 def test_a_group_is_described_though_a_partition_has_no_leader() -> None:
     client: Any = Answers()
-    rows = _places(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
+    rows = _positions(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
     assert [(row.committed, row.high_watermark, row.lag_bytes) for row in rows] == [
         (300, 900, 600), (7, None, None),
     ]  # fmt: skip
