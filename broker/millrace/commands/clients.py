@@ -56,16 +56,8 @@ def produce(topic: str, key_separator: str | None, partition: int | None, codec:
         if error is not None:
             failures.append(f"{topic}: {text_of(error)}")
 
-    producer = Producer(
-        {
-            "bootstrap.servers": bootstrap,
-            "enable.idempotence": True,
-            "compression.type": codec,
-            "linger.ms": 5,
-            "on_delivery": delivered,
-            "log_level": 0,
-        }
-    )
+    settings = {"enable.idempotence": True, "compression.type": codec, "linger.ms": 5, "log_level": 0}
+    producer = Producer({"bootstrap.servers": bootstrap, "on_delivery": delivered, **settings})
     options = {} if partition is None else {"partition": partition}
     sent = 0
     for key, value in _messages(_with_progress(sys.stdin), key_separator):
@@ -174,37 +166,25 @@ def consume(
             client.close()
 
 
-def _reader(bootstrap: str, places: list[Any]) -> Any:
-    """A consumer that begins at these places and commits nothing."""
-    consumer = Consumer(
-        {
-            # The library wants a group's name; nothing is committed under it.
-            "bootstrap.servers": bootstrap,
-            "group.id": "millrace-consume",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "check.crcs": True,
-            "log_level": 0,
-        }
-    )
-    consumer.assign(places)
+def _reader(bootstrap: str, positions: list[Any]) -> Any:
+    """A consumer that begins at these positions and commits nothing."""
+    settings = {"enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
+    # The library wants a group's name; nothing is committed under it.
+    consumer = Consumer(_consumer_settings(bootstrap, "millrace-consume") | settings)
+    consumer.assign(positions)
     return consumer
 
 
 def _member(bootstrap: str, topic: str, group: str, from_beginning: bool) -> Any:
     """A member of a group; where nothing is committed it begins with the oldest or with new messages."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "check.crcs": True,
-            "log_level": 0,
-            "auto.offset.reset": "earliest" if from_beginning else "latest",
-        }
-    )
+    reset = "earliest" if from_beginning else "latest"
+    consumer = Consumer(_consumer_settings(bootstrap, group) | {"auto.offset.reset": reset})
     consumer.subscribe([topic])
     return consumer
+
+
+def _consumer_settings(bootstrap: str, group: str) -> dict[str, Any]:
+    return {"bootstrap.servers": bootstrap, "group.id": group, "check.crcs": True, "log_level": 0}
 
 
 def _received(consumer: Any, open_partitions: int | None) -> Iterator[Any]:

@@ -18,12 +18,10 @@ class Group(click.Group):
     """Lists its commands with the whole first sentence of each."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the section of commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.summary(ctx, name)) for name in self.list_commands(ctx)])
 
     def summary(self, ctx: click.Context, name: str) -> str:
-        """The first sentence of a command's help."""
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(WHOLE)
 
@@ -35,8 +33,8 @@ def keep_examples_whole(command: click.Command) -> None:
     if command.epilog:
         command.epilog = _with_whole_examples(command.epilog)
     if isinstance(command, click.Group):
-        for each in command.commands.values():
-            keep_examples_whole(each)
+        for subcommand in command.commands.values():
+            keep_examples_whole(subcommand)
 
 
 def _with_whole_examples(text: str) -> str:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from millrace.commands.help_texts import Group
 from millrace.errors import MillraceError
+from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.inspection import Damage, Entry, Finding, inspect_partition, partition_directories
 from millrace.storage.log_directory import lock_directory
 from millrace.storage.repair import repair_partition
@@ -169,22 +171,19 @@ def _describe(damage: Damage) -> str:
 
 
 def _as_json(partition: Path, finding: Finding) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "partition": partition.name,
-        "segment": finding.path.name,
-        "position": finding.position,
-    }
+    place = {"partition": partition.name, "segment": finding.path.name, "position": finding.position}
     if isinstance(finding, Damage):
-        lost = finding.lost_offsets
-        return fields | {
+        return {
+            **place,
             "kind": "damage",
             "size": finding.length,
             "reason": finding.reason,
             "flushed": finding.flushed,
-            "lost_offsets": None if lost is None else list(lost),
+            "lost_offsets": finding.lost_offsets,
         }
     header = finding.header
-    fields |= {
+    fields = {
+        **place,
         "kind": finding.kind,
         "size": header.size,
         "base_offset": header.base_offset,
@@ -198,21 +197,17 @@ def _as_json(partition: Path, finding: Finding) -> dict[str, Any]:
         "base_sequence": header.base_sequence,
         "crc": header.crc,
     }
-    if finding.mirror is not None:
-        fields["mirror"] = dict(_mirror_fields(finding))
-    return fields
+    return fields if finding.mirror is None else {**fields, "mirror": _mirror_json(finding.mirror)}
 
 
-def _mirror_fields(entry: Entry) -> Iterator[tuple[str, Any]]:
-    assert entry.mirror is not None
-    mirror = entry.mirror
-    yield "cluster", mirror.origin.cluster
-    yield "topic", mirror.origin.topic
-    yield "topic_id", str(mirror.origin.topic_id)
-    yield "partition", mirror.origin.partition
-    yield "start", mirror.start
-    yield "next_offset", mirror.cursor.next_offset
-    yield "next_base", mirror.cursor.next_base
-    yield "batches", mirror.batches
-    yield "records", mirror.records
-    yield "dropped", mirror.dropped
+def _mirror_json(position: MirrorPosition) -> dict[str, Any]:
+    return {
+        **asdict(position.origin),
+        "topic_id": str(position.origin.topic_id),
+        "start": position.start,
+        "next_offset": position.cursor.next_offset,
+        "next_base": position.cursor.next_base,
+        "batches": position.batches,
+        "records": position.records,
+        "dropped": position.dropped,
+    }

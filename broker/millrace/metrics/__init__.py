@@ -24,7 +24,7 @@ from millrace.metrics.numbers import Numbers
 __all__ = ["MetricsServer"]
 
 MAX_REQUESTS = 8
-"""At once; one more is closed."""
+"""Most requests that are answered at once; the connection of one more is closed."""
 REQUEST_TIMEOUT_S = 10
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
@@ -33,7 +33,7 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_TIMEOUT_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for every scrape says nothing."""
+        """Logs nothing: a line for every scrape says nothing."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -56,7 +56,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing: a client that went away or said nothing for 10 s is no event."""
+        """Logs nothing: a client that went away or said nothing for 10 s is no event."""
 
 
 class _Server6(_Server):
@@ -83,12 +83,10 @@ class MetricsServer:
         self._thread = threading.Thread(target=self._http.serve_forever, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Answer from now on."""
         self._offsets.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more."""
         self._offsets.stop()
         self._http.shutdown()
         self._http.server_close()

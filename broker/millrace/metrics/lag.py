@@ -44,16 +44,15 @@ class GroupOffsets:
         return self._committed
 
     def refresh(self) -> None:
-        """Read now."""
         partitions = self._broker.partitions
         ids = {topic: partition.topic_id for (topic, _), partition in list(partitions.items())}
-        found: dict[tuple[str, Place], int] = {}
+        offsets: dict[tuple[str, Place], int] = {}
         for group in sorted(self._registry.groups()):
             committed = self._registry.offsets(group)
             for place, offset in committed_positions(committed, ids).items():
-                if place in partitions and len(found) < MAX_SERIES:
-                    found[group, place] = offset
-        self._committed = found
+                if place in partitions and len(offsets) < MAX_SERIES:
+                    offsets[group, place] = offset
+        self._committed = offsets
 
     def _run(self) -> None:
         while not self._stopped.is_set():

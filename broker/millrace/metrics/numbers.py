@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    InfoMetricFamily,
-    Metric,
-)
+from prometheus_client import core
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from millrace import __version__
@@ -29,6 +25,64 @@ from millrace.wire.messages import ApiKey
 PREFIX = "millrace_broker_"
 _PLACE = ("topic", "partition")
 
+_COUNTER, _GAUGE, _HISTOGRAM = core.CounterMetricFamily, core.GaugeMetricFamily, core.HistogramMetricFamily
+METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
+    "connections_accepted": (_COUNTER, "Connections that clients opened.", ()),
+    "connections_refused": (_COUNTER, "Of them, closed at once by a limit.", ()),
+    "connections_closed": (_COUNTER, "Closed later by a limit.", ("limit",)),
+    "requests": (_COUNTER, "Requests, by API.", ("api",)),
+    "request_errors": (
+        _COUNTER,
+        "Errors in answers, by API and code; a request about several partitions may have several.",
+        ("api", "error"),
+    ),
+    "topic_bytes_in": (_COUNTER, "Bytes appended.", ("topic",)),
+    "topic_batches_in": (_COUNTER, "Batches that producers sent.", ("topic",)),
+    "topic_messages_in": (_COUNTER, "Messages appended.", ("topic",)),
+    "topic_bytes_out": (_COUNTER, "Bytes of batches handed to consumers.", ("topic",)),
+    "topic_reads_out": (_COUNTER, "Answers to fetches that carried them.", ("topic",)),
+    "mirror_batches": (_COUNTER, "Batches copied from an origin and visible.", ("origin",)),
+    "mirror_records": (_COUNTER, "Messages copied from an origin and visible.", ("origin",)),
+    "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
+    "connections": (_GAUGE, "Connections open now.", ()),
+    "buffered_bytes": (_GAUGE, "Bytes of unfinished requests and unread answers.", ()),
+    "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
+    "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
+    "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PLACE),
+    "log_segments": (_GAUGE, "Files of a partition's log.", _PLACE),
+    "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PLACE),
+    "log_failed": (
+        _GAUGE,
+        "1 for a log that takes no writes until the broker restarts; else absent.",
+        _PLACE,
+    ),
+    "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PLACE, "state")),
+    "mirror_lag": (
+        _GAUGE,
+        "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
+        ("origin", *_PLACE),
+    ),
+    "group_members": (_GAUGE, "Members of a group coordinated here.", ("group", "state")),
+    "group_generation": (_GAUGE, "How often the group has been balanced.", ("group",)),
+    "group_lag_bytes": (
+        _GAUGE,
+        "Bytes behind a group's committed offset, of partitions led here.",
+        ("group", *_PLACE),
+    ),
+    "request_seconds": (
+        _HISTOGRAM,
+        "From reading a request to its answer, of a sample of them; waiting for records is part of it.",
+        ("api",),
+    ),
+    "flush_seconds": (_HISTOGRAM, "How long flushes took.", ()),
+    "mirror_latency_seconds": (
+        _HISTOGRAM,
+        "Of each append of a mirror: from the timestamp of its first batch to when consumers see it.",
+        ("origin",),
+    ),
+}
+"""Name -> (kind, help, names of the labels)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers(Collector):
@@ -41,9 +95,8 @@ class Numbers(Collector):
     mirrors: MirrorStates
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, as of now."""
         config = self.broker.config
-        yield InfoMetricFamily(
+        yield core.InfoMetricFamily(
             PREFIX.rstrip("_"),
             "Which broker this is.",
             {"broker": str(config.broker_id), "cluster": config.cluster, "version": __version__},
@@ -57,79 +110,47 @@ class Numbers(Collector):
 
     def _connections(self) -> Iterator[Metric]:
         admission, budget = self.server.admission, self.server.budget
-        yield _counter("connections_accepted", "Connections that clients opened.", admission.accepted)
-        yield _counter("connections_refused", "Of them, closed at once by a limit.", admission.refused)
-        closed = [(("idle",), admission.closed_idle), (("buffered_bytes",), admission.closed_greedy)]
-        yield _counters("connections_closed", "Closed later by a limit.", ("limit",), closed)
-        yield _gauge("connections", "Connections open now.", admission.open)
-        yield _gauge("buffered_bytes", "Bytes of unfinished requests and unread answers.", budget.held)
-        yield _gauge("waiting_requests", "Requests without an answer.", budget.waiting)
-        connected = self.broker.cluster.session.client.connected
-        yield _gauge("zookeeper_connected", "1 while ZooKeeper can be reached.", int(connected))
+        yield _metric("connections_accepted", admission.accepted)
+        yield _metric("connections_refused", admission.refused)
+        closed = {("idle",): admission.closed_idle, ("buffered_bytes",): admission.closed_greedy}
+        yield _metrics("connections_closed", closed.items())
+        yield _metric("connections", admission.open)
+        yield _metric("buffered_bytes", budget.held)
+        yield _metric("waiting_requests", budget.waiting)
+        yield _metric("zookeeper_connected", int(self.broker.cluster.session.client.connected))
 
     def _requests(self) -> Iterator[Metric]:
-        apis = [(_api(key), api) for key, api in sorted(self.server.statistics.apis.items()) if api.requests]
-        yield _counters(
-            "requests", "Requests, by API.", ("api",), [((name,), api.requests) for name, api in apis]
-        )
+        apis = [
+            ((_api(key),), api) for key, api in sorted(self.server.statistics.apis.items()) if api.requests
+        ]
+        yield _metrics("requests", [(name, api.requests) for name, api in apis])
         errors = sorted(self.server.errors.copy().items())
-        yield _counters(
-            "request_errors",
-            "Errors in answers, by API and code; a request about several partitions may have several.",
-            ("api", "error"),
-            [((_api(key), _error(code)), count) for (key, code), count in errors],
-        )
-        yield _histograms(
-            "request_seconds",
-            "From reading a request to its answer, of a sample of them; waiting for records is part of it.",
-            ("api",),
-            [((name,), api.latency) for name, api in apis],
-        )
-        yield _histograms("flush_seconds", "How long flushes took.", (), [((), self.broker.flushes.seconds)])
+        yield _metrics("request_errors", [((_api(key), _error(code)), n) for (key, code), n in errors])
+        yield _metrics("request_seconds", [(name, api.latency) for name, api in apis])
+        yield _metric("flush_seconds", self.broker.flushes.seconds)
 
     def _topics(self) -> Iterator[Metric]:
         topics: dict[str, list[Partition]] = defaultdict(list)
         for partition in self._partitions():
             topics[partition.topic].append(partition)
 
-        def sums(name: str, text: str, count: Callable[[Partition], int]) -> Metric:
-            found = [((topic,), sum(map(count, partitions))) for topic, partitions in topics.items()]
-            return _counters(name, text, ("topic",), found)
+        def sums(name: str, count: Callable[[Partition], int]) -> Metric:
+            return _metrics(name, [((topic,), sum(map(count, each))) for topic, each in topics.items()])
 
-        yield sums("topic_bytes_in", "Bytes appended.", lambda each: each.log.end - each.opened_end)
-        yield sums("topic_batches_in", "Batches that producers sent.", lambda each: each.batches_in)
-        yield sums("topic_messages_in", "Messages appended.", lambda each: each.log.counts[1])
-        yield sums("topic_bytes_out", "Bytes of batches handed to consumers.", lambda each: each.bytes_out)
-        yield sums("topic_reads_out", "Answers to fetches that carried them.", lambda each: each.reads_out)
+        yield sums("topic_bytes_in", lambda partition: partition.log.end - partition.opened_end)
+        yield sums("topic_batches_in", lambda partition: partition.batches_in)
+        yield sums("topic_messages_in", lambda partition: partition.log.counts[1])
+        yield sums("topic_bytes_out", lambda partition: partition.bytes_out)
+        yield sums("topic_reads_out", lambda partition: partition.reads_out)
 
     def _logs(self) -> Iterator[Metric]:
-        partitions = [((each.topic, str(each.number)), each.log) for each in self._partitions()]
-        yield _gauges(
-            "log_size_bytes",
-            "Bytes of a partition's log.",
-            _PLACE,
-            [(place, log.size) for place, log in partitions],
-        )
-        yield _gauges(
-            "log_segments",
-            "Files of a partition's log.",
-            _PLACE,
-            [(place, log.counts[0]) for place, log in partitions],
-        )
-        yield _gauges(
-            "log_high_watermark",
-            "Offset behind the last message consumers see.",
-            _PLACE,
-            [(place, log.high_watermark) for place, log in partitions],
-        )
-        failed = [(place, 1) for place, log in partitions if log.refusal is not None]
+        logs = [((each.topic, str(each.number)), each.log) for each in self._partitions()]
+        yield _metrics("log_size_bytes", [(place, log.size) for place, log in logs])
+        yield _metrics("log_segments", [(place, log.counts[0]) for place, log in logs])
+        yield _metrics("log_high_watermark", [(place, log.high_watermark) for place, log in logs])
+        failed = [(place, 1) for place, log in logs if log.refusal is not None]
         failed += [((topic, str(number)), 1) for topic, number in self.broker.failed]
-        yield _gauges(
-            "log_failed",
-            "1 for a log that takes no writes until the broker restarts; else absent.",
-            _PLACE,
-            failed,
-        )
+        yield _metrics("log_failed", failed)
 
     def _mirrors(self) -> Iterator[Metric]:
         lags, states = [], []
@@ -141,94 +162,47 @@ class Numbers(Collector):
             if mirror.high_watermark >= 0:
                 done = position.cursor.next_offset if position is not None else 0
                 lags.append((labels, max(0, mirror.high_watermark - done)))
-        names = ("origin", *_PLACE)
-        yield _gauges("mirror_state", "1 for what a mirror does now.", (*names, "state"), states)
-        yield _gauges(
-            "mirror_lag",
-            "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
-            names,
-            lags,
-        )
-
-        copied = sorted(self.mirrors.copied.copy().items())
-        for name, text in (("batches", "Batches"), ("records", "Messages"), ("bytes", "Bytes of batches")):
-            counts = [((origin,), getattr(each, name)) for origin, each in copied]
-            yield _counters(
-                f"mirror_{name}", f"{text} copied from an origin and visible.", ("origin",), counts
-            )
-        yield _histograms(
-            "mirror_latency_seconds",
-            "Of each append of a mirror: from the timestamp of its first batch to when consumers see it.",
-            ("origin",),
-            [((origin,), each.latency) for origin, each in copied],
-        )
+        yield _metrics("mirror_state", states)
+        yield _metrics("mirror_lag", lags)
+        copied = [((origin,), each) for origin, each in sorted(self.mirrors.copied.copy().items())]
+        yield _metrics("mirror_batches", [(origin, each.batches) for origin, each in copied])
+        yield _metrics("mirror_records", [(origin, each.records) for origin, each in copied])
+        yield _metrics("mirror_bytes", [(origin, each.bytes) for origin, each in copied])
+        yield _metrics("mirror_latency_seconds", [(origin, each.latency) for origin, each in copied])
 
     def _groups(self) -> Iterator[Metric]:
         groups = self.groups.describe()
-        yield _gauges(
-            "group_members",
-            "Members of a group coordinated here.",
-            ("group", "state"),
-            [((group.name, str(group.state)), len(group.members)) for group in groups],
-        )
-        yield _gauges(
-            "group_generation",
-            "How often the group has been balanced.",
-            ("group",),
-            [((group.name,), group.generation) for group in groups],
-        )
+        yield _metrics("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
+        yield _metrics("group_generation", [((group.name,), group.generation) for group in groups])
         lags = []
         for (group, place), offset in self.offsets.committed().items():
             partition = self.broker.partitions.get(place)
             if partition is not None:
                 lag = max(0, partition.log.high_watermark - offset)
                 lags.append(((group, place[0], str(place[1])), lag))
-        yield _gauges(
-            "group_lag_bytes",
-            "Bytes behind a group's committed offset, of partitions led here.",
-            ("group", *_PLACE),
-            lags,
-        )
+        yield _metrics("group_lag_bytes", lags)
 
     def _partitions(self) -> list[Partition]:
         return list(self.broker.partitions.values())
 
 
-Values = Iterable[tuple[Sequence[str], float]]
+def _metric(name: str, value: float | Histogram) -> Metric:
+    return _metrics(name, [((), value)])
 
 
-def _counters(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    family = CounterMetricFamily(PREFIX + name, text, labels=labels)
-    for value_labels, value in values:
-        family.add_metric(value_labels, value)
-    return family
+def _metrics(name: str, values: Iterable[tuple[Sequence[str], float | Histogram]]) -> Metric:
+    """One metric with a value for each combination of its labels."""
+    kind, text, labels = METRICS[name]
+    family = kind(PREFIX + name, text, labels=labels)
+    for label_values, value in values:
+        samples = (_buckets(value), value.total) if isinstance(value, Histogram) else (value,)
+        family.add_metric(label_values, *samples)
+    metric: Metric = family
+    return metric
 
 
-def _counter(name: str, text: str, value: float) -> Metric:
-    return _counters(name, text, (), [((), value)])
-
-
-def _gauges(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    family = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-    for value_labels, value in values:
-        family.add_metric(value_labels, value)
-    return family
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return _gauges(name, text, (), [((), value)])
-
-
-def _histograms(
-    name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], Histogram]]
-) -> Metric:
-    family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
-    for value_labels, histogram in values:
-        buckets = [
-            ("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()
-        ]
-        family.add_metric(value_labels, buckets, histogram.total)
-    return family
+def _buckets(histogram: Histogram) -> list[tuple[str, int]]:
+    return [("+Inf" if bound == float("inf") else str(bound), n) for bound, n in histogram.cumulative()]
 
 
 def _api(key: int) -> str:
