@@ -1,4 +1,4 @@
-"""`millrace mirror`: how far the mirrors are, and how to let one go on that has stopped."""
+"""`millrace mirror`: shows how far mirrors are, lets stopped ones go on, translates consumers' offsets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from typing import Any
 import click
 
 from millrace.commands.help_texts import Group
-from millrace.commands.mirror_translate import check_origin, translate
 from millrace.commands.printing import print_rows
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
+from millrace.mirror.offset_search import Outcome
 from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
+from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 
 _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
+_ORIGIN = click.option(
+    "--origin", required=True, metavar="NAME", help="The origin cluster, as in [mirror.NAME]."
+)
 
 
 @click.group(cls=Group)
@@ -34,9 +38,6 @@ def mirror() -> None:
 
     Example: millrace mirror status offline-1.toml
     """
-
-
-mirror.add_command(translate)
 
 
 @mirror.command()
@@ -51,7 +52,10 @@ def status(config: Path, as_json: bool) -> None:
 
     Example: millrace mirror status offline-1.toml --json
     """
-    with _connected(config) as (settings, mirrors):
+    with (
+        _connected(config) as (settings, cluster),
+        closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
+    ):
         rows = mirrors.rows()
     if as_json:
         click.echo(json.dumps([_row_json(row) for row in rows], indent=2))
@@ -72,7 +76,7 @@ def status(config: Path, as_json: bool) -> None:
 
 @mirror.command()
 @_CONFIG
-@click.option("--origin", required=True, metavar="NAME", help="The origin cluster, as in [mirror.NAME].")
+@_ORIGIN
 @click.option("--topic", required=True, help="The mirrored topic.")
 @click.option("--partition", type=int, help="The origin's partition; all that are stopped without it.")
 @click.option(
@@ -89,8 +93,10 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
-    with _connected(config) as (settings, mirrors):
-        check_origin(config, settings, origin)
+    with (
+        _connected(config, origin) as (settings, cluster),
+        closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
+    ):
         if at is not None and partition is None:
             raise ConfigError("--at needs --partition: an offset belongs to one partition")
         metadata = mirrors.reader(origin, topic).describe()
@@ -125,14 +131,72 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
     return True
 
 
-@contextmanager
-def _connected(config: Path) -> Iterator[tuple[BrokerConfig, MirrorStatus]]:
-    settings = load(BrokerConfig, config)
+@mirror.command()
+@_CONFIG
+@click.argument("topic", required=False)
+@_ORIGIN
+@click.option("--partition", type=click.IntRange(0), help="Of the origin; with --reverse of this cluster.")
+@click.option("--offset", type=click.IntRange(0), help="What is to be translated: the next offset to read.")
+@click.option("--group", help="Translate all that this consumer group has committed, in all topics.")
+@click.option("--reverse", is_flag=True, help="From this cluster to the origin.")
+@click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object for each offset.")
+def translate(
+    config: Path,
+    topic: str | None,
+    origin: str,
+    partition: int | None,
+    offset: int | None,
+    group: str | None,
+    reverse: bool,
+    apply: bool,
+    as_json: bool,
+) -> None:
+    """Translate offsets of an origin into those of its mirror, exactly, or back.
+
+    Of one offset: TOPIC with --partition and --offset. Of a whole consumer group: --group; stop its consumers
+    first, --apply, and start them on the other cluster: they go on with the very next message. An offset of
+    which nothing is known on the other side is named, and then nothing is committed.
+
+    Example: millrace mirror translate offline-1.toml --origin dc1 --group warehouse --apply
+    """
+    single = (topic, partition, offset)
+    if (group is None) == (None in single):
+        raise click.UsageError("give TOPIC, --partition and --offset, or --group")
+    if apply and group is None:
+        raise click.UsageError("--apply needs --group")
     with (
-        Cluster.connect(settings.zookeeper, settings.cluster) as cluster,
-        closing(MirrorStatus(cluster, settings.mirror)) as mirrors,
+        _connected(config, origin) as (settings, cluster),
+        closing(Translator(cluster, origin, settings.mirror[origin], to_origin=reverse)) as translator,
     ):
-        yield settings, mirrors
+        if group is not None:
+            translations = translator.group(group)
+        else:
+            assert topic is not None
+            assert partition is not None
+            assert offset is not None
+            translations = [translator.one(topic, partition, offset)]
+        if as_json:
+            click.echo(json.dumps([_translation_json(each) for each in translations], indent=2))
+        else:
+            _print_translations(translations, reverse)
+        if apply and group is not None:
+            translator.apply(group, translations)
+            if not as_json:
+                click.echo(f"committed {len(translations)} offsets of group {group}")
+    if group is None and translations[0].found.outcome is not Outcome.TRANSLATED:
+        raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].found.outcome]}")
+
+
+@contextmanager
+def _connected(config: Path, origin: str | None = None) -> Iterator[tuple[BrokerConfig, Cluster]]:
+    """The file's settings and its cluster; ConfigError when the settings have no such origin."""
+    settings = load(BrokerConfig, config)
+    if origin is not None and origin not in settings.mirror:
+        origins = ", ".join(settings.mirror) or "none"
+        raise ConfigError(f"{config} has no [mirror.{origin}]; origins: {origins}")
+    with Cluster.connect(settings.zookeeper, settings.cluster) as cluster:
+        yield settings, cluster
 
 
 def _text(number: int | None) -> str:
@@ -180,4 +244,29 @@ def _row_json(row: MirrorRow) -> dict[str, Any]:
         "latency_ms": row.latency_ms,
         "state": row.state,
         "detail": row.detail,
+    }
+
+
+def _print_translations(translations: Sequence[Translation], reverse: bool) -> None:
+    if not translations:
+        click.echo("nothing to translate: the group reads no topic that is mirrored from there")
+        return
+    answer = "at the origin" if reverse else "in the copy"
+    rows = []
+    for each in translations:
+        outcome, offset = each.found
+        text = offset if outcome is Outcome.TRANSLATED else EXPLAINED[outcome]
+        rows.append((each.topic, each.origin_partition, each.partition, each.offset, text))
+    print_rows(("topic", "origin partition", "partition", "offset", answer), rows)
+
+
+def _translation_json(translation: Translation) -> dict[str, Any]:
+    outcome, offset = translation.found
+    return {
+        "topic": translation.topic,
+        "origin_partition": translation.origin_partition,
+        "partition": translation.partition,
+        "offset": translation.offset,
+        "outcome": outcome.name.lower(),
+        "translated": offset if outcome is Outcome.TRANSLATED else None,
     }
