@@ -45,23 +45,17 @@ def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.De
 def _describe_resource(
     call: Call[messages.DescribeConfigsRequest], resource: messages.DescribeConfigsResource
 ) -> messages.DescribeConfigsResult:
-    configs: list[messages.DescribeConfigsResourceResult] = []
-
-    def describe() -> None:
-        keys = resource.configuration_keys
-        configs.extend(
-            _as_asked(setting, call.request)
-            for setting in _settings(call.broker, resource)
-            if keys is None or setting.name in keys
-        )
-
-    code, reason = outcome_of(describe, f"describing {resource.resource_name}")
+    keys = resource.configuration_keys
+    code, reason, settings = outcome_of(
+        lambda: [each for each in _settings(call.broker, resource) if keys is None or each.name in keys],
+        f"describing {resource.resource_name}",
+    )
     return messages.DescribeConfigsResult(
         error_code=code,
         error_message=reason,
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,
-        configs=() if code else tuple(configs),
+        configs=tuple(_as_asked(setting, call.request) for setting in settings or ()),
     )
 
 
@@ -119,7 +113,7 @@ def alter_configs(
         )
 
     def result(resource: messages.AlterConfigsResource) -> messages.AlterConfigsResourceResponse:
-        code, reason = outcome_of(partial(alter, resource), f"altering {resource.resource_name}")
+        code, reason, _ = outcome_of(partial(alter, resource), f"altering {resource.resource_name}")
         return messages.AlterConfigsResourceResponse(
             error_code=code,
             error_message=reason,

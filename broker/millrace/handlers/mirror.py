@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future
 
 from millrace.broker.broker import Broker, Partition
@@ -63,38 +62,41 @@ class _Append:
 
     def start(self) -> None:
         try:
-            self._topic, asked = decode_request(self._request.body)
-            if asked.mode is MirrorMode.RESET:
-                self._broker.check_administrator(self._request.client.address)
-            topic = self._broker.cluster.topics.get(self._topic)
-            target = topic.target_of(asked.origin) if topic is not None else None
-            if target is not None:
-                self._serve(asked, target)
-                return
-            if asked.mode is MirrorMode.APPEND:
-                raise InvalidRequest(f"{asked.origin} has no target partition here yet: describe it first")
+            self._find_target(*decode_request(self._request.body))
         except Exception as error:
             self._fail(error)
-            return
-        self._broker.in_zookeeper_thread(self._allocating(asked), self._allocated(asked))
 
-    def _allocating(self, asked: MirrorAppend) -> Callable[[], int]:
+    def _find_target(self, name: str, append: MirrorAppend) -> None:
+        self._topic = name
+        if append.mode is MirrorMode.RESET:
+            self._broker.check_administrator(self._request.client.address)
+        topic = self._broker.cluster.topics.get(name)
+        target = topic.target_of(append.origin) if topic is not None else None
+        if target is not None:
+            self._serve(append, target)
+        elif append.mode is MirrorMode.APPEND:
+            raise InvalidRequest(f"{append.origin} has no target partition here yet: describe it first")
+        else:
+            self._allocate_target(append)
+
+    def _allocate_target(self, append: MirrorAppend) -> None:
         # A reset is the operator's word that the origin was created anew on purpose.
-        recreated = asked.mode is MirrorMode.RESET
-        allocate, origin = self._broker.cluster.allocate_mirrors, asked.origin
-        return lambda: allocate(self._topic, [origin], recreated=recreated)[origin]
+        recreated = append.mode is MirrorMode.RESET
+        origin = append.origin
 
-    def _allocated(self, asked: MirrorAppend) -> Callable[[Future[int]], None]:
-        def then(future: Future[int]) -> None:
+        def allocate() -> int:
+            return self._broker.cluster.allocate_mirrors(self._topic, [origin], recreated=recreated)[origin]
+
+        def allocated(future: Future[int]) -> None:
             try:
                 self._broker.refresh()  # the new partition may be ours to open
-                self._serve(asked, future.result())
+                self._serve(append, future.result())
             except Exception as error:
                 self._fail(error)
 
-        return then
+        self._broker.in_zookeeper_thread(allocate, allocated)
 
-    def _serve(self, asked: MirrorAppend, target: int) -> None:
+    def _serve(self, append: MirrorAppend, target: int) -> None:
         topic = self._broker.cluster.topics.get(self._topic)
         state = topic.partitions.get(target) if topic is not None else None
         leader = -1 if state is None else state.leader
@@ -106,36 +108,36 @@ class _Append:
         )
         try:
             self._partition = self._broker.partition(self._topic, target)
-            end = self._append(asked, self._partition)
+            end = self._append(append, self._partition)
             self._partition.answer_when_flushed(end, self)
         except PositionMismatch as error:
             self.appended(0, [error])
         except Exception as error:
             self._fail(error)
 
-    def _append(self, asked: MirrorAppend, partition: Partition) -> int:
+    def _append(self, append: MirrorAppend, partition: Partition) -> int:
         """The log's end behind the request, or 0 when nothing was to be written."""
-        reset = asked.mode is MirrorMode.RESET
-        if asked.mode is MirrorMode.DESCRIBE or (reset and asked.cursor is None):
+        reset = append.mode is MirrorMode.RESET
+        if append.mode is MirrorMode.DESCRIBE or (reset and append.cursor is None):
             return 0
-        if asked.cursor is None:
+        if append.cursor is None:
             raise InvalidRequest("a mirrored append without a position")
         recorded = partition.log.mirror_position
-        start = asked.cursor.next_offset if reset else asked.start
-        before = recorded or beginning(asked.origin, start)
-        batches = _whole_batches(asked.records)
+        start = append.cursor.next_offset if reset else append.start
+        before = recorded or beginning(append.origin, start)
+        batches = _whole_batches(append.records)
         position = dataclasses.replace(
             before,
-            cursor=asked.cursor,
+            cursor=append.cursor,
             batches=before.batches + len(batches),
             records=before.records + sum(header.records_count for header, _ in batches),
-            dropped=before.dropped + asked.dropped,
-            numbered=asked.numbered,
+            dropped=before.dropped + append.dropped,
+            numbered=append.numbered,
         )
         data = [batch for _, batch in batches]
-        end = partition.log.append_mirrored(asked.origin, asked.expected, data, position, reset=reset)
+        end = partition.log.append_mirrored(append.origin, append.expected, data, position, reset=reset)
         if reset:
-            log.warning("%s is reset: it goes on at %s of its origin", partition.name, asked.cursor)
+            log.warning("%s is reset: it goes on at %s of its origin", partition.name, append.cursor)
         return end
 
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:

@@ -32,9 +32,15 @@ class _Answer:
     """Answers one request, or each request of a run, once it is known what became of every batch."""
 
     __slots__ = (
-        "_acks", "_correlation_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics",
+        "_acks",
+        "_correlation_ids",
+        "_missing",
+        "_outcomes",
+        "_partitions",
+        "_request",
+        "_topics",
         "acks_all",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from millrace.wire.messages import ApiKey
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,19 +196,18 @@ def answer_from_thread(
     thread(broker, lambda: Answer(b"") if request.client.closed else work(), done)
 
 
-def outcome_of(work: Callable[[], object], what: str) -> tuple[ErrorCode, str | None]:
-    """Do `work` for one item of a request; NONE, or the code and the reason of what it raised.
+def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
+    """Do `work` for one item of a request; NONE and the result, or the code and the reason of what it raised.
 
     `what` names the work in the log.
     """
     try:
-        work()
+        return ErrorCode.NONE, None, work()
     except BrokerError as error:
-        return error.code, str(error)
+        return error.code, str(error), None
     except Exception as error:
         log.exception("%s failed", what)
-        return ErrorCode.UNKNOWN_SERVER_ERROR, str(error)
-    return ErrorCode.NONE, None
+        return ErrorCode.UNKNOWN_SERVER_ERROR, str(error), None
 
 
 def error_codes(message: object) -> Iterator[int]:

@@ -93,11 +93,11 @@ def _change_each(
             raise InvalidReplicaAssignment("partitions are placed by the brokers")
         change(topic)
 
-    once = {topic.name: topic for topic in topics}
-    outcomes = {name: outcome_of(partial(attempt, topic), f"{what} {name}") for name, topic in once.items()}
-    return tuple(
-        result(name=name, error_code=code, error_message=reason) for name, (code, reason) in outcomes.items()
-    )
+    def outcome(topic: T) -> R:
+        code, reason, _ = outcome_of(partial(attempt, topic), f"{what} {topic.name}")
+        return result(name=topic.name, error_code=code, error_message=reason)
+
+    return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
 
 
 def delete_topics(call: Call[DeleteTopicsRequest]) -> DeleteTopicsResponse:
