@@ -67,28 +67,28 @@ class Commits:
         """Forget what is not being written yet; whoever waits for that is answered `code`."""
         self._memory.add(-_size(self._offsets))
         self._offsets = {}
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            each.fail(code)
+        all_waiting, self._waiting = self._waiting, []
+        for waiting in all_waiting:
+            waiting.fail(code)
 
     def _write_all(self) -> None:
         offsets, self._offsets = self._offsets, {}
-        waiting, self._waiting = self._waiting, []
+        all_waiting, self._waiting = self._waiting, []
         self._writing = True
         fence = self.fence
 
         def written(_: None) -> None:
             self._finish(offsets)
-            for each in waiting:
-                each.succeed(None)
+            for waiting in all_waiting:
+                waiting.succeed(None)
 
         def failed(code: ErrorCode) -> None:
             gone = code in (ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_ID_NOT_FOUND)
             if gone:
                 self._fenced()
             self._finish(offsets)
-            for each in waiting:
-                each.fail(ErrorCode.NOT_COORDINATOR if gone else code)
+            for waiting in all_waiting:
+                waiting.fail(ErrorCode.NOT_COORDINATOR if gone else code)
 
         self._work.run(lambda: self._write(offsets, fence=fence), written, failed)
 

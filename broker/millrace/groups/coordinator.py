@@ -22,7 +22,7 @@ from millrace.coordination.groups import (
 )
 from millrace.errors import ErrorCode
 from millrace.groups.group import Group, GroupSnapshot, MemberSnapshot, State
-from millrace.groups.holding import Held, Holding, Snapshots, coordinator_of
+from millrace.groups.holding import CoordinatedGroup, GroupOwnership, Snapshots, coordinator_of
 from millrace.groups.member import ClientName
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
@@ -55,21 +55,23 @@ class Groups:
         """`standstills` counts how often this broker stood still: then others may coordinate its groups."""
         self._cluster, self._registry, self._wall_clock = cluster, registry, wall_clock
         self._broker_id = config.broker_id
-        self._holding = Holding(config, cluster, registry, mailbox, Clock(now, mailbox.after), standstills)
-        self._work = self._holding.work
+        self._ownership = GroupOwnership(
+            config, cluster, registry, mailbox, Clock(now, mailbox.after), standstills
+        )
+        self._work = self._ownership.work
 
     def describe(self) -> list[GroupSnapshot]:
         """Every group coordinated here, as it is now; from any thread."""
-        held = [self._holding.get(name) for name in self._holding.names()]
-        return [each.group.snapshot() for each in held if each is not None]
+        groups = [self._ownership.get(name) for name in self._ownership.names()]
+        return [held.group.snapshot() for held in groups if held is not None]
 
     def check(self) -> None:
         """ZooKeeper is back: see which groups are still coordinated here."""
-        self._holding.check()
+        self._ownership.check()
 
     def close(self) -> None:
         """Give up every group; the loop has ended."""
-        self._holding.close()
+        self._ownership.close()
 
     # Members
 
@@ -85,7 +87,7 @@ class Groups:
 
         if not _is_name(name):
             failed(ErrorCode.INVALID_GROUP_ID)
-        elif self._holding.get(name) is not None:
+        elif self._ownership.get(name) is not None:
             done(self._broker_id)
         else:
             self._work.ask(lambda: self._registry.coordinator(name), found, failed)
@@ -93,58 +95,61 @@ class Groups:
     def use(self, name: str, use: Callable[[Group], None], failed: Failed) -> None:
         """`use` the group, which this broker takes over if nobody coordinates it and the choice is on it."""
         if _is_name(name):
-            self._holding.use(name, lambda held: use(held.group), failed)
+            self._ownership.use(name, lambda held: use(held.group), failed)
         else:
             failed(ErrorCode.INVALID_GROUP_ID)
 
     def held(self, name: str) -> Group | None:
-        held = self._holding.get(name)
+        held = self._ownership.get(name)
         return held.group if held is not None else None
 
     # Offsets
 
     def commit(self, request: OffsetCommitRequest, answer: Callable[[Codes], None]) -> None:
         """Write the offsets, each for itself allowed or not; one code for each partition that is named."""
-        asked = {(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
+        partitions = {(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
 
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
             if code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL and anonymous:
-                self._rewind(request.group_id, asked, answer)
+                self._rewind(request.group_id, partitions, answer)
             else:
-                answer(dict.fromkeys(asked, code))
+                answer(dict.fromkeys(partitions, code))
 
-        def use(held: Held) -> None:
+        def use(held: CoordinatedGroup) -> None:
             code = held.group.check_commit(
                 request.member_id, request.group_instance_id, request.generation_id_or_member_epoch
             )
             if code:
                 failed(code)
             else:
-                self._commit(held, asked, answer)
+                self._commit(held, partitions, answer)
 
         if _is_name(request.group_id):
-            self._holding.use(request.group_id, use, failed)
+            self._ownership.use(request.group_id, use, failed)
         else:
             failed(ErrorCode.INVALID_GROUP_ID)
 
     def _commit(
         self,
-        held: Held,
-        asked: Mapping[Place, OffsetCommitRequestPartition],
+        held: CoordinatedGroup,
+        partitions: Mapping[Place, OffsetCommitRequestPartition],
         answer: Callable[[Codes], None],
     ) -> None:
-        codes, offsets = self._checked(asked)
+        codes, offsets = self._checked(partitions)
         if offsets:
             held.commits.add(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
         else:
             answer(codes)
 
     def _rewind(
-        self, name: str, asked: Mapping[Place, OffsetCommitRequestPartition], answer: Callable[[Codes], None]
+        self,
+        name: str,
+        partitions: Mapping[Place, OffsetCommitRequestPartition],
+        answer: Callable[[Codes], None],
     ) -> None:
         """A group of Millrace's own consumers may be put somewhere else while it has none."""
-        codes, offsets = self._checked(asked)
+        codes, offsets = self._checked(partitions)
         self._work.ask(
             lambda: self._registry.rewind(name, offsets),
             lambda _: answer(codes),
@@ -152,18 +157,18 @@ class Groups:
         )
 
     def _checked(
-        self, asked: Mapping[Place, OffsetCommitRequestPartition]
+        self, partitions: Mapping[Place, OffsetCommitRequestPartition]
     ) -> tuple[dict[Place, ErrorCode], dict[Place, CommittedOffset]]:
         """What is to be said of each partition, and the offsets that may be written."""
-        codes = {place: self._refuse(place, partition) for place, partition in asked.items()}
+        codes = {place: self._refuse(place, partition) for place, partition in partitions.items()}
         time_ms = int(self._wall_clock() * 1000)
         offsets = {
             place: CommittedOffset(
-                offset=asked[place].committed_offset,
-                metadata=asked[place].committed_metadata or "",
+                offset=partitions[place].committed_offset,
+                metadata=partitions[place].committed_metadata or "",
                 time_ms=time_ms,
                 topic_id=self._cluster.topics[place[0]].topic_id,
-                leader_epoch=asked[place].committed_leader_epoch,
+                leader_epoch=partitions[place].committed_leader_epoch,
             )
             for place, code in codes.items()
             if not code
@@ -207,7 +212,7 @@ class Groups:
         self, names: Collection[str], done: Callable[[Collection[str]], None], failed: Failed
     ) -> None:
         """The names without those that no group has: one look at ZooKeeper, however many are asked for."""
-        elsewhere = {name for name in names if _is_name(name) and self._holding.get(name) is None}
+        elsewhere = {name for name in names if _is_name(name) and self._ownership.get(name) is None}
         if len(elsewhere) > 1:
             self._work.ask(
                 lambda: elsewhere - self._registry.names(),
@@ -219,7 +224,7 @@ class Groups:
 
     def describe_group(self, name: str, done: Callable[[GroupSnapshot], None], failed: Failed) -> None:
         """How the group is; NOT_COORDINATOR when only another broker can say."""
-        held = self._holding.get(name)
+        held = self._ownership.get(name)
         if held is not None:
             done(held.group.snapshot())
         elif not _is_name(name):
@@ -227,7 +232,7 @@ class Groups:
         else:
             self._work.ask(
                 lambda: self._look_at(name),
-                lambda found: done(found) if found is not None else failed(ErrorCode.NOT_COORDINATOR),
+                lambda group: done(group) if group is not None else failed(ErrorCode.NOT_COORDINATOR),
                 failed,
             )
 
@@ -278,7 +283,7 @@ class Groups:
                 if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
 
-        self._work.ask(rest, lambda found: done(found | held), failed)
+        self._work.ask(rest, lambda others: done(others | held), failed)
 
     def _state(self, name: str, kind: GroupKind) -> State:
         """In a thread: the state of a group that no broker coordinates."""
@@ -287,13 +292,15 @@ class Groups:
 
     def delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
         """Forget a group without members, and its offsets."""
-        held = self._holding.get(name)
+        held = self._ownership.get(name)
         if not _is_name(name):
             answer(ErrorCode.INVALID_GROUP_ID)
         elif held is None:
             self._work.ask(lambda: self._delete(name), lambda _: answer(ErrorCode.NONE), answer)
         elif held.group.idle and not held.commits.busy:
-            self._holding.give_up(name, lambda fence: self._registry.delete_group(name, fence=fence), answer)
+            self._ownership.give_up(
+                name, lambda fence: self._registry.delete_group(name, fence=fence), answer
+            )
         else:
             answer(ErrorCode.NON_EMPTY_GROUP)
 
@@ -304,14 +311,14 @@ class Groups:
     def _left_over(self, name: str) -> Fence | None:
         """In a thread: the fence of a node of this broker's for a group that is not coordinated here."""
         ours = self._registry.coordinator(name) == self._broker_id
-        found = self._registry.coordinate(name, self._broker_id) if ours else None
-        return found if isinstance(found, Fence) else None
+        fence = self._registry.coordinate(name, self._broker_id) if ours else None
+        return fence if isinstance(fence, Fence) else None
 
     def delete_offsets(
         self, name: str, places: Collection[Place], done: Callable[[Codes], None], failed: Failed
     ) -> None:
         """Forget what is committed of these partitions; one code for each. What members read is kept."""
-        held = self._holding.get(name)
+        held = self._ownership.get(name)
         members = held.group.snapshot().members if held is not None else ()
         read = [decode_subscription(member.metadata) for member in members]
         codes = {place: self._refuse_deletion(place, read) for place in places}

@@ -302,7 +302,7 @@ class Group:
         """Let a member wait for the next generation, which begins when all do."""
         self._members.protocol_type = request.protocol_type
         member.tell(request)
-        self._members.weigh(member)
+        self._members.measure(member)
         asked_before = ErrorCode.REBALANCE_IN_PROGRESS
         member.answer_join(JoinGroupResponse(error_code=asked_before, member_id=member.member_id))
         member.joining = answer
@@ -397,7 +397,7 @@ class Group:
         self.state = State.STABLE
         for member in self._members:
             member.assignment = assignments.get(member.member_id, b"")
-            self._members.weigh(member)
+            self._members.measure(member)
             member.answer_sync(SyncGroupResponse(error_code=ErrorCode.NONE, assignment=member.assignment))
 
     # Members that go

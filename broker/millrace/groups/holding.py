@@ -61,7 +61,7 @@ class Snapshots(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class CoordinatedGroup:
     """A group that is coordinated here."""
 
     group: Group
@@ -71,19 +71,19 @@ class Held:
     """ZooKeeper was away: somebody else may have become the coordinator."""
     doubtful: bool = False
     """This broker stood still: nobody is answered before it is known who the coordinator is."""
-    waiting: list[Waiting[Held]] = field(default_factory=list)
+    waiting: list[Waiting[CoordinatedGroup]] = field(default_factory=list)
     """Who asks while that is doubtful."""
 
     def trust(self) -> None:
         """Nobody else has coordinated it: answer who waits."""
         self.doubtful = False
-        waiting, self.waiting = self.waiting, []
-        for each in waiting:
-            each.succeed(self)
+        all_waiting, self.waiting = self.waiting, []
+        for waiting in all_waiting:
+            waiting.succeed(self)
 
 
-class Holding:
-    """Held groups by name. On the loop only."""
+class GroupOwnership:
+    """CoordinatedGroup groups by name. On the loop only."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class Holding:
         self.work = Work(mailbox)
         self._config, self._cluster, self._registry = config, cluster, registry
         self._mailbox, self._clock, self._memory = mailbox, clock, Memory()
-        self._held: dict[str, Held] = {}
-        self._taking: dict[str, list[Waiting[Held]]] = {}
+        self._held: dict[str, CoordinatedGroup] = {}
+        self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
         self._count_standstills, self._standstills = standstills, standstills()
         clock.after(SWEEP_S, self._sweep)
         clock.after(FIRST_TIDY_S, self._tidy)
 
-    def get(self, name: str) -> Held | None:
+    def get(self, name: str) -> CoordinatedGroup | None:
         return self._held.get(name)
 
     def names(self) -> list[str]:
@@ -114,7 +114,7 @@ class Holding:
         """True if the choice for a group that nobody coordinates falls on this broker."""
         return coordinator_of(name, self._cluster.brokers) == self._config.broker_id
 
-    def use(self, name: str, use: Callable[[Held], None], failed: Failed) -> None:
+    def use(self, name: str, use: Callable[[CoordinatedGroup], None], failed: Failed) -> None:
         """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
         self._notice_standstill()
         held = self._held.get(name)
@@ -128,24 +128,24 @@ class Holding:
         else:
             self._wait_for(name, Waiting(self._mailbox, use, failed))
 
-    def _wait_for(self, name: str, waiting: Waiting[Held]) -> None:
+    def _wait_for(self, name: str, waiting: Waiting[CoordinatedGroup]) -> None:
         if name in self._taking:
             self._taking[name].append(waiting)
             return
         self._taking[name] = [waiting]
 
-        def done(found: Fence | int) -> None:
-            if isinstance(found, int):
+        def done(holder: Fence | int) -> None:
+            if isinstance(holder, int):
                 failed(ErrorCode.NOT_COORDINATOR)
                 return
             log.info("coordinating group %r", name)
-            held = self._held[name] = self._hold(name, found)
-            for each in self._taking.pop(name):
-                each.succeed(held)
+            held = self._held[name] = self._hold(name, holder)
+            for waiting in self._taking.pop(name):
+                waiting.succeed(held)
 
         def failed(code: ErrorCode) -> None:
-            for each in self._taking.pop(name):
-                each.fail(code)
+            for waiting in self._taking.pop(name):
+                waiting.fail(code)
 
         self.work.run(functools.partial(self._take_ours, name), done, failed)
 
@@ -163,13 +163,13 @@ class Holding:
                 return self._registry.coordinate(name, self._config.broker_id)
         raise NotCoordinator(f"group {name!r} is deleted again and again")
 
-    def _hold(self, name: str, fence: Fence) -> Held:
+    def _hold(self, name: str, fence: Fence) -> CoordinatedGroup:
         group = Group(name, self._config, self._clock, self._memory)
         write = functools.partial(self._registry.commit, name)
         commits = Commits(
             write, fence, self.work, self._mailbox, self._memory, lambda: self._fenced(name, group)
         )
-        return Held(group, commits, self._clock.now())
+        return CoordinatedGroup(group, commits, self._clock.now())
 
     def _fenced(self, name: str, group: Group) -> None:
         held = self._held.get(name)
@@ -180,8 +180,8 @@ class Holding:
     def drop(self, name: str) -> None:
         """Coordinate the group no longer: its members look for another coordinator."""
         held = self._held.pop(name)
-        for each in held.waiting:
-            each.fail(ErrorCode.NOT_COORDINATOR)
+        for waiting in held.waiting:
+            waiting.fail(ErrorCode.NOT_COORDINATOR)
         held.group.drop(ErrorCode.NOT_COORDINATOR)
         held.commits.drop(ErrorCode.NOT_COORDINATOR)
 
@@ -218,12 +218,12 @@ class Holding:
                 held.unsure = False
                 self._ask_who_coordinates(name, held)
 
-    def _ask_who_coordinates(self, name: str, held: Held) -> None:
+    def _ask_who_coordinates(self, name: str, held: CoordinatedGroup) -> None:
         standstills = self._standstills
 
-        def done(found: Fence | int) -> None:
-            if isinstance(found, Fence) and found.follows(held.commits.fence):
-                held.commits.fence = found
+        def done(holder: Fence | int) -> None:
+            if isinstance(holder, Fence) and holder.follows(held.commits.fence):
+                held.commits.fence = holder
                 if standstills == self._standstills:  # else it was asked once more
                     held.trust()
             else:
@@ -244,7 +244,7 @@ class Holding:
             self.give_up(name, functools.partial(self._resign, name), lambda _: None)
         self._clock.after(SWEEP_S, self._sweep)
 
-    def _is_idle(self, held: Held) -> bool:
+    def _is_idle(self, held: CoordinatedGroup) -> bool:
         idle = held.group.idle and not held.commits.busy
         return idle and self._clock.now() - held.used_at > IDLE_S
 

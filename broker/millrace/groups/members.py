@@ -57,7 +57,7 @@ class Members:
         self._members[member.member_id] = member
         if member.instance_id is not None:
             self._static[member.instance_id] = member.member_id
-        self.weigh(member)
+        self.measure(member)
 
     def remove(self, member: Member, code: ErrorCode, *, new_leader: str | None = None) -> None:
         """Let a member go; what waits of it is answered `code`. If it led, nobody or `new_leader` does."""
@@ -69,7 +69,7 @@ class Members:
         self._memory.add(-member.bytes_held)
         member.send_away(code)
 
-    def weigh(self, member: Member) -> None:
+    def measure(self, member: Member) -> None:
         """Count its memory again, after what it told or was assigned has changed."""
         self._memory.add(member.size - member.bytes_held)
         member.bytes_held = member.size

@@ -68,13 +68,13 @@ class Work:
             return
 
         def in_thread() -> None:
-            told = _outcome(work, done, failed)
+            tell = _outcome(work, done, failed)
             # Before the future is done: who waits for that may close the mailbox next.
-            self._mailbox.post(lambda: finished(told))
+            self._mailbox.post(lambda: finished(tell))
 
-        def finished(told: Callable[[], None]) -> None:
+        def finished(tell: Callable[[], None]) -> None:
             self._under_way.discard(future)
-            told()
+            tell()
 
         future = self._pool.submit(in_thread)
         self._under_way.add(future)
