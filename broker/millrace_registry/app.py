@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias
 
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -23,18 +22,12 @@ from millrace_registry.service import Registry
 from millrace_registry.settings import GLOBAL, LEVEL, MODE, Setting, Settings, Value
 from millrace_registry.store import Store, StoredSchema, StoredVersion, reason_of
 
-T = TypeVar("T")
-
 _log = logging.getLogger("millrace.registry")
 
 
-class _Page:
-    def __init__(self, offset: int = 0, limit: int = -1) -> None:
-        self._from = max(offset, 0)
-        self._to = self._from + limit if limit > 0 else None
-
-    def of(self, items: Sequence[T]) -> list[T]:
-        return list(items[self._from : self._to])
+def _page(offset: int = 0, limit: int = -1) -> slice:
+    start = max(offset, 0)
+    return slice(start, start + limit if limit > 0 else None)
 
 
 def _deleted(
@@ -46,13 +39,18 @@ def _deleted(
     return True if deleted_only or deleted_only_python else None if deleted else False
 
 
+def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
+    """What the subjects' names begin with; the default context and all contexts stand for every subject."""
+    return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
+
+
 Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 Body: TypeAlias = Annotated[dict[str, Any], Depends(requests.json_body)]
 Deleted: TypeAlias = Annotated[bool | None, Depends(_deleted)]
-Page: TypeAlias = Annotated[_Page, Depends()]
-Prefix: TypeAlias = Annotated[str, Query(alias="subjectPrefix")]
+Page: TypeAlias = Annotated[slice, Depends(_page)]
+Prefix: TypeAlias = Annotated[str, Depends(_prefix)]
 
 
 def create_app(store: Store) -> FastAPI:
@@ -85,13 +83,13 @@ def _add_service(app: FastAPI, settings: Settings) -> None:
 
     @app.get("/contexts")
     def contexts(page: Page) -> list[str]:
-        return page.of(["."])
+        return ["."][page]
 
 
 def _add_subjects(app: FastAPI, registry: Registry) -> None:
     @app.get("/subjects")
-    def subjects(deleted: Deleted, page: Page, prefix: Prefix = "") -> list[str]:
-        return page.of(registry.subjects(prefix=requests.subject_prefix(prefix), deleted=deleted))
+    def subjects(deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
+        return registry.subjects(prefix=prefix, deleted=deleted)[page]
 
     @app.post("/subjects/{subject}")
     def lookup(subject: Subject, body: Body, deleted: bool = False) -> dict[str, Any]:
@@ -105,7 +103,7 @@ def _add_subjects(app: FastAPI, registry: Registry) -> None:
 def _add_versions(app: FastAPI, registry: Registry) -> None:
     @app.get("/subjects/{subject}/versions")
     def versions(subject: Subject, deleted: Deleted, page: Page) -> list[int]:
-        return page.of(registry.versions(subject, deleted=deleted))
+        return registry.versions(subject, deleted=deleted)[page]
 
     @app.post("/subjects/{subject}/versions")
     def register(subject: Subject, body: Body) -> dict[str, int]:
@@ -123,7 +121,7 @@ def _add_versions(app: FastAPI, registry: Registry) -> None:
 
     @app.get("/subjects/{subject}/versions/{version}/referencedby")
     def referenced_by(subject: Subject, version: str, page: Page) -> list[int]:
-        return page.of(registry.referenced_by(subject, version))
+        return registry.referenced_by(subject, version)[page]
 
     @app.delete("/subjects/{subject}/versions/{version}")
     def delete_version(subject: Subject, version: str, permanent: bool = False) -> int:
@@ -134,16 +132,14 @@ def _add_schemas(app: FastAPI, registry: Registry) -> None:
     @app.get("/schemas")
     def schemas(
         page: Page,
-        prefix: Prefix = "",
+        prefix: Prefix,
         deleted: bool = False,
         latest_only: Annotated[bool, Query(alias="latestOnly")] = False,
     ) -> list[dict[str, Any]]:
-        versions = registry.all_versions(
-            prefix=requests.subject_prefix(prefix), deleted=None if deleted else False
-        )
+        versions = registry.all_versions(prefix=prefix, deleted=None if deleted else False)
         if latest_only:
             versions = list({version.subject: version for version in versions}.values())
-        return [_version_json(version) for version in page.of(versions)]
+        return [_version_json(version) for version in versions[page]]
 
     @app.get("/schemas/types")
     def types() -> list[str]:
@@ -162,14 +158,14 @@ def _add_schemas(app: FastAPI, registry: Registry) -> None:
 
     @app.get("/schemas/ids/{schema_id}/subjects")
     def schema_subjects(schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
-        return page.of(sorted({use.subject for use in registry.uses(schema_id, deleted=deleted)}))
+        return sorted({use.subject for use in registry.uses(schema_id, deleted=deleted)})[page]
 
     @app.get("/schemas/ids/{schema_id}/versions")
     def schema_versions(
         schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
     ) -> list[dict[str, Any]]:
         uses = [use for use in registry.uses(schema_id, deleted=deleted) if subject in ("", use.subject)]
-        return page.of([{"subject": use.subject, "version": use.version} for use in uses])
+        return [{"subject": use.subject, "version": use.version} for use in uses[page]]
 
 
 def _add_compatibility(app: FastAPI, registry: Registry) -> None:
@@ -179,8 +175,7 @@ def _add_compatibility(app: FastAPI, registry: Registry) -> None:
         subject: Subject, body: Body, version: str | None = None, verbose: bool = False
     ) -> dict[str, Any]:
         reasons = registry.check(subject, requests.candidate(body), version)
-        verdict: dict[str, Any] = {"is_compatible": not reasons}
-        return {**verdict, "messages": reasons} if verbose else verdict
+        return {"is_compatible": not reasons, **({"messages": reasons} if verbose else {})}
 
 
 def _add_settings(app: FastAPI, settings: Settings) -> None:

@@ -55,9 +55,9 @@ class SchemaRegistryClient:
         except ConfigError as error:
             raise ConfigError(f"registry {error}") from None
         self.address = url
-        """Where it is, with the password if there is one: for other clients of it, not for people."""
+        """The registry's URL with its password: for other clients of the registry, not for people."""
         self.url = without_secret(url.rstrip("/"))
-        """Where it is, for people."""
+        """The registry's URL without its password, for people."""
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._schemas: dict[int, Any] = {}

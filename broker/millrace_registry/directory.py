@@ -39,7 +39,7 @@ class SchemaFile:
     schema: Any
     """Parsed JSON; None when the file cannot be read."""
     problem: str | None
-    """None when nothing is wrong."""
+    """What is wrong with it, None when nothing is."""
 
 
 class State(StrEnum):
@@ -62,7 +62,7 @@ class Change:
     version: int | None = None
     """The version the subject has (unchanged) or would get; None when it cannot be registered."""
     schema_id: int | None = None
-    """The schema's id, once it is registered."""
+    """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
     """Why it cannot be registered."""
 

@@ -109,11 +109,6 @@ def subject_or_global(request: Request) -> str:
     return GLOBAL if segment is None else subject_name(segment)
 
 
-def subject_prefix(prefix: str) -> str:
-    """What the names of the wanted subjects begin with; the default context and all contexts mean all."""
-    return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
-
-
 def schema_number(schema_id: str) -> int:
     """The id in a path's segment; what is no id at all is the id of no schema."""
     if schema_id.isascii() and schema_id.isdigit() and len(schema_id) <= 10 and int(schema_id) <= LARGEST:

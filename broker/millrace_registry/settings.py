@@ -29,6 +29,7 @@ class Setting(Generic[Value]):
     """A setting that applies to a subject: its own value, the global one, or the default."""
 
     name: str
+    """The name under which the store keeps it."""
     in_words: str
     default: Value
     invalid: ErrorCode
@@ -51,20 +52,9 @@ class Setting(Generic[Value]):
         return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
 
-LEVEL = Setting(
-    name="compatibility",
-    in_words="compatibility level",
-    default=Level.BACKWARD,
-    invalid=ErrorCode.INVALID_COMPATIBILITY_LEVEL,
-    not_configured=ErrorCode.COMPATIBILITY_NOT_CONFIGURED,
-)
-MODE = Setting(
-    name="mode",
-    in_words="mode",
-    default=Mode.READWRITE,
-    invalid=ErrorCode.INVALID_MODE,
-    not_configured=ErrorCode.MODE_NOT_CONFIGURED,
-)
+_LEVEL_CODES = ErrorCode.INVALID_COMPATIBILITY_LEVEL, ErrorCode.COMPATIBILITY_NOT_CONFIGURED
+LEVEL = Setting("compatibility", "compatibility level", Level.BACKWARD, *_LEVEL_CODES)
+MODE = Setting("mode", "mode", Mode.READWRITE, ErrorCode.INVALID_MODE, ErrorCode.MODE_NOT_CONFIGURED)
 
 
 def forget(rows: Transaction, subject: str) -> None:
