@@ -1,7 +1,7 @@
 """The millrace commands an Airflow task runs, as words of a command line.
 
-The command line is the seam between Airflow and Spark: this package never imports what the commands do.
-Plain functions of plain values; nothing is run here.
+The command line is the seam between Airflow and Spark: this package never imports what the commands do. An
+operator's parameter has the name of the option it becomes. Plain functions of plain values; nothing is run.
 """
 
 from __future__ import annotations
@@ -24,92 +24,36 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
     return {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
 
 
-def load_command(
-    settings: MillraceSettings,
-    topics: Sequence[str],
-    run_id: str,
-    *,
-    topics_matching: str = "",
-    max_bytes: str = "",
-    until: str = "",
-    max_rejected: str = "",
+OF_CONNECTION = {
+    "load": ("bootstrap", "warehouse", "sink"),
+    "hourly": ("warehouse", "sink"),
+    "reload": ("bootstrap", "warehouse", "sink"),
+    "expire": ("warehouse",),
+    "mirror-batch": ("bootstrap",),
+}
+"""Command -> its options that a connection has the values of."""
+
+
+def command_line(
+    settings: MillraceSettings, command: str, arguments: Sequence[str], **options: str | bool
 ) -> list[str]:
-    """`millrace load`: the topics' new records into the warehouse, once, whoever asks and however often.
-
-    What is empty is left to the command.
-    """
-    options = ["--bootstrap", settings.bootstrap]
-    given = {
-        "--topics-matching": topics_matching,
-        "--max-bytes": max_bytes,
-        "--until": until,
-        "--max-rejected": max_rejected,
-    }
-    options += [word for option, value in given.items() if value for word in (option, value)]
-    return _millrace(settings, "load", *topics, *options, *_into_warehouse(settings, run_id))
-
-
-def hourly_command(
-    settings: MillraceSettings, topic: str, start: datetime, end: datetime, run_id: str, *, late: bool = False
-) -> list[str]:
-    """`millrace hourly`: the next revision of every hour in [start, end) that has news.
-
-    With `late` also of every hour published before.
-    """
-    options = ["--from", _iso(start), "--to", _iso(end)]
-    options += ["--late"] if late else []
-    return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
-
-
-def late_hours_command(settings: MillraceSettings, topic: str, run_id: str) -> list[str]:
-    """`millrace hourly --late`: the next revision of every published hour that has news, and no other."""
-    return _millrace(settings, "hourly", topic, "--late", *_into_warehouse(settings, run_id))
-
-
-def unpublished_hours_command(
-    settings: MillraceSettings, topic: str, unproven_after: str, run_id: str
-) -> list[str]:
-    """`millrace hourly --late --unpublished`: late rows, and hours that were loaded and never published."""
-    options = ["--late", "--unpublished", "--unproven-after", unproven_after, "--auditor", settings.auditor]
-    return _millrace(settings, "hourly", topic, *options, *_into_warehouse(settings, run_id))
-
-
-def reload_command(
-    settings: MillraceSettings, topic: str, start: datetime, end: datetime, reason: str, run_id: str
-) -> list[str]:
-    """`millrace reload`: the loads of the hours in [start, end), read again from the log.
-
-    ConfigError without a reason: it is kept with the loads.
-    """
-    if not reason.strip():
-        raise ConfigError("reason is empty: say why these hours are read again")
-    options = ["--from", _iso(start), "--to", _iso(end), "--reason", reason]
-    options += ["--bootstrap", settings.bootstrap]
-    return _millrace(settings, "reload", topic, *options, *_into_warehouse(settings, run_id))
-
-
-def expire_command(settings: MillraceSettings, topic: str, older_than: str) -> list[str]:
-    """`millrace expire`: data files of old loads whose rows are all in published hours go."""
-    options = ["--warehouse", settings.warehouse, "--older-than", older_than]
-    return _millrace(settings, "expire", topic, *options)
-
-
-def mirror_command(settings: MillraceSettings, topic: str, origin: str, *, max_bytes: str = "") -> list[str]:
-    """`millrace mirror-batch`: the origin's new batches of a topic into the aggregate cluster."""
-    options = ["--origin", origin, "--origin-bootstrap", settings.origin(origin)]
-    options += ["--max-bytes", max_bytes] if max_bytes else []
-    return _millrace(settings, "mirror-batch", topic, *options, "--bootstrap", settings.bootstrap)
-
-
-def _into_warehouse(settings: MillraceSettings, run_id: str) -> list[str]:
-    sink = ["--sink", settings.sink] if settings.sink else []
-    return ["--warehouse", settings.warehouse, "--run-id", run_id, *sink]
-
-
-def _millrace(settings: MillraceSettings, *words: str) -> list[str]:
-    master = ["--master", settings.spark_master] if settings.spark_master else []
+    """`millrace COMMAND`; an option that is empty or False is left to the command."""
+    given = {name: getattr(settings, name) for name in OF_CONNECTION[command]}
+    given |= {"master": settings.spark_master, **options}
+    words = [word for name, value in given.items() if value for word in _words(name, value)]
     # The interpreter of the worker, not whatever `millrace` is first on its path.
-    return [sys.executable, "-m", "millrace.cli", *words, *master, "--json"]
+    return [sys.executable, "-m", "millrace.cli", command, *arguments, *words, "--json"]
+
+
+def _words(name: str, value: str | bool) -> list[str]:
+    option = f"--{name.replace('_', '-')}"
+    return [option] if isinstance(value, bool) else [option, value]
+
+
+def hours(start: str, end: str) -> dict[str, str]:
+    """The options that name the whole hours of [start, end); ConfigError as by `interval`."""
+    first, last = interval(start, end)
+    return {"from": _iso(first), "to": _iso(last)}
 
 
 def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) -> str:

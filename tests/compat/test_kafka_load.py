@@ -17,7 +17,8 @@ from pyspark.errors import PySparkException
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.jobs.load import LoadSettings, load_topics
+from millrace_spark.jobs.load import load_topics
+from millrace_spark.jobs.verbs import Load
 from millrace_spark.load.load import LoadResult
 from millrace_spark.source.data_source import MillraceDataSource
 from tests.brokers import read_topic
@@ -67,7 +68,7 @@ class World:
             "topics": [topic], "bootstrap": self.kafka.address, "registry": self.registry,
             "warehouse": str(warehouse), "run_id": uuid4().hex, "cut_bytes": 30_000,
         }  # fmt: skip
-        (result,) = load_topics(self.spark, LoadSettings(**{**settings, **changes}))  # type: ignore[arg-type]
+        (result,) = load_topics(self.spark, Load(**{**settings, **changes}))  # type: ignore[arg-type]
         return result
 
     def values(self, topic: str) -> list[bytes]:

@@ -17,7 +17,8 @@ from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.mirror.status import MirrorRow, MirrorStatus
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
+from millrace_spark.jobs.mirror import mirror_topics
+from millrace_spark.jobs.verbs import Mirror
 from tests.brokers import Contents, TestCluster, read_topic, wait_for_values
 from tests.compat.clients import (
     CLIENTS,
@@ -213,7 +214,7 @@ def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark
     produce(world.kafka.address, "batched", numbered("plain", 3))
     transact(world.kafka.address, "batched", numbered("committed", 4), commit=True)
     transact(world.kafka.address, "batched", numbered("aborted", 5), commit=False)
-    settings = MirrorSettings(
+    settings = Mirror(
         topics=["batched"], origin="dc1", origin_bootstrap=world.kafka.address,
         bootstrap=world.aggregate.bootstrap,
     )  # fmt: skip

@@ -49,15 +49,15 @@ class _Session:
 
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
-    from millrace_spark.jobs import hourly, load
+    from millrace_spark.jobs import hourly, load, verbs
 
     job, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     session = cast(Any, _Session())
     try:
         if job == "load":
-            load.load_topics(session, load.LoadSettings(**settings))
+            load.load_topics(session, verbs.Load(**settings))
         else:
-            hourly.job(session, hourly.HourlySettings(**settings))
+            hourly.job(session, verbs.Hourly(**settings))
     except MillraceError as error:
         sys.exit(f"{job}: {error}")
 

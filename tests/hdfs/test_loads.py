@@ -8,7 +8,8 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
-from millrace_spark.jobs.expire import ExpireSettings, expire
+from millrace_spark.jobs.expire import expire
+from millrace_spark.jobs.verbs import Expire
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import START_MS, HdfsWarehouse
 from tests.support import run_millrace
@@ -101,7 +102,7 @@ def test_loads_read_again_and_expired_leave_every_row_in_the_hours(warehouse: Hd
     assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {2}
     warehouse.check_hours(topic)
 
-    expired = ExpireSettings(topic=topic, warehouse=warehouse.uri, older_than_s=0, reader_grace_s=0)
+    expired = Expire(topic=topic, warehouse=warehouse.uri, older_than_s=0, reader_grace_s=0)
     expire(warehouse.spark, expired)
     assert [name for name, _ in warehouse.fs.files(topic) if name.endswith(".parquet")] == []
     warehouse.check_table(topic)

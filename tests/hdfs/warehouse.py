@@ -16,10 +16,11 @@ import fastavro
 
 from millrace_spark import tables
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.hourly import HourlySettings, publish
-from millrace_spark.jobs.load import LoadSettings, load_topics
-from millrace_spark.jobs.reload import ReloadSettings, reload_loads
-from millrace_spark.jobs.verify import VerifySettings, verify_warehouse
+from millrace_spark.jobs.hourly import publish
+from millrace_spark.jobs.load import load_topics
+from millrace_spark.jobs.reload import reload_loads
+from millrace_spark.jobs.verbs import Hourly, Load, Reload, Verify
+from millrace_spark.jobs.verify import verify_warehouse
 from millrace_spark.load.load import LoadResult
 from millrace_spark.parquet.hour_files import hour_of
 from millrace_spark.reload import ReloadResult
@@ -56,7 +57,7 @@ class HdfsWarehouse:
         """So many acknowledged events, one every `apart_ms` of event time."""
         assert self.site.publish(topic, [start_ms + n * apart_ms for n in range(count)]) == count
 
-    def settings(self, topic: str, **changes: object) -> LoadSettings:
+    def settings(self, topic: str, **changes: object) -> Load:
         """Of a load with Spark's writer, in several tasks."""
         settings: dict[str, object] = {
             "topics": [topic],
@@ -67,7 +68,7 @@ class HdfsWarehouse:
             "sink": "spark",
             "cut_bytes": 50_000,
         }
-        return LoadSettings(**{**settings, **changes})  # type: ignore[arg-type]
+        return Load(**{**settings, **changes})  # type: ignore[arg-type]
 
     def load(self, topic: str, **changes: object) -> LoadResult:
         """Load what is new, in this process."""
@@ -78,12 +79,12 @@ class HdfsWarehouse:
         self, topic: str, hours: list[str], *, sink: str = "spark"
     ) -> dict[str, tuple[int | None, int]]:
         """Publish hours, in this process: revision and rows of each."""
-        settings = HourlySettings(topic=topic, hours=hours, warehouse=self.uri, run_id=uuid4().hex, sink=sink)
+        settings = Hourly(topic=topic, hours=hours, warehouse=self.uri, run_id=uuid4().hex, sink=sink)
         return {each.hour: (each.revision, each.rows) for each in publish(self.spark, settings)}
 
     def reload(self, topic: str, load: int, *, sink: str = "spark") -> ReloadResult:
         """Read a load again, in this process."""
-        settings = ReloadSettings(
+        settings = Reload(
             topic=topic, bootstrap=self.site.cluster.bootstrap, registry=self.site.registry,
             warehouse=self.uri, run_id="again", reason="a test", loads=[load], sink=sink,
         )  # fmt: skip
@@ -137,7 +138,7 @@ class HdfsWarehouse:
         self._check_proof(topic)
 
     def _check_proof(self, topic: str) -> None:
-        reports = verify_warehouse(self.spark, VerifySettings(warehouse=self.uri, topic=topic))
+        reports = verify_warehouse(self.spark, Verify(warehouse=self.uri, topic=topic))
         assert [problem for report in reports for problem in report.problems] == []
 
 

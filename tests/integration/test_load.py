@@ -20,8 +20,9 @@ from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.files.filesystem import LocalFilesystem
-from millrace_spark.jobs.hourly import HourlySettings, publish
-from millrace_spark.jobs.load import LoadSettings, load_topics, sink_named
+from millrace_spark.jobs.hourly import publish
+from millrace_spark.jobs.load import load_topics, sink_named
+from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.direct import Source
 from millrace_spark.load.load import LoadResult
 from millrace_spark.topic.ranges import Range, cut_ranges
@@ -56,13 +57,13 @@ def load(
         "run_id": uuid4().hex,
         "cut_bytes": 200_000,
     }
-    return load_topics(spark, LoadSettings(**{**settings, **changes}))  # type: ignore[arg-type]
+    return load_topics(spark, Load(**{**settings, **changes}))  # type: ignore[arg-type]
 
 
 def hourly(
     spark: SparkSession, warehouse: Path, topic: str, hours: list[str], sink: str = "direct"
 ) -> list[tuple[str, int | None, int]]:
-    settings = HourlySettings(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours", sink=sink)
+    settings = Hourly(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours", sink=sink)
     return [(each.hour, each.revision, each.rows) for each in publish(spark, settings)]
 
 

@@ -16,9 +16,10 @@ from confluent_kafka import Producer
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.jobs.hourly import HourlySettings, publish
-from millrace_spark.jobs.load import LoadSettings, load_topics
-from millrace_spark.jobs.reload import ReloadSettings, reload_loads
+from millrace_spark.jobs.hourly import publish
+from millrace_spark.jobs.load import load_topics
+from millrace_spark.jobs.reload import reload_loads
+from millrace_spark.jobs.verbs import Hourly, Load, Reload
 from tests.brokers import read_topic
 from tests.support import WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite
@@ -65,13 +66,13 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
             "registry": site.registry,
             "warehouse": str(tmp_path),
         }
-        (loaded,) = load_topics(spark, LoadSettings(topics=[topic], run_id="load", **places))
+        (loaded,) = load_topics(spark, Load(topics=[topic], run_id="load", **places))
         assert (loaded.rows, loaded.rejected) == (20, 1)
-        hours = HourlySettings(topic=topic, hours=[TEN], warehouse=str(tmp_path), run_id="hours")
+        hours = Hourly(topic=topic, hours=[TEN], warehouse=str(tmp_path), run_id="hours")
         assert [each.rows for each in publish(spark, hours)] == [10]
         assert registry.register(topic, schema) == next_id
 
-    again = ReloadSettings(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
+    again = Reload(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
     (result,) = reload_loads(spark, again)
     assert (result.edition, result.rows, result.rejected) == (2, 21, 0)
     with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
@@ -84,9 +85,9 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         (LoadNumber(1, 2), 1, 0),
     ]
 
-    late = HourlySettings(topic=topic, hours=[], late=True, warehouse=str(tmp_path), run_id="late")
+    late = Hourly(topic=topic, hours=[], late=True, warehouse=str(tmp_path), run_id="late")
     assert [(each.revision, each.rows) for each in publish(spark, late)] == [(2, 11)]
-    publish(spark, HourlySettings(topic=topic, hours=["2015-05-17T11"], warehouse=str(tmp_path), run_id="2"))
+    publish(spark, Hourly(topic=topic, hours=["2015-05-17T11"], warehouse=str(tmp_path), run_id="2"))
     assert tables.read(spark, str(tmp_path), topic).count() == 21
 
     expired = run_millrace(

@@ -20,7 +20,8 @@ from millrace.errors import MillraceError
 from millrace.records import Cursor
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics, tasks_of
+from millrace_spark.jobs.mirror import mirror_topics, tasks_of
+from millrace_spark.jobs.verbs import Mirror
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
@@ -60,8 +61,8 @@ class World:
         assert producer.flush(WAIT_S) == 0
         assert failed == []  # a message that was given up is not in flight any more either
 
-    def settings(self, *topics: str, max_bytes: int | None = None) -> MirrorSettings:
-        return MirrorSettings(
+    def settings(self, *topics: str, max_bytes: int | None = None) -> Mirror:
+        return Mirror(
             topics=topics, origin="dc1", origin_bootstrap=self.origin.bootstrap,
             bootstrap=self.aggregate.bootstrap, max_bytes=max_bytes,
         )  # fmt: skip

@@ -13,9 +13,10 @@ import pytest
 
 from millrace_audit.producer import AuditedProducer
 from millrace_spark.files.filesystem import LocalFilesystem
-from millrace_spark.jobs.hourly import HourlySettings, publish
-from millrace_spark.jobs.load import LoadSettings, load_topics
-from millrace_spark.jobs.mirror import MirrorSettings, mirror_topics
+from millrace_spark.jobs.hourly import publish
+from millrace_spark.jobs.load import load_topics
+from millrace_spark.jobs.mirror import mirror_topics
+from millrace_spark.jobs.verbs import Hourly, Load, Mirror
 from millrace_spark.warehouse.layout import read_load
 from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition
 from tests.brokers import TestCluster
@@ -53,7 +54,7 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
             for number in range(100):
                 time_ms = START_MS + number % 2 * HOUR_MS + number
                 producer.send(TOPIC, TOPIC, EMPTY_EVENT, time_ms=time_ms, partition=number % 2)
-        settings = MirrorSettings(
+        settings = Mirror(
             topics=[TOPIC],
             origin="dc1",
             origin_bootstrap=origin.bootstrap,
@@ -62,13 +63,13 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
         assert sum(part.records for part in mirror_topics(spark, settings)) == 100
         (result,) = load_topics(
             spark,
-            LoadSettings(
+            Load(
                 topics=[TOPIC], bootstrap=offline.cluster.bootstrap, registry=offline.registry,
                 warehouse=str(warehouse), run_id=f"run {turn}",
             ),
         )  # fmt: skip
         assert result.rows == 100
-    publish(spark, HourlySettings(topic=TOPIC, hours=HOURS, warehouse=str(warehouse), run_id="hours"))
+    publish(spark, Hourly(topic=TOPIC, hours=HOURS, warehouse=str(warehouse), run_id="hours"))
     return warehouse
 
 

@@ -173,14 +173,14 @@ def _alive(spark: SparkSession) -> bool:
 
 
 def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
-    from millrace_spark.jobs import hourly, load, mirror
+    from millrace_spark.jobs import hourly, load, mirror, verbs
 
     if job == "load":
-        return [dataclasses.asdict(each) for each in load.load_topics(spark, load.LoadSettings(**settings))]
+        return [dataclasses.asdict(each) for each in load.load_topics(spark, verbs.Load(**settings))]
     if job == "hourly":
-        return hourly.job(spark, hourly.HourlySettings(**settings))
+        return hourly.job(spark, verbs.Hourly(**settings))
     if job == "mirror":
-        return mirror.job(spark, mirror.MirrorSettings(**settings))
+        return mirror.job(spark, verbs.Mirror(**settings))
     assert job == "read", job
     return _read_raw(spark, **settings)
 

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from millrace_airflow.command_line import (
-    hourly_command,
-    interval,
-    late_hours_command,
-    load_command,
-    mirror_command,
-    unpublished_hours_command,
-)
+from millrace_airflow.command_line import command_line, hours
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID
 from millrace_airflow.operators.job import MillraceJobOperator
 
@@ -44,7 +37,8 @@ def hourly_asset(topic: str, conn_id: str = DEFAULT_CONN_ID) -> Asset:
 class MirrorTopicOperator(MillraceJobOperator):
     """Copies an origin cluster's new batches of a topic into the aggregate cluster, each exactly once.
 
-    With `max_bytes` (`2GiB`) about so much in one run; the next one goes on there.
+    With `max_bytes` (`2GiB`) about so much in one run; the next one goes on there. The brokers keep the
+    position that was reached.
     """
 
     template_fields = ("topic", "origin", "max_bytes", "conn_id")
@@ -56,8 +50,14 @@ class MirrorTopicOperator(MillraceJobOperator):
         self.max_bytes = max_bytes
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace mirror-batch`; the position it has reached is kept by the brokers."""
-        return mirror_command(settings, self.topic, self.origin, max_bytes=self.max_bytes)
+        return command_line(
+            settings,
+            "mirror-batch",
+            [self.topic],
+            origin=self.origin,
+            origin_bootstrap=settings.origin(self.origin),
+            max_bytes=self.max_bytes,
+        )
 
 
 class LoadTopicOperator(MillraceJobOperator):
@@ -87,12 +87,12 @@ class LoadTopicOperator(MillraceJobOperator):
         self.max_rejected = max_rejected
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace load`, its plan kept under `run_id`."""
-        topics = [self.topics] if isinstance(self.topics, str) else list(self.topics)
-        return load_command(
+        topics = [self.topics] if isinstance(self.topics, str) else self.topics
+        return command_line(
             settings,
+            "load",
             topics,
-            run_id,
+            run_id=run_id,
             topics_matching=self.topics_matching,
             max_bytes=self.max_bytes,
             until=self.until,
@@ -137,7 +137,8 @@ class PublishHourOperator(HourlyTableOperator):
     """Publishes the hours in [start, end) of a topic's hourly table.
 
     With `late` also the next revision of every hour published before that has late rows, or was read again;
-    its own hours are then published even when they are empty, so that their first rows count as late.
+    its own hours are then published even when they are empty, so that their first rows count as late. An hour
+    without news since its last revision stays as it is.
     """
 
     template_fields = ("topic", "start", "end", "conn_id")
@@ -157,9 +158,8 @@ class PublishHourOperator(HourlyTableOperator):
         self.late = late
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace hourly`; what has no news since its last revision is left as it is."""
-        hours = interval(self.start, self.end)
-        return hourly_command(settings, self.topic, *hours, run_id, late=self.late)
+        interval = hours(self.start, self.end)
+        return command_line(settings, "hourly", [self.topic], run_id=run_id, late=self.late, **interval)
 
 
 class PublishLateHoursOperator(HourlyTableOperator):
@@ -168,8 +168,7 @@ class PublishLateHoursOperator(HourlyTableOperator):
     template_fields = ("topic", "conn_id")
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace hourly --late`."""
-        return late_hours_command(settings, self.topic, run_id)
+        return command_line(settings, "hourly", [self.topic], run_id=run_id, late=True)
 
 
 class PublishUnpublishedHoursOperator(HourlyTableOperator):
@@ -186,5 +185,12 @@ class PublishUnpublishedHoursOperator(HourlyTableOperator):
         self.unproven_after = unproven_after
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace hourly --late --unpublished`."""
-        return unpublished_hours_command(settings, self.topic, self.unproven_after, run_id)
+        return command_line(
+            settings,
+            "hourly",
+            [self.topic],
+            run_id=run_id,
+            late=True,
+            unpublished=True,
+            unproven_after=self.unproven_after,
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from millrace_airflow.command_line import expire_command, interval, reload_command
+from millrace.errors import ConfigError
+from millrace_airflow.command_line import command_line, hours
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -28,15 +29,17 @@ class ReloadHoursOperator(MillraceJobOperator):
         self.reason = reason
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace reload`, under the task's run id."""
-        hours = interval(self.start, self.end)
-        return reload_command(settings, self.topic, *hours, self.reason, run_id)
+        if not self.reason.strip():
+            raise ConfigError("reason is empty: say why these hours are read again")
+        given = {"run_id": run_id, "reason": self.reason, **hours(self.start, self.end)}
+        return command_line(settings, "reload", [self.topic], **given)
 
 
 class ExpireLoadsOperator(MillraceJobOperator):
     """Deletes data files of loads older than `older_than` whose rows are all in published hours.
 
-    Also superseded revisions and plans of that age; manifests and rejected records stay.
+    Also superseded revisions and plans of that age; manifests and rejected records stay. A run that was cut
+    off is finished by the next one.
     """
 
     template_fields = ("topic", "older_than", "conn_id")
@@ -47,5 +50,4 @@ class ExpireLoadsOperator(MillraceJobOperator):
         self.older_than = older_than
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        """`millrace expire`; a run that was cut off is finished by the next one."""
-        return expire_command(settings, self.topic, self.older_than)
+        return command_line(settings, "expire", [self.topic], older_than=self.older_than)

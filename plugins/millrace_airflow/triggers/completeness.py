@@ -12,6 +12,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from millrace_airflow.completeness import Step, ask
 from millrace_airflow.hooks.millrace import MillraceHook
 
+ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
+
 
 class CompletenessTrigger(BaseTrigger):
     """Fires when there is no more to wait for: complete, beyond repair, or out of time.
@@ -41,15 +43,8 @@ class CompletenessTrigger(BaseTrigger):
         self.poke_interval = poke_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
         return "millrace_airflow.triggers.completeness.CompletenessTrigger", {
-            "conn_id": self.conn_id,
-            "topic": self.topic,
-            "start": self.start,
-            "end": self.end,
-            "until": self.until,
-            "unknown_until": self.unknown_until,
-            "poke_interval": self.poke_interval,
+            name: getattr(self, name) for name in ARGUMENTS
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -26,12 +26,8 @@ class JobTrigger(BaseTrigger):
         self.deadline = deadline
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Class path and arguments."""
-        return "millrace_airflow.triggers.job.JobTrigger", {
-            "directory": self.directory,
-            "poll_s": self.poll_s,
-            "deadline": self.deadline,
-        }
+        arguments = {"directory": self.directory, "poll_s": self.poll_s, "deadline": self.deadline}
+        return "millrace_airflow.triggers.job.JobTrigger", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """One event: the folder, and whether the deadline (seconds since the epoch) ended the wait."""

@@ -40,11 +40,15 @@ def topics_to_load(
     from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
 
-    pattern = _pattern(matching)
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         known = set(client.topics())
     wanted = list(dict.fromkeys(named))
-    found = [name for name in sorted(known - set(wanted)) if pattern is not None and _matches(pattern, name)]
+    # Apache Kafka keeps names with two underscores for itself.
+    found = [
+        name
+        for name in sorted(known - set(wanted))
+        if matching and re.fullmatch(matching, name) and not name.startswith("__")
+    ]
     if not found and not known & set(wanted):
         if wanted:
             raise MillraceError(
@@ -97,20 +101,6 @@ def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
             return
     if refused:
         raise refused[0]
-
-
-def _pattern(matching: str) -> re.Pattern[str] | None:
-    if not matching:
-        return None
-    try:
-        return re.compile(matching)
-    except re.error as error:
-        raise ConfigError(f"--topics-matching {matching!r} is no regular expression: {error}") from None
-
-
-def _matches(pattern: re.Pattern[str], name: str) -> bool:
-    """True if the whole name matches; what Apache Kafka keeps for itself is left out."""
-    return not name.startswith("__") and pattern.fullmatch(name) is not None
 
 
 def check_warehouse(warehouse: str) -> None:
@@ -176,27 +166,3 @@ def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
     for load in loads:
         if not (folder / f"load={load:010d}").is_dir():
             raise MillraceError(f"{topic} has no load={load:010d} in {warehouse}: check --loads")
-
-
-_UNITS: dict[str, int] = {"": 1, "b": 1} | {
-    f"{letter}{infix}b": base**power
-    for power, letter in enumerate("kmgt", 1)
-    for infix, base in (("", 1000), ("i", 1024))
-}
-
-
-def parse_bytes(text: str, option: str) -> int:
-    """`500MB` or `2GiB` as bytes; ConfigError names the option."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].lower() not in _UNITS or not int(match[1]):
-        raise ConfigError(f"{option} {text!r} is no size like 500MB or 2GiB")
-    return int(match[1]) * _UNITS[match[2].lower()]
-
-
-def checked_limit(text: str) -> str:
-    """The text of --max-rejected if it is one; ConfigError says what is wrong with it."""
-    if text:
-        from millrace_spark.parquet.rejections import RejectedLimit
-
-        RejectedLimit.parse(text)
-    return text

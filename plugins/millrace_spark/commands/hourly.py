@@ -2,77 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import click
 
 from millrace.errors import ConfigError
 from millrace_spark.commands import early
-from millrace_spark.commands.options import (
-    JSON,
-    RUN_ID,
-    SINK,
-    WAREHOUSE,
-    SparkOptions,
-    absolute_warehouse,
-    manual_run_id,
-    parse_age,
-    parse_hours,
-    show,
-    spark_options,
-    submit_job,
-    table_of,
-)
+from millrace_spark.commands.options import Invocation, command_of, show, submit_job, table_of
+from millrace_spark.jobs.verbs import Hourly
+from millrace_spark.jobs.words import parse_hours
 
 
-@click.command()
-@click.argument("topic")
-@WAREHOUSE
-@click.option("--hour", "hours", multiple=True, metavar="TIME", help="An hour to publish; may be repeated.")
-@click.option(
-    "--from", "start", default=None, metavar="TIME", help="Publish every hour from this time on ..."
-)
-@click.option("--to", "end", default=None, metavar="TIME", help="... up to, and without, this one.")
-@click.option("--late", is_flag=True, help="Also publish every hour published before that has news in loads.")
-@click.option(
-    "--unpublished",
-    is_flag=True,
-    help="Also publish hours that loads have rows of and nobody has published, once they are proven.",
-)
-@click.option(
-    "--unproven-after",
-    default="1d",
-    show_default=True,
-    metavar="AGE",
-    help="With --unpublished: publish what the auditor cannot judge when it has waited that long.",
-)
-@click.option(
-    "--auditor",
-    envvar="MILLRACE_AUDITOR",
-    default="",
-    metavar="URL",
-    help="Auditor whose verdict is written into each hour.",
-)
-@RUN_ID
-@SINK
-@spark_options
-@JSON
-def hourly(
-    topic: str,
-    warehouse: str,
-    hours: Sequence[str],
-    start: str | None,
-    end: str | None,
-    late: bool,
-    unpublished: bool,
-    unproven_after: str,
-    auditor: str,
-    run_id: str,
-    sink: str,
-    spark: SparkOptions,
-    as_json: bool,
-) -> None:
+@command_of(Hourly)
+def hourly(given: Hourly, invocation: Invocation) -> None:
     """Publish hours of TOPIC from its loads; an hour without news since its last revision stays as it is.
 
     With --late alone: the next revision of every published hour that has late rows, or was read again. Hours
@@ -83,33 +28,23 @@ def hourly(
 
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
-    if not (hours or start or end or late or unpublished):
+    if given.hours or given.start or given.end:
+        given = replace(given, hours=parse_hours(given.hours, given.start, given.end))
+    elif not (given.late or given.unpublished):
         raise ConfigError(
             "which hours? give --hour, as often as needed, or --from and --to, or --late, or --unpublished"
         )
-    root = absolute_warehouse(warehouse)
-    settings = {
-        "topic": topic,
-        "hours": parse_hours(hours, start, end) if hours or start or end else [],
-        "late": late,
-        "unpublished": unpublished,
-        "unproven_after_s": parse_age(unproven_after, "--unproven-after"),
-        "warehouse": root,
-        "run_id": run_id or manual_run_id(),
-        "auditor": auditor,
-        "sink": sink,
-    }
-    early.check_table(root, topic)
-    answer = submit_job("hourly", settings, spark, fast_start=sink == "direct")
-    if as_json:
-        click.echo(json.dumps(answer))
-        return
+    early.check_table(given.warehouse, given.topic)
+    answer = submit_job("hourly", given, invocation, fast_start=given.sink == "direct")
+    invocation.print(answer, partial(_show, "hour" if given.unpublished else "published hour"))
+
+
+def _show(which: str, answer: Mapping[str, Any]) -> None:
     if not answer["hours"]:
-        which = "hour" if unpublished else "published hour"
-        click.echo(f"{topic}: every {which} has all rows that its loads have of it")
+        click.echo(f"{answer['topic']}: every {which} has all rows that its loads have of it")
         return
     table = table_of("hour", "rev", "rows", "verdict", "")
-    for each in answer["hours"]:
-        revision = "" if each["revision"] is None else str(each["revision"])
-        table.add_row(each["hour"], revision, f"{each['rows']:,}", each["verdict"], each["message"])
+    for hour in answer["hours"]:
+        revision = "" if hour["revision"] is None else str(hour["revision"])
+        table.add_row(hour["hour"], revision, f"{hour['rows']:,}", hour["verdict"], hour["message"])
     show(table)

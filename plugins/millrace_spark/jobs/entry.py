@@ -26,6 +26,7 @@ from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.files.hadoop_errors import explained
 from millrace_spark.jobs.executors import ExecutorWatch
+from millrace_spark.jobs.steps import to_stderr
 
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""
@@ -145,14 +146,3 @@ def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
         return function(task)
     except MillraceError as error:
         return _Failed(str(error))
-
-
-def to_stderr(what: str) -> Callable[[str], None]:
-    """A progress callback that writes `step: <what>: <step>` lines, whole ones from whichever thread."""
-
-    def progress(step: str) -> None:
-        # One write: print would write the end of the line by itself, and the threads share the stream.
-        sys.stderr.write(f"step: {what}: {step}\n")
-        sys.stderr.flush()
-
-    return progress

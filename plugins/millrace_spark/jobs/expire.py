@@ -1,40 +1,33 @@
-"""Expiry as a Spark job, for a warehouse on Hadoop storage; a folder needs no Spark for it."""
+"""Expiry as a job: under Spark for a warehouse on Hadoop storage, without it for a folder."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from millrace_spark.files.filesystem import open_filesystem
-from millrace_spark.jobs.entry import main, to_stderr
-from millrace_spark.table.expire import READER_GRACE_S, ExpireRun, expire_topic
+from millrace_spark.jobs.steps import to_stderr
+from millrace_spark.jobs.verbs import Expire
+from millrace_spark.table.expire import ExpireRun, expire_topic
+from millrace_spark.warehouse.layout import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireSettings:
-    """What `millrace expire` hands to the job."""
-
-    topic: str
-    warehouse: str
-    older_than_s: float
-    reader_grace_s: float = READER_GRACE_S
-    dry_run: bool = False
-
-
-def expire(spark: SparkSession | None, settings: ExpireSettings) -> dict[str, Any]:
+def expire(spark: SparkSession | None, given: Expire, progress: Progress | None = None) -> dict[str, Any]:
     """Delete what is old and not needed; what that was."""
     run = ExpireRun(
-        fs=open_filesystem(settings.warehouse, spark),
-        older_than_s=settings.older_than_s,
-        reader_grace_s=settings.reader_grace_s,
-        dry_run=settings.dry_run,
-        progress=to_stderr(f"expire {settings.topic}"),
+        fs=open_filesystem(given.warehouse, spark),
+        older_than_s=given.older_than_s,
+        reader_grace_s=given.reader_grace_s,
+        dry_run=given.dry_run,
+        progress=progress or to_stderr(f"expire {given.topic}"),
     )
-    return asdict(expire_topic(run, settings.topic))
+    return asdict(expire_topic(run, given.topic))
 
 
 if __name__ == "__main__":
-    main(ExpireSettings, expire)
+    from millrace_spark.jobs.entry import main
+
+    main(Expire, expire)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace_audit.client import completeness
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.entry import in_tasks, main, to_stderr
+from millrace_spark.jobs.entry import in_tasks, main
+from millrace_spark.jobs.steps import to_stderr
+from millrace_spark.jobs.verbs import Hourly
 from millrace_spark.parquet.hour_files import HOUR_MS, LAST_HOUR, hour_of
 from millrace_spark.table.merge import DirectMerge, Merge, merge_files
 from millrace_spark.table.publish import (
@@ -21,7 +22,6 @@ from millrace_spark.table.publish import (
     publish_late_hours,
     publish_unpublished_hours,
 )
-from millrace_spark.table.sources import UNPROVEN_AFTER_S
 from millrace_spark.warehouse.layout import Progress
 from millrace_spark.warehouse.manifest import UNASKED, Verdict
 
@@ -34,41 +34,21 @@ TOGETHER = 50
 """Hours in one Spark task at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HourlySettings:
-    """What `millrace hourly` hands to the job."""
-
-    topic: str
-    hours: Sequence[str]
-    """`2015-05-17T10`, UTC."""
-    late: bool = False
-    """Also every hour published before that has news; `hours` without rows are published as empty."""
-    unpublished: bool = False
-    """Also hours that were never published, where the auditor calls them complete ..."""
-    unproven_after_s: float = UNPROVEN_AFTER_S
-    """... or cannot judge them, and they have waited that long."""
-    warehouse: str
-    run_id: str
-    auditor: str = field(default="", repr=False)
-    """URL of the auditor whose verdict is written in; empty: nobody is asked."""
-    sink: str = "direct"
-
-
-def publish(spark: SparkSession, settings: HourlySettings) -> list[HourResult]:
+def publish(spark: SparkSession, given: Hourly) -> list[HourResult]:
     """Publish every hour that has news: those asked for, those with late rows, those never published."""
-    fs = open_filesystem(settings.warehouse, spark)
+    fs = open_filesystem(given.warehouse, spark)
     run = HourlyRun(
         fs=fs,
-        merge=_merge(spark, fs, settings.sink),
-        verdict_of=verdict_from(settings.auditor),
-        run_id=settings.run_id,
-        progress=_hour_by_hour(to_stderr(f"hourly {settings.topic}")),
+        merge=_merge(spark, fs, given.sink),
+        verdict_of=verdict_from(given.auditor),
+        run_id=given.run_id,
+        progress=_hour_by_hour(to_stderr(f"hourly {given.topic}")),
     )
-    results = publish_hours(run, settings.topic, settings.hours, also_empty=settings.late)
-    if settings.late:
-        results += publish_late_hours(run, settings.topic)
-    if settings.unpublished:
-        results += publish_unpublished_hours(run, settings.topic, settings.unproven_after_s)
+    results = publish_hours(run, given.topic, given.hours, also_empty=given.late)
+    if given.late:
+        results += publish_late_hours(run, given.topic)
+    if given.unpublished:
+        results += publish_unpublished_hours(run, given.topic, given.unproven_after_s)
     return list({each.hour: each for each in results}.values())  # of an hour the last, which is the newest
 
 
@@ -113,10 +93,10 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
     return verdict_of
 
 
-def job(spark: SparkSession, settings: HourlySettings) -> Mapping[str, Any]:
+def job(spark: SparkSession, given: Hourly) -> Mapping[str, Any]:
     """What the main prints."""
-    return as_json(settings.topic, publish(spark, settings))
+    return as_json(given.topic, publish(spark, given))
 
 
 if __name__ == "__main__":
-    main(HourlySettings, job)
+    main(Hourly, job)

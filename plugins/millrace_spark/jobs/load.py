@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ from millrace_audit.reports.publish import publish_load_counts
 from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, main, said, to_stderr
+from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, main, said
+from millrace_spark.jobs.steps import to_stderr
+from millrace_spark.jobs.verbs import Load
 from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load.origins import origin_of
@@ -37,29 +39,6 @@ if TYPE_CHECKING:
 
 TOPICS_AT_A_TIME = 8
 """Loaded by as many threads of the driver, which mostly wait for tasks; the cores are shared fairly."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings:
-    """What `millrace load` hands to the job."""
-
-    topics: Sequence[str]
-    bootstrap: str
-    registry: str = field(repr=False)
-    warehouse: str
-    run_id: str
-    """Names the plan: the same for every try of one run."""
-    sink: str = "direct"
-    cut_bytes: int = 64 << 20
-    """Log bytes per task."""
-    max_bytes: int | None = None
-    """Log bytes of each topic to take at most."""
-    until_ms: int | None = None
-    """Time of the first record to leave, ms since the epoch."""
-    max_rejected: str = ""
-    """As `RejectedLimit.parse` takes it; empty for the default."""
-    accept_new_topic: bool = False
-    accept_gaps: bool = False
 
 
 def pin(
@@ -93,32 +72,30 @@ class TopicFailure:
     error: str
 
 
-def load_all(spark: SparkSession, settings: LoadSettings) -> tuple[list[LoadResult], list[TopicFailure]]:
+def load_all(spark: SparkSession, given: Load) -> tuple[list[LoadResult], list[TopicFailure]]:
     """Load every topic, a few at a time; what was loaded and what failed, each in the order of the topics."""
-    fs = open_filesystem(settings.warehouse, spark)
+    fs = open_filesystem(given.warehouse, spark)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
-        done = list(pool.map(partial(_load_one, spark, fs, settings), settings.topics))
+        done = list(pool.map(partial(_load_one, spark, fs, given), given.topics))
     loads = [each for each in done if isinstance(each, LoadResult)]
     return loads, [each for each in done if isinstance(each, TopicFailure)]
 
 
-def load_topics(spark: SparkSession, settings: LoadSettings) -> list[LoadResult]:
+def load_topics(spark: SparkSession, given: Load) -> list[LoadResult]:
     """Load every topic; MillraceError with every failure, after all the others were tried."""
-    loads, failures = load_all(spark, settings)
+    loads, failures = load_all(spark, given)
     if failures:
         raise MillraceError("; ".join([*(failure.error for failure in failures), *_set_aside(loads)]))
     return loads
 
 
-def _load_one(
-    spark: SparkSession, fs: Filesystem, settings: LoadSettings, topic: str
-) -> LoadResult | TopicFailure:
+def _load_one(spark: SparkSession, fs: Filesystem, given: Load, topic: str) -> LoadResult | TopicFailure:
     """Load one topic in a thread of its own, with its own connections and its own share of the cores."""
     try:
-        if len(settings.topics) > 1:
+        if len(given.topics) > 1:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
-        with ClusterClient(settings.bootstrap) as client, SchemaRegistryClient(settings.registry) as registry:
-            result = load_topic(_run_of(spark, fs, settings, client, registry, topic), topic)
+        with ClusterClient(given.bootstrap) as client, SchemaRegistryClient(given.registry) as registry:
+            result = load_topic(_run_of(spark, fs, given, client, registry, topic), topic)
         return dataclasses.replace(result, notes=[*result.notes, *_unpublished(fs, result)])
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
@@ -141,27 +118,34 @@ def _unpublished(fs: Filesystem, result: LoadResult) -> list[str]:
 def _run_of(
     spark: SparkSession,
     fs: Filesystem,
-    settings: LoadSettings,
+    given: Load,
     client: ClusterClient,
     registry: SchemaRegistryClient,
     topic: str,
 ) -> LoadRun:
     progress = to_stderr(f"load {topic}")
-    limit = settings.max_rejected
+    limit = given.max_rejected
+
+    def publish_counts(manifest: LoadManifest) -> None:
+        counts = sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest)
+        publish_load_counts(
+            client.bootstrap, registry.address, topic=manifest.topic, load=manifest.load, counts=counts
+        )
+
     return LoadRun(
         fs=fs,
         client=client,
-        pin=partial(pin, registry, partial(ClusterClient, settings.bootstrap)),
-        sink=sink_named(spark, fs, settings.sink),
-        run_id=settings.run_id,
-        cut_bytes=settings.cut_bytes,
-        publish_counts=partial(_publish_counts, fs, client, registry, progress),
+        pin=partial(pin, registry, partial(ClusterClient, given.bootstrap)),
+        sink=sink_named(spark, fs, given.sink),
+        run_id=given.run_id,
+        cut_bytes=given.cut_bytes,
+        publish_counts=lambda manifest: if_audited(client, progress, partial(publish_counts, manifest)),
         origin_of=partial(origin_of, client),
         progress=progress,
-        bounds=Bounds(max_bytes=settings.max_bytes, until_ms=settings.until_ms),
+        bounds=Bounds(max_bytes=given.max_bytes, until_ms=given.until_ms),
         max_rejected=RejectedLimit.parse(limit) if limit else DEFAULT_LIMIT,
-        accept_new_topic=settings.accept_new_topic,
-        accept_gaps=settings.accept_gaps,
+        accept_new_topic=given.accept_new_topic,
+        accept_gaps=given.accept_gaps,
     )
 
 
@@ -183,33 +167,21 @@ def sink_named(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
     return SparkSink(spark, fs)
 
 
-def _publish_counts(
-    fs: Filesystem,
-    client: ClusterClient,
-    registry: SchemaRegistryClient,
-    progress: Progress,
-    manifest: LoadManifest,
-) -> None:
+def if_audited(client: ClusterClient, progress: Progress, publish_counts: Callable[[], None]) -> None:
     """Tell the auditor, if there is one: without its topic nobody compares, and nobody is told `complete`."""
     try:
         client.topic(OFFLINE_AUDIT_TOPIC)
     except UnknownTopicOrPartition:
         progress(f"not audited: {client.bootstrap} has no topic {OFFLINE_AUDIT_TOPIC}")
-        return
-    publish_load_counts(
-        client.bootstrap,
-        registry.address,
-        topic=manifest.topic,
-        load=manifest.load,
-        counts=sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest),
-    )
+    else:
+        publish_counts()
 
 
-def job(spark: SparkSession, settings: LoadSettings) -> list[dict[str, Any]]:
+def job(spark: SparkSession, given: Load) -> list[dict[str, Any]]:
     """What the main prints: the loads, and for each topic that failed its name and the `error`."""
-    loads, failures = load_all(spark, settings)
+    loads, failures = load_all(spark, given)
     return [*map(asdict, loads), *map(asdict, failures)]
 
 
 if __name__ == "__main__":
-    main(LoadSettings, job)
+    main(Load, job)

@@ -1,40 +1,32 @@
-"""A promotion, or a table's history of them, as a Spark job: for warehouses that only Spark can reach."""
+"""A promotion, or a table's history of them: under Spark for Hadoop storage, without it for a folder."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.files.filesystem import open_filesystem
-from millrace_spark.jobs.entry import main, to_stderr
+from millrace_spark.jobs.steps import to_stderr
+from millrace_spark.jobs.verbs import Promote
+from millrace_spark.warehouse.layout import Progress
 from millrace_spark.warehouse.promotions import history, promote_registered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromoteSettings:
-    """What `millrace promote` hands to the job."""
-
-    topic: str
-    warehouse: str
-    registry: str = field(default="", repr=False)
-    """Empty to only list the history."""
-    schema_id: int | None = None
-    reason: str = ""
-
-
-def job(spark: SparkSession, settings: PromoteSettings) -> Any:
-    """What the main prints: the result, or the history's entries."""
-    fs = open_filesystem(settings.warehouse, spark)
-    to_stderr(f"promote {settings.topic}")("opened")
-    if not settings.registry:
-        return [asdict(entry) for entry in history(fs, settings.topic)]
-    with SchemaRegistryClient(settings.registry) as registry:
-        return asdict(promote_registered(fs, registry, settings.topic, settings.schema_id, settings.reason))
+def promote(spark: SparkSession | None, given: Promote, progress: Progress | None = None) -> Any:
+    """Record the promotion; what it did, or the history's entries where only these are asked for."""
+    fs = open_filesystem(given.warehouse, spark)
+    (progress or to_stderr(f"promote {given.topic}"))("opened")
+    if given.history:
+        return [asdict(entry) for entry in history(fs, given.topic)]
+    with SchemaRegistryClient(given.registry) as registry:
+        return asdict(promote_registered(fs, registry, given.topic, given.schema_id, given.reason))
 
 
 if __name__ == "__main__":
-    main(PromoteSettings, job)
+    from millrace_spark.jobs.entry import main
+
+    main(Promote, promote)

@@ -39,9 +39,10 @@ class Task:
 
 def millrace(spark: SparkSession, task: Task, sink: str) -> None:
     """What `millrace load` runs."""
-    from millrace_spark.jobs.load import LoadSettings, load_topics
+    from millrace_spark.jobs.load import load_topics
+    from millrace_spark.jobs.verbs import Load
 
-    settings = LoadSettings(
+    settings = Load(
         topics=[task.topic], bootstrap=task.bootstrap, registry=task.registry, warehouse=task.out,
         run_id="bench", sink=sink,
     )  # fmt: skip

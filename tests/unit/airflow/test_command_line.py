@@ -7,22 +7,28 @@ import re
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
+from typing import Any
 
 import pytest
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import (
+    OF_CONNECTION,
+    command_line,
     environment,
-    expire_command,
-    hourly_command,
+    hours,
     interval,
-    late_hours_command,
-    load_command,
-    mirror_command,
-    reload_command,
     run_id_of_task,
-    unpublished_hours_command,
 )
+from millrace_airflow.operators.job import MillraceJobOperator
+from millrace_airflow.operators.load import (
+    LoadTopicOperator,
+    MirrorTopicOperator,
+    PublishHourOperator,
+    PublishLateHoursOperator,
+    PublishUnpublishedHoursOperator,
+)
+from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
 from millrace_airflow.settings import MillraceSettings
 
 SETTINGS = MillraceSettings(
@@ -39,30 +45,45 @@ def options(command: list[str], arguments: int) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
+HOURS: dict[str, Any] = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T11:00:00Z"}
+OPERATORS: dict[str, MillraceJobOperator] = {
+    "load": LoadTopicOperator(
+        task_id="load", topics=["A", "B"], topics_matching="P.*", max_bytes="1GB", until="2015-05-18",
+        max_rejected="9",
+    ),
+    "mirror-batch": MirrorTopicOperator(task_id="mirror", topic="T", origin="dc1", max_bytes="1GB"),
+    "hourly": PublishHourOperator(task_id="publish", topic="T", late=True, **HOURS),
+    "hourly late": PublishLateHoursOperator(task_id="late", topic="T"),
+    "hourly unpublished": PublishUnpublishedHoursOperator(task_id="unpublished", topic="T"),
+    "reload": ReloadHoursOperator(task_id="reload", topic="T", reason="schema 7 was missing", **HOURS),
+    "expire": ExpireLoadsOperator(task_id="expire", topic="T"),
+}  # fmt: skip
+
+
+def command(operator: MillraceJobOperator, settings: MillraceSettings = SETTINGS) -> list[str]:
+    return operator.command(settings, "run-1")
+
+
 def test_a_load_names_its_topics_and_the_run_its_plan_is_kept_under() -> None:
-    command = load_command(SETTINGS, ["PageView", "SearchQuery"], "run-1")
-    assert command[3:6] == ["load", "PageView", "SearchQuery"]
-    assert options(command, 2) == {
-        "--bootstrap": "b:1",
-        "--warehouse": "/w",
-        "--run-id": "run-1",
-    }
+    for topics, named in (("PageView", ["PageView"]), (["A", "B"], ["A", "B"])):
+        words = command(LoadTopicOperator(task_id="l", topics=topics))
+        assert words[3 : 4 + len(named)] == ["load", *named]
+        assert options(words, len(named)) == {"--bootstrap": "b:1", "--warehouse": "/w", "--run-id": "run-1"}
 
 
 def test_a_load_passes_on_the_bounds_and_limits_that_are_given() -> None:
-    given = {"topics_matching": "Page.*", "max_bytes": "2GiB", "until": "2015-05-18T00:00Z"}
-    found = options(load_command(SETTINGS, [], "run-1", max_rejected="0.5%", **given), 0)
-    assert found["--topics-matching"] == "Page.*"
-    assert found["--max-bytes"] == "2GiB"
-    assert found["--until"] == "2015-05-18T00:00Z"
-    assert found["--max-rejected"] == "0.5%"
+    found = options(command(OPERATORS["load"]), 2)
+    assert found["--topics-matching"] == "P.*"
+    assert found["--max-bytes"] == "1GB"
+    assert found["--until"] == "2015-05-18"
+    assert found["--max-rejected"] == "9"
 
 
 def test_the_hours_to_publish_are_given_in_utc() -> None:
-    hours = interval("2015-05-17T12:00:00+02:00", "2015-05-17T11:00")
-    command = hourly_command(SETTINGS, "PageView", *hours, "run-1")
-    assert command[3:5] == ["hourly", "PageView"]
-    assert options(command, 1) == {
+    given: dict[str, Any] = {"start": "2015-05-17T12:00:00+02:00", "end": "2015-05-17T11:00"}
+    words = command(PublishHourOperator(task_id="p", topic="PageView", **given))
+    assert words[3:5] == ["hourly", "PageView"]
+    assert options(words, 1) == {
         "--from": "2015-05-17T10:00:00Z",
         "--to": "2015-05-17T11:00:00Z",
         "--warehouse": "/w",
@@ -71,35 +92,34 @@ def test_the_hours_to_publish_are_given_in_utc() -> None:
 
 
 def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None:
-    command = mirror_command(SETTINGS, "SearchQuery", "dc1")
-    assert command[3:5] == ["mirror-batch", "SearchQuery"]
+    words = command(MirrorTopicOperator(task_id="m", topic="SearchQuery", origin="dc1"))
+    assert words[3:5] == ["mirror-batch", "SearchQuery"]
     wanted = {"--origin": "dc1", "--origin-bootstrap": "o:1", "--bootstrap": "b:1"}
-    assert options(command, 1) == wanted
-    bounded = mirror_command(SETTINGS, "SearchQuery", "dc1", max_bytes="2GiB")
-    assert options(bounded, 1) == {**wanted, "--max-bytes": "2GiB"}
+    assert options(words, 1) == wanted
+    assert options(command(OPERATORS["mirror-batch"]), 1) == {**wanted, "--max-bytes": "1GB"}
 
 
 def test_a_spark_master_and_a_sink_are_passed_on_where_the_connection_names_them() -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
-    assert options(load_command(settings, ["T"], "r"), 1)["--master"] == "yarn"
-    assert options(load_command(settings, ["T"], "r"), 1)["--sink"] == "spark"
-    assert options(mirror_command(settings, "T", "dc1"), 1)["--master"] == "yarn"
+    assert options(command(OPERATORS["load"], settings), 2)["--master"] == "yarn"
+    assert options(command(OPERATORS["load"], settings), 2)["--sink"] == "spark"
+    assert options(command(OPERATORS["mirror-batch"], settings), 1)["--master"] == "yarn"
 
 
 def test_late_hours_are_asked_for_besides_the_runs_own() -> None:
-    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
-    command = hourly_command(SETTINGS, "PageView", *hours, "run-1", late=True)
-    assert "--late" in command
-    command.remove("--late")
-    assert command == hourly_command(SETTINGS, "PageView", *hours, "run-1")
-    assert "--from" not in late_hours_command(SETTINGS, "PageView", "run-1")
+    words = command(OPERATORS["hourly"])
+    assert "--late" in words
+    words.remove("--late")
+    assert words == command(PublishHourOperator(task_id="p", topic="T", **HOURS))
+    late = command(OPERATORS["hourly late"])
+    assert "--late" in late
+    assert "--from" not in late
 
 
 def test_hours_are_read_again_for_a_reason_under_the_tasks_run_id() -> None:
-    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
-    command = reload_command(SETTINGS, "PageView", *hours, "schema 7 was missing", "run-1")
-    assert command[3:5] == ["reload", "PageView"]
-    assert options(command, 1) == {
+    words = command(OPERATORS["reload"])
+    assert words[3:5] == ["reload", "T"]
+    assert options(words, 1) == {
         "--from": "2015-05-17T10:00:00Z",
         "--to": "2015-05-17T11:00:00Z",
         "--reason": "schema 7 was missing",
@@ -110,37 +130,38 @@ def test_hours_are_read_again_for_a_reason_under_the_tasks_run_id() -> None:
 
 
 def test_expiry_names_a_topic_and_an_age() -> None:
-    command = expire_command(SETTINGS, "PageView", "30d")
-    assert command[3:5] == ["expire", "PageView"]
-    assert options(command, 1) == {"--warehouse": "/w", "--older-than": "30d"}
+    words = command(OPERATORS["expire"])
+    assert words[3:5] == ["expire", "T"]
+    assert options(words, 1) == {"--warehouse": "/w", "--older-than": "30d"}
 
 
-@pytest.mark.parametrize(
-    "name", ["load", "hourly", "hourly late", "hourly unpublished", "reload", "expire", "mirror-batch"]
-)
+def test_what_is_empty_or_off_is_left_to_the_command() -> None:
+    words = command_line(SETTINGS, "hourly", ["T"], run_id="r", late=False, unproven_after="")
+    assert options(words, 1) == {"--warehouse": "/w", "--run-id": "r"}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
 def test_every_option_is_one_the_command_knows(name: str) -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
-    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
-    commands = {
-        "load": load_command(
-            settings, ["T"], "r", topics_matching="P.*", max_bytes="1GB", until="2015-05-18", max_rejected="9"
-        ),
-        "hourly": hourly_command(settings, "T", *hours, "r", late=True),
-        "hourly late": late_hours_command(settings, "T", "r"),
-        "hourly unpublished": unpublished_hours_command(settings, "T", "1d", "r"),
-        "reload": reload_command(settings, "T", *hours, "why", "r"),
-        "expire": expire_command(settings, "T", "30d"),
-        "mirror-batch": mirror_command(settings, "T", "dc1", max_bytes="1GB"),
-    }
     module = name.partition(" ")[0].replace("-", "_")
-    command = vars(import_module(f"millrace_spark.commands.{module}"))[module]
-    known = {option for parameter in command.params for option in parameter.opts}
-    assert {word for word in commands[name] if word.startswith("--")} <= known
+    known = vars(import_module(f"millrace_spark.commands.{module}"))[module]
+    spelt = {option for parameter in known.params for option in parameter.opts}
+    assert {word for word in command(OPERATORS[name], settings) if word.startswith("--")} <= spelt
+
+
+def test_no_command_is_left_without_the_values_of_the_connection_that_it_knows() -> None:
+    for name, values in OF_CONNECTION.items():
+        module = name.replace("-", "_")
+        known = vars(import_module(f"millrace_spark.commands.{module}"))[module]
+        spelt = {option for parameter in known.params for option in parameter.opts}
+        assert {f"--{value}" for value in ("bootstrap", "warehouse", "sink")} & spelt == {
+            f"--{value}" for value in values
+        }
 
 
 def test_an_unknown_origin_is_named_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no origin 'dc9' \(known: dc1\)"):
-        mirror_command(SETTINGS, "SearchQuery", "dc9")
+        command(MirrorTopicOperator(task_id="m", topic="SearchQuery", origin="dc9"))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +190,7 @@ def test_an_interval_that_is_not_made_of_whole_hours_is_refused(start: str, end:
 
 
 def test_the_first_hours_of_the_calendar_keep_their_zeros() -> None:
-    command = hourly_command(SETTINGS, "T", *interval("0001-01-01T00", "0001-01-01T01"), "r")
-    assert options(command, 1)["--from"] == "0001-01-01T00:00:00Z"
+    assert hours("0001-01-01T00", "0001-01-01T01")["from"] == "0001-01-01T00:00:00Z"
 
 
 def test_what_is_no_time_is_refused_by_its_name() -> None:
@@ -205,14 +225,8 @@ def test_no_two_tasks_share_a_run_id() -> None:
 
 def test_urls_that_may_hold_passwords_are_in_no_command_line() -> None:
     settings = dataclasses.replace(SETTINGS, registry="http://u:s3cret@r", auditor="http://u:s3cret@a")
-    hours = interval("2015-05-17T10:00:00Z", "2015-05-17T11:00:00Z")
-    for command in (
-        load_command(settings, ["T"], "r"),
-        hourly_command(settings, "T", *hours, "r"),
-        late_hours_command(settings, "T", "r"),
-        reload_command(settings, "T", *hours, "why", "r"),
-    ):
-        assert "s3cret" not in " ".join(command)
+    for operator in OPERATORS.values():
+        assert "s3cret" not in " ".join(command(operator, settings))
     assert environment(settings) == {
         "MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor,
     }  # fmt: skip

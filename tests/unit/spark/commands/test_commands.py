@@ -21,15 +21,16 @@ from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegisteredVersion
 from millrace_spark.commands import early
-from millrace_spark.commands.early import TopicsToLoad, parse_bytes
+from millrace_spark.commands.early import TopicsToLoad
 from millrace_spark.commands.hourly import hourly
 from millrace_spark.commands.load import load
 from millrace_spark.commands.mirror_batch import mirror_batch
-from millrace_spark.commands.options import SparkOptions, submit_job
+from millrace_spark.commands.options import Invocation, submit_job
 from millrace_spark.commands.promote import promote
 from millrace_spark.commands.reload import reload
 from millrace_spark.commands.verify import verify
-from millrace_spark.jobs.load import LoadSettings
+from millrace_spark.jobs.verbs import Load, Verify
+from millrace_spark.jobs.words import parse_bytes
 from millrace_spark.load.load import load_topic
 from tests.unit.spark.memory_log import SCHEMA, TOPIC, filled_log, load_run, with_field
 
@@ -132,6 +133,7 @@ def test_bounds_and_limits_reach_the_job(submitted: dict[str, Any]) -> None:
         (["--until", "soon"], "--until 'soon' is not a time like"),
         (["--max-rejected", "many"], "--max-rejected 'many' is neither"),
         (["--max-rejected", "101%"], "is neither"),
+        (["--topics-matching", "("], "--topics-matching '(' is no regular expression: "),
     ],
 )
 def test_bounds_that_are_none_are_one_clear_line(
@@ -191,7 +193,6 @@ def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp
         ([], "Nothing", "no topic on b:1 matches 'Nothing'"),
         ([], "Pag", "no topic on b:1 matches 'Pag'"),
         ([], "PageRaw", "has a schema at http://r (PageRaw)"),
-        ([], "(", "is no regular expression"),
     ],
 )
 def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_have_a_schema(
@@ -354,7 +355,7 @@ def test_a_load_without_options_submits_settings_that_the_job_accepts(submitted:
     shown = CliRunner().invoke(load, ["A", *LOAD])
     assert shown.exit_code == 0, shown.output
     settings = json.loads(json.dumps(submitted["settings"]))
-    assert from_mapping(LoadSettings, settings, "the job's settings").max_bytes is None
+    assert from_mapping(Load, settings, "the job's settings").max_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -381,5 +382,5 @@ def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_beg
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     with nullcontext() if error is None else pytest.raises(MillraceError):
-        submit_job("load", {}, SparkOptions(master="local", conf={}, archives=()), fast_start=True)
+        submit_job("verify", Verify(warehouse="/w"), Invocation(master="local"))
     assert capsys.readouterr().err.splitlines() == shown

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace_registry.client
+import millrace_spark.jobs.promote
 import millrace_spark.jobs.submit
 from millrace_spark.commands.promote import promote as command
 from millrace_spark.load.load import load_topic
@@ -59,7 +60,7 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
     log.append_events(0, [START], schema=COUNTED, count=5)
     load_topic(load_run(log, tmp_path), TOPIC)
     registry = Registry(SCHEMAS, [COUNTED, COUNTRY])
-    monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", lambda _: registry)
+    monkeypatch.setattr(millrace_spark.jobs.promote, "SchemaRegistryClient", lambda _: registry)
     options = [TOPIC, "--warehouse", str(tmp_path), "--registry", "http://r"]
     silent = CliRunner().invoke(command, options)
     assert "give --registry and --reason" in str(silent.exception)
@@ -84,12 +85,13 @@ def test_a_warehouse_that_only_spark_can_reach_is_promoted_by_a_job(monkeypatch:
 
     def submit(job: str, settings: dict[str, Any], **_: Any) -> Any:
         submitted.append({"job": job, **settings})
-        return answer if settings.get("registry") else []
+        return [] if settings["history"] else answer
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     options = [TOPIC, "--warehouse", "hdfs://n:9000/w", "--registry", "http://r", "--reason", "why"]
     assert "schema 9 is the table's already" in CliRunner().invoke(command, options).stdout
     assert CliRunner().invoke(command, [*options[:3], "--list"]).exit_code == 0
     place = {"job": "promote", "topic": TOPIC, "warehouse": "hdfs://n:9000/w"}
-    wanted = {"schema_id": None, "reason": "why", "registry": "http://r"}
-    assert submitted == [{**place, **wanted}, place]
+    wanted = {"schema_id": None, "reason": "why", "registry": "http://r", "history": False}
+    listed = {"schema_id": None, "reason": "", "registry": "", "history": True}
+    assert submitted == [{**place, **wanted}, {**place, **listed}]

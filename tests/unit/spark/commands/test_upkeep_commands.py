@@ -15,10 +15,10 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
 from millrace_spark.commands.expire import expire
 from millrace_spark.commands.hourly import hourly
-from millrace_spark.commands.options import parse_age
 from millrace_spark.commands.reload import reload
 from millrace_spark.commands.verify import verify
 from millrace_spark.files.filesystem import LocalFilesystem
+from millrace_spark.jobs.words import parse_age
 from millrace_spark.table.publish import publish_hours
 from tests.unit.spark.interleaved import HOURS, Scenario
 from tests.unit.spark.memory_log import START, TOPIC
@@ -54,7 +54,7 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
     assert "this run had read it again already" in shown.stdout
     assert "millrace hourly A --late" in shown.stdout
     settings = submitted["settings"]
-    assert (submitted["job"], settings["hours"], settings["loads"]) == ("reload", [HOURS[0]], [])
+    assert (submitted["job"], settings["hours"], settings["loads"]) == ("reload", [HOURS[0]], ())
     assert (settings["reason"], settings["warehouse"]) == ("a bug", str(Path("w").absolute()))
     shown = CliRunner().invoke(reload, [*AGAIN, "--loads", "7-9", "--run-id", "mine", "--json"])
     assert json.loads(shown.stdout) == submitted["answer"]
@@ -88,7 +88,7 @@ def test_a_reload_of_nothing_or_for_no_reason_is_refused(options: list[str], say
 def test_late_hours_need_no_hours_and_may_go_with_some(submitted: dict[str, Any]) -> None:
     submitted["answer"] = {"topic": "A", "hours": []}
     assert CliRunner().invoke(hourly, ["A", "--late", "--warehouse", "w"]).exit_code == 0
-    assert (submitted["settings"]["hours"], submitted["settings"]["late"]) == ([], True)
+    assert (submitted["settings"]["hours"], submitted["settings"]["late"]) == ((), True)
     CliRunner().invoke(hourly, ["A", "--late", "--hour", HOURS[0], "--warehouse", "w"])
     assert submitted["settings"]["hours"] == [HOURS[0]]
     refused = CliRunner().invoke(hourly, ["A", "--late", "--from", HOURS[0], "--warehouse", "w"])

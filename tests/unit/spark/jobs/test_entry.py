@@ -14,9 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from millrace_spark.commands import options
-from millrace_spark.jobs import entry
-from millrace_spark.jobs.load import LoadSettings
+from millrace_spark.jobs import entry, steps
+from millrace_spark.jobs.verbs import Load
 
 
 def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
@@ -37,7 +36,7 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
     monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)
     with pytest.raises(SystemExit) as ended:
-        entry.main(LoadSettings, lambda *_: None)
+        entry.main(Load, lambda *_: None)
     shown = capsys.readouterr()
     assert ended.value.code == 1
     assert shown.err == ""
@@ -50,8 +49,8 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
 def test_a_terminal_is_shown_how_many_hours_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
-    monkeypatch.setattr(options, "Console", lambda stderr: console)
-    with options.steps("hourly") as shown:
+    monkeypatch.setattr(steps, "Console", lambda stderr: console)
+    with steps.steps("hourly") as shown:
         shown("step: hourly PageView: written")
         shown("step: hourly PageView: 1 of 2: 2015-05-17T11 published")
     words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
@@ -63,8 +62,8 @@ def test_lines_that_threads_write_at_the_same_time_stay_whole(
     writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(thread: int) -> None:
-        with options.steps("load") as shown:
-            line = shown if writes == "a command" else entry.to_stderr(f"load T{thread}")
+        with steps.steps("load") as shown:
+            line = shown if writes == "a command" else steps.to_stderr(f"load T{thread}")
             together.wait()
             for n in range(3000):
                 line(f"s{n}")

@@ -21,8 +21,9 @@ from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.client import Completeness
 from millrace_spark.jobs import entry
-from millrace_spark.jobs.hourly import HourlySettings, publish, verdict_from
-from millrace_spark.jobs.load import LoadSettings, load_all, load_topics
+from millrace_spark.jobs.hourly import publish, verdict_from
+from millrace_spark.jobs.load import load_all, load_topics
+from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load.origins import origin_of
 from millrace_spark.warehouse.manifest import OriginPartition
@@ -69,7 +70,7 @@ def test_a_job_says_one_line_for_each_hour_it_publishes(
     load_topic(load_run(filled_log(), tmp_path), TOPIC)
     hours = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
     monkeypatch.setattr(millrace_spark.jobs.hourly, "_merge", lambda *_: hourly_run(tmp_path).merge)
-    settings = HourlySettings(topic=TOPIC, hours=hours, warehouse=str(tmp_path), run_id="run", late=True)
+    settings = Hourly(topic=TOPIC, hours=hours, warehouse=str(tmp_path), run_id="run", late=True)
     results = publish(cast("SparkSession", MagicMock()), settings)
     assert [(each.hour, each.published) for each in results] == [(hour, True) for hour in hours]
     assert capsys.readouterr().err.splitlines() == [
@@ -127,7 +128,7 @@ def test_a_topic_that_fails_does_not_hide_the_records_set_aside_of_another(
         )
 
     monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_or_fail)
-    settings = LoadSettings(
+    settings = Load(
         topics=["Bad", "Missing"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
         warehouse=str(tmp_path), run_id="run",
     )  # fmt: skip
@@ -149,7 +150,7 @@ def test_a_load_of_hours_that_no_schedule_will_publish_says_so(
 
     monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", loaded)
     (tmp_path / f"{TOPIC}.hourly" / "date=2015-05-17" / "hour=11" / "rev=1").mkdir(parents=True)
-    settings = LoadSettings(
+    settings = Load(
         topics=[TOPIC], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1", warehouse=str(tmp_path),
         run_id="run",
     )  # fmt: skip
@@ -176,7 +177,7 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
         )  # fmt: skip
 
     monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_when_told)
-    settings = LoadSettings(
+    settings = Load(
         topics=["Big", "Broken", "Small"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
         warehouse=str(tmp_path), run_id="run",
     )  # fmt: skip
@@ -208,6 +209,6 @@ def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
     monkeypatch.setattr(entry, "ExecutorWatch", MagicMock())
     monkeypatch.setattr(entry, "_session", MagicMock())
     with pytest.raises(SystemExit):
-        entry.main(LoadSettings, load_topics)
+        entry.main(Load, load_topics)
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"].startswith("the driver's JVM has ended (killed, or out of memory): ")

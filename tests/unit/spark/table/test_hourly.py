@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_spark.commands.options import parse_hours
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.files.task_storage import SharedFolder
+from millrace_spark.jobs.words import parse_hours
 from millrace_spark.load.direct import Source
 from millrace_spark.load.load import load_topic
 from millrace_spark.load.writing import Pinned

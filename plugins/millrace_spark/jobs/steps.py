@@ -1,0 +1,42 @@
+"""The steps of a job: how the job writes them, and how its command shows them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+
+def to_stderr(what: str) -> Callable[[str], None]:
+    """A progress callback that writes `step: <what>: <step>` lines, whole ones from whichever thread."""
+    return lambda step: _write(f"step: {what}: {step}")
+
+
+def _write(line: str) -> None:
+    # One write: print would write the end of the line by itself, and threads share the stream.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
+    """Shows a bar with the newest line on a terminal; elsewhere the lines themselves, for the log."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield quiet or _write
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(20), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(f"{what} ...", total=None)
+
+        def show(line: str) -> None:
+            found = re.search(r" (\d+) of (\d+): ", line)
+            done, total = (int(found[1]), int(found[2])) if found else (None, None)
+            bar.update(task, description=line[: max(20, console.width - 40)], completed=done, total=total)
+
+        yield show

@@ -1,0 +1,278 @@
+"""What each verb is given, said once: a command reads it from its words, a job from JSON.
+
+A field made by `option` is what a command line spells; the other fields are for jobs alone. Airflow's
+operators pass the same names on as words. Knows neither Spark nor what the verbs do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any, TypeVar, dataclass_transform
+
+import click
+
+from millrace_spark.jobs import words
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a command line spells a field; `attributes` are those of click's parameter."""
+
+    name: str
+    parse: Callable[[Any, str], Any] | None
+    attributes: Mapping[str, Any]
+
+    def value(self, word: Any) -> Any:
+        """What a word means; ConfigError names the option."""
+        return word if self.parse is None else self.parse(word, self.name)
+
+
+def option(
+    spelling: str,
+    help: str = "",
+    parse: Callable[[Any, str], Any] | None = None,
+    *,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+    repr: bool = True,
+    **attributes: Any,
+) -> Any:
+    """A field spelt `--name METAVAR`, `--flag` or, as an argument, `NAME`; with `...` it may be repeated.
+
+    Without a default it is required. A default that is a word is parsed like a word that is given.
+    """
+    name, _, metavar = spelling.removesuffix("...").partition(" ")
+    attributes |= {"metavar": metavar} if metavar else {}
+    if spelling.endswith("..."):
+        attributes |= {"multiple": True} if metavar else {"nargs": -1, "metavar": spelling}
+    attributes |= {"help": help} if help else {}
+    attributes |= {"is_flag": True} if default is False else {}
+    attributes["required"] = default is MISSING and default_factory is MISSING
+    made = Option(name, parse, attributes)
+    if isinstance(default, str) and default:
+        attributes |= {"default": default, "show_default": True}
+        default = made.value(default)
+    return field(default=default, default_factory=default_factory, repr=repr, metadata={"option": made})
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
+def verb(cls: type[V]) -> type[V]:
+    """A frozen dataclass whose fields may be options."""
+    return dataclass(frozen=True, slots=True, kw_only=True)(cls)
+
+
+def options_of(cls: type) -> Iterator[tuple[str, Option]]:
+    """The fields that a command line spells, in order."""
+    for each in dataclasses.fields(cls):
+        if "option" in each.metadata:
+            yield each.name, each.metadata["option"]
+
+
+def from_words(cls: type[V], given: Mapping[str, Any]) -> V:
+    """The verb that the words of its fields spell; None and () stand for words that were not given."""
+    there = ((name, spelt, given[name]) for name, spelt in options_of(cls))
+    return cls(**{name: spelt.value(word) for name, spelt, word in there if word not in (None, ())})
+
+
+WAREHOUSE = (
+    "--warehouse URI",
+    "Folder of the warehouse: a path, file:// or hdfs://.",
+    words.absolute_warehouse,
+)
+REGISTRY = "--registry URL", "The schema registry."
+RUN_ID = (
+    "--run-id",
+    "Name of the run; a repeated run of one name finishes what the first began.",
+    words.run_id,
+)
+SINK = (
+    "--sink",
+    "Who writes Parquet: the tasks themselves (a folder they all see, or WebHDFS), or Spark.",
+)
+SINKS = click.Choice(["direct", "spark"])
+CUT_BYTES = 64 << 20
+"""Log bytes per task."""
+
+
+@verb
+class Load:
+    """`millrace load`."""
+
+    topics: Sequence[str] = option("TOPIC...", parse=words.each_once, default=())
+    warehouse: str = option(*WAREHOUSE)
+    bootstrap: str = option(
+        "--bootstrap HOST:PORT", "Brokers of the cluster to load from.", words.checked_addresses
+    )
+    registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    topics_matching: str = option(
+        "--topics-matching REGEX",
+        "Also every topic whose whole name matches; those without a schema are named and left out.",
+        words.checked_pattern,
+        default="",
+    )
+    """The command adds the topics that match to `topics`."""
+    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    """Names the plan: the same for every try of one run."""
+    sink: str = option(*SINK, default="direct", type=SINKS)
+    max_bytes: int | None = option(
+        "--max-bytes SIZE",
+        "Take at most so much of each topic's log (500MB, 2GiB); the next run takes the next part.",
+        words.optional_bytes,
+        default=None,
+    )
+    until_ms: int | None = option(
+        "--until TIME", "Take what was produced before this time.", words.optional_time_ms, default=None
+    )
+    max_rejected: str = option(
+        "--max-rejected N|P%",
+        "Fail a topic if more records cannot be decoded.  [default: 0.1%, or 100 where that is more]",
+        words.checked_limit,
+        default="",
+    )
+    accept_rejected: bool = option(
+        "--accept-rejected", "Succeed although records could not be decoded.", default=False
+    )
+    """The command decides by it; the load is published either way."""
+    accept_new_topic: bool = option(
+        "--accept-new-topic",
+        "Go on with a topic that was deleted and created anew, or whose cluster was.",
+        default=False,
+    )
+    accept_gaps: bool = option(
+        "--accept-gaps", "Go on over offsets that are missing in the log.", default=False
+    )
+    cut_bytes: int = CUT_BYTES
+
+
+@verb
+class Hourly:
+    """`millrace hourly`."""
+
+    topic: str = option("TOPIC")
+    warehouse: str = option(*WAREHOUSE)
+    hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
+    """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
+    start: str = option("--from TIME", "Publish every hour from this time on ...", default="")
+    end: str = option("--to TIME", "... up to, and without, this one.", default="")
+    late: bool = option(
+        "--late", "Also publish every hour published before that has news in loads.", default=False
+    )
+    """`hours` without rows are then published as empty."""
+    unpublished: bool = option(
+        "--unpublished",
+        "Also publish hours that loads have rows of and nobody has published, once they are proven.",
+        default=False,
+    )
+    unproven_after_s: float = option(
+        "--unproven-after AGE",
+        "With --unpublished: publish what the auditor cannot judge when it has waited that long.",
+        words.parse_age,
+        default="1d",
+    )
+    auditor: str = option(
+        "--auditor URL",
+        "Auditor whose verdict is written into each hour.",
+        default="",
+        envvar="MILLRACE_AUDITOR",
+        repr=False,
+    )
+    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    sink: str = option(*SINK, default="direct", type=SINKS)
+
+
+@verb
+class Reload:
+    """`millrace reload`: hours or loads."""
+
+    topic: str = option("TOPIC")
+    warehouse: str = option(*WAREHOUSE)
+    bootstrap: str = option(
+        "--bootstrap HOST:PORT", "Brokers of the cluster to read from.", words.checked_addresses
+    )
+    registry: str = option(*REGISTRY, envvar="MILLRACE_REGISTRY", repr=False)
+    reason: str = option("--reason TEXT", "Why; it is kept in the manifest.", words.checked_reason)
+    hours: Sequence[str] = option("--hour TIME...", "An hour; may be repeated.", default=())
+    """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
+    start: str = option("--from TIME", "Every hour from this time on ...", default="")
+    end: str = option("--to TIME", "... up to, and without, this one.", default="")
+    loads: Sequence[int] = option(
+        "--loads A-B",
+        "Instead of hours: these loads, by number, like 7 or 7-9.",
+        words.parse_loads,
+        default=(),
+    )
+    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    """A repeated run of one name does not read again what it has read already."""
+    sink: str = option(*SINK, default="direct", type=SINKS)
+    cut_bytes: int = CUT_BYTES
+
+
+@verb
+class Expire:
+    """`millrace expire`."""
+
+    topic: str = option("TOPIC")
+    warehouse: str = option(*WAREHOUSE)
+    older_than_s: float = option(
+        "--older-than AGE", "Leave what is younger, like 30d or 12h.", words.parse_age
+    )
+    reader_grace_s: float = option(
+        "--reader-grace AGE",
+        "Keep a revision at least that long after the next one: for queries that run.",
+        words.parse_age,
+        default="6h",
+    )
+    dry_run: bool = option("--dry-run", "Say what would be deleted, and delete nothing.", default=False)
+
+
+@verb
+class Promote:
+    """`millrace promote`."""
+
+    topic: str = option("TOPIC")
+    warehouse: str = option(*WAREHOUSE)
+    registry: str = option(*REGISTRY, default="", envvar="MILLRACE_REGISTRY", repr=False)
+    schema_id: int | None = option(
+        "--schema-id", "A registered schema of the topic; the newest without it.", default=None, type=int
+    )
+    reason: str = option("--reason TEXT", "Why, for those who read the history.", default="")
+    history: bool = option("--list", "Show which schemas the table has had, change nothing.", default=False)
+
+
+@verb
+class Verify:
+    """`millrace verify`."""
+
+    warehouse: str = option("WAREHOUSE", parse=words.absolute_warehouse)
+    topic: str | None = option("--topic", "Check this topic only.", default=None)
+    bootstrap: str | None = option(
+        "--bootstrap HOST:PORT",
+        "Also compare with this cluster's logs.",
+        words.checked_addresses,
+        default=None,
+    )
+
+
+@verb
+class Mirror:
+    """`millrace mirror-batch`."""
+
+    topics: Sequence[str] = option("TOPIC...", parse=words.each_once)
+    origin: str = option("--origin CLUSTER", "Name of the origin cluster, for example dc1.")
+    """As in the positions of the mirrored partitions."""
+    origin_bootstrap: str = option(
+        "--origin-bootstrap HOST:PORT", "Brokers of the origin cluster.", words.checked_addresses
+    )
+    bootstrap: str = option(
+        "--bootstrap HOST:PORT", "Brokers of the aggregate cluster.", words.checked_addresses
+    )
+    max_bytes: int | None = option(
+        "--max-bytes SIZE",
+        "Copy about so much of all topics (500MB, 2GiB); the next run goes on there.",
+        words.optional_bytes,
+        default=None,
+    )

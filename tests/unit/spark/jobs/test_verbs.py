@@ -1,0 +1,93 @@
+"""Each option is said once: what a command makes of words is what a job reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.config import from_mapping
+from millrace.errors import ConfigError
+from millrace_spark.jobs.verbs import (
+    Expire,
+    Hourly,
+    Load,
+    Mirror,
+    Promote,
+    Reload,
+    Verify,
+    from_words,
+    option,
+    options_of,
+    verb,
+)
+
+REQUIRED: dict[str, Any] = {
+    "topic": "T", "topics": ("T", "T"), "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r",
+    "reason": " why ", "older_than_s": "30d", "origin": "dc1", "origin_bootstrap": "o:1",
+}  # fmt: skip
+
+
+def words(cls: type, **given: Any) -> dict[str, Any]:
+    """The words of a command line with those that a verb requires, as click hands them over."""
+    return {
+        name: given.get(
+            name, REQUIRED[name] if spelt.attributes["required"] else spelt.attributes.get("default")
+        )
+        for name, spelt in options_of(cls)
+    }
+
+
+@pytest.mark.parametrize("cls", [Load, Hourly, Reload, Expire, Promote, Verify, Mirror])
+def test_a_job_reads_the_very_verb_that_its_command_has_read(cls: type) -> None:
+    given: Any = from_words(cls, words(cls))
+    travelled = json.loads(json.dumps(dataclasses.asdict(given)))
+    read: Any = from_mapping(cls, travelled, "the job's settings")
+    assert dataclasses.asdict(read) == {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in dataclasses.asdict(given).items()
+    }
+
+
+def test_words_that_are_not_given_leave_the_defaults_and_words_mean_values() -> None:
+    given = from_words(Load, words(Load, topics=("B", "A", "B"), max_bytes="2GiB", until_ms=""))
+    assert (given.topics, given.max_bytes, given.until_ms, given.cut_bytes) == (
+        ["B", "A"],
+        2 << 30,
+        None,
+        64 << 20,
+    )
+    assert given.run_id.startswith("manual-")
+    assert from_words(Reload, words(Reload, loads="7-9")).loads == [7, 8, 9]
+    assert from_words(Verify, words(Verify, warehouse="w")).warehouse == str(Path("w").absolute())
+
+
+def test_a_default_that_is_a_word_means_the_same_in_a_job() -> None:
+    assert Hourly(topic="T", warehouse="/w").unproven_after_s == 86_400
+    assert Expire(topic="T", warehouse="/w", older_than_s=1).reader_grace_s == 21_600
+
+
+def test_a_word_that_means_nothing_is_refused_by_the_options_name() -> None:
+    with pytest.raises(ConfigError, match=r"^--max-bytes 'much' is no size"):
+        from_words(Mirror, words(Mirror, max_bytes="much"))
+    with pytest.raises(ConfigError, match=r"^--bootstrap '' is not HOST:PORT"):
+        from_words(Verify, words(Verify, bootstrap=""))
+
+
+def test_a_spelling_says_whether_a_word_is_taken_and_how_often() -> None:
+    @verb
+    class Try:
+        names: str = option("NAME...", default=())
+        size: str | None = option("--size SIZE", "How much.", default=None)
+        keys: str = option("--key KEY...", "Keys.", default=())
+        dry: bool = option("--dry", "Do nothing.", default=False)
+
+    spelt = {name: (each.name, each.attributes) for name, each in options_of(Try)}
+    assert spelt["names"] == ("NAME", {"nargs": -1, "metavar": "NAME...", "required": False})
+    assert spelt["size"][0] == "--size"
+    assert spelt["size"][1] == {"metavar": "SIZE", "help": "How much.", "required": False}
+    assert (spelt["keys"][1]["metavar"], spelt["keys"][1]["multiple"]) == ("KEY", True)
+    assert spelt["dry"][1]["is_flag"]
