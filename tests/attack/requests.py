@@ -26,7 +26,6 @@ from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
 from millrace.storage.staging import MAX_FILLER_BYTES
 from millrace.wire import mirror_append
-from millrace.wire.codec import is_flexible
 from millrace.wire.messages import ApiKey
 
 TOPIC = "attacked"
@@ -106,9 +105,15 @@ def forged_batches(rng: random.Random) -> Iterator[Sent]:
 def frame(api_key: int, version: int, body: bytes) -> bytes:
     """A whole request."""
     header = struct.pack(">hhi", api_key, version, 7) + _string("attack")
-    if is_flexible(api_key, version):
+    if _is_flexible(api_key, version):
         header += b"\0"
     return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+def _is_flexible(api_key: int, version: int) -> bool:
+    with contextlib.suppress(KioIndexError):
+        return load_request_schema(api_key, version).__flexible__
+    return False
 
 
 def _string(text: str) -> bytes:

@@ -20,6 +20,7 @@ from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition, decode_response
+from millrace.wire.fetch import encode_request as encode_fetch
 from millrace.wire.messages import (
     ApiKey,
     CreatableTopic,
@@ -28,9 +29,6 @@ from millrace.wire.messages import (
     CreateTopicsResponse,
     DeleteTopicsRequest,
     DeleteTopicsResponse,
-    FetchPartition,
-    FetchRequest,
-    FetchTopic,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
@@ -376,16 +374,8 @@ class ClusterClient:
         asked: list[Connection] = []
         wait = max(0.1, deadline - time.monotonic()) + max_wait_ms / 1000
         for leader, share in self._leaders_of(topic, offsets, deadline).items():
-            partitions = tuple(
-                FetchPartition(partition=p, fetch_offset=offsets[p], partition_max_bytes=partition_max_bytes)
-                for p in share
-            )
-            request = FetchRequest(
-                max_wait=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes,
-                isolation_level=_READ_COMMITTED,
-                topics=(FetchTopic(topic=topic, partitions=partitions),),
-            )  # fmt: skip
-            body = encode(request, ApiKey.FETCH, _FETCH_VERSION)
+            wanted = [(topic, partition, offsets[partition], partition_max_bytes) for partition in share]
+            body = encode_fetch(wanted, max_wait=max_wait_ms, max_bytes=max_bytes, min_bytes=min_bytes)
             asked.append(self._connect(self._brokers[leader], deadline))
             asked[-1].send(ApiKey.FETCH, _FETCH_VERSION, body, timeout_s=wait)
         moved: list[int] = []

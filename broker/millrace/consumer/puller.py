@@ -17,9 +17,8 @@ from millrace.coordination.groups import Place
 from millrace.coordination.state import BrokerAddress
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import split_batches
-from millrace.wire.codec import encode
-from millrace.wire.fetch import FetchedPartition, decode_response, error_name
-from millrace.wire.messages import ApiKey, FetchPartition, FetchRequest, FetchTopic
+from millrace.wire.fetch import FetchedPartition, decode_response, encode_request, error_name
+from millrace.wire.messages import ApiKey
 
 log = logging.getLogger(__name__)
 
@@ -178,17 +177,10 @@ class _Puller(threading.Thread):
 
     def _fetch(self, asked: Asked, wait_ms: int) -> dict[Place, FetchedPartition]:
         each = self._pullers.fetch_bytes
-        topics: dict[str, list[FetchPartition]] = {}
-        for (topic, number), (_, _, offset) in asked.items():
-            part = FetchPartition(partition=number, fetch_offset=offset, partition_max_bytes=each)
-            topics.setdefault(topic, []).append(part)
+        wanted = [(topic, number, offset, each) for (topic, number), (_, _, offset) in asked.items()]
         # All of the answer may be for the stream that has the least room.
         room = min(partition.stream.room for partition, _, _ in asked.values())
-        request = FetchRequest(
-            max_wait=wait_ms, min_bytes=1, max_bytes=max(each, room),
-            topics=tuple(FetchTopic(topic=name, partitions=tuple(parts)) for name, parts in topics.items()),
-        )  # fmt: skip
-        body = encode(request, ApiKey.FETCH, FETCH_VERSION)
+        body = encode_request(wanted, max_wait=wait_ms, max_bytes=max(each, room))
         raw = self._connected().ask(self._broker_id, ApiKey.FETCH, FETCH_VERSION, body)
         found = decode_response(FETCH_VERSION, raw)
         return {(topic, number): each for topic, parts in found.items() for number, each in parts.items()}

@@ -8,7 +8,6 @@ DescribeConfigs v0, which tells no sources, and changes of lists, because no set
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,6 +25,7 @@ from millrace.broker.topic_settings import (
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
 from millrace.handlers.table import Call, message_api, outcome_of
 from millrace.wire import admin_messages as messages
+from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey
 
 Settings: TypeAlias = Mapping[str, str]
@@ -80,7 +80,7 @@ def _settings(
 def _as_asked(
     setting: messages.DescribeConfigsResourceResult, request: messages.DescribeConfigsRequest
 ) -> messages.DescribeConfigsResourceResult:
-    return dataclasses.replace(
+    return replace(
         setting,
         synonyms=setting.synonyms if request.include_synonyms else (),
         documentation=setting.documentation if request.include_documentation else None,

@@ -7,7 +7,6 @@ connection is closed, as Kafka does it, and the log says why. Knows no sockets.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import typing
@@ -19,9 +18,9 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
 from millrace.server.request import NOTHING, Client, Request
-from millrace.wire.codec import decode, encode, encode_error, is_flexible
+from millrace.wire.codec import RequestTooLarge, decode, encode, encode_error, is_flexible
+from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
-from millrace.wire.item_count import RequestTooLarge
 from millrace.wire.messages import ApiKey
 
 log = logging.getLogger(__name__)
@@ -222,13 +221,10 @@ def error_codes(message: object) -> Iterator[int]:
 @functools.cache
 def _error_fields(message: Hashable) -> tuple[Sequence[str], Sequence[str]]:
     """The names of a message class's field for an error, and of its lists whose items have one somewhere."""
-    hints = typing.get_type_hints(message)
-    lists = []
-    for name, hint in hints.items():
-        item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
-        if dataclasses.is_dataclass(item) and any(_error_fields(typing.cast(Hashable, item))):
-            lists.append(name)
-    return [name for name in hints if name == "error_code"], lists
+    fields = fields_of(typing.cast(type, message))
+    items = {name: field.item for name, field in fields.items() if isinstance(field.item, type)}
+    lists = [name for name, item in items.items() if any(_error_fields(typing.cast(Hashable, item)))]
+    return [name for name in fields if name == "error_code"], lists
 
 
 def _answer_failure(request: Request, error: BaseException) -> None:

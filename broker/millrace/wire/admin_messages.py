@@ -1,12 +1,14 @@
 """The messages of an operator as values: settings told and changed, more partitions, sizes on disk.
 
-As in `wire.messages`: field names are Kafka's, a version's missing fields are left out by `wire.codec`.
+As in `wire.messages`, names and order of the fields are Kafka's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from millrace.wire.fields import array, boolean, i8, i16, i32, i64, message, string
+from millrace.wire.messages import ApiKey
 
 ORIGINS = "mirror.origins"
 """Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
@@ -45,201 +47,185 @@ class ConfigOperation(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsResource:
-    """What is asked about; `configuration_keys` None asks for every setting."""
+    """`configuration_keys` None asks for every setting."""
 
-    resource_type: int
-    resource_name: str
-    configuration_keys: tuple[str, ...] | None
+    resource_type: int = i8()
+    resource_name: str = string()
+    configuration_keys: tuple[str, ...] | None = array(string(), null_since=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsRequest:
-    """Which settings have these resources?"""
-
-    resources: tuple[DescribeConfigsResource, ...]
-    include_synonyms: bool = False
-    include_documentation: bool = False
+    resources: tuple[DescribeConfigsResource, ...] = array(DescribeConfigsResource)
+    include_synonyms: bool = boolean(since=1, default=False)
+    include_documentation: bool = boolean(since=3, default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsSynonym:
-    """One of the places a setting is looked for; the first that is there counts."""
+    """One of the places where a setting is looked for; the first that is there counts."""
 
-    name: str
-    value: str | None
-    source: int
+    name: str = string()
+    value: str | None = string(null_since=0)
+    source: int = i8()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsResourceResult:
     """One setting; `value` is None when it is secret."""
 
-    name: str
-    value: str | None
-    read_only: bool = False
-    config_source: int = ConfigSource.DEFAULT
-    is_sensitive: bool = False
-    synonyms: tuple[DescribeConfigsSynonym, ...] = ()
-    config_type: int = 0
-    documentation: str | None = None
+    name: str = string()
+    value: str | None = string(null_since=0)
+    read_only: bool = boolean(default=False)
+    config_source: int = i8(since=1, default=ConfigSource.DEFAULT)
+    is_sensitive: bool = boolean(default=False)
+    synonyms: tuple[DescribeConfigsSynonym, ...] = array(DescribeConfigsSynonym, since=1, default=())
+    config_type: int = i8(since=3, default=0)
+    documentation: str | None = string(since=3, null_since=3, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsResult:
     """One resource's settings, or the error in their place."""
 
-    error_code: int
-    error_message: str | None
-    resource_type: int
-    resource_name: str
-    configs: tuple[DescribeConfigsResourceResult, ...] = ()
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0)
+    resource_type: int = i8()
+    resource_name: str = string()
+    configs: tuple[DescribeConfigsResourceResult, ...] = array(DescribeConfigsResourceResult, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeConfigsResponse:
-    """The answer, one result for each resource."""
+    throttle_time: int = i32(default=0)
+    results: tuple[DescribeConfigsResult, ...] = array(DescribeConfigsResult)
 
-    results: tuple[DescribeConfigsResult, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class AlterableConfig:
-    """One setting to change; `config_operation` is IncrementalAlterConfigs' only."""
-
-    name: str
-    value: str | None
-    config_operation: int = ConfigOperation.SET
+    name: str = string()
+    config_operation: int = i8(api=ApiKey.INCREMENTAL_ALTER_CONFIGS, default=ConfigOperation.SET)
+    value: str | None = string(null_since=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class AlterConfigsResource:
-    """The changes of one resource."""
-
-    resource_type: int
-    resource_name: str
-    configs: tuple[AlterableConfig, ...]
+    resource_type: int = i8()
+    resource_name: str = string()
+    configs: tuple[AlterableConfig, ...] = array(AlterableConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class AlterConfigsRequest:
-    """Give these resources these settings and no others."""
+    """Gives the resources these settings and no others."""
 
-    resources: tuple[AlterConfigsResource, ...]
-    validate_only: bool = False
+    resources: tuple[AlterConfigsResource, ...] = array(AlterConfigsResource)
+    validate_only: bool = boolean(default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class IncrementalAlterConfigsRequest:
-    """Change these settings and leave the others."""
+    """Changes these settings and leaves the others."""
 
-    resources: tuple[AlterConfigsResource, ...]
-    validate_only: bool = False
+    resources: tuple[AlterConfigsResource, ...] = array(AlterConfigsResource)
+    validate_only: bool = boolean(default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class AlterConfigsResourceResponse:
-    """What became of one resource's changes."""
-
-    error_code: int
-    error_message: str | None
-    resource_type: int
-    resource_name: str
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0)
+    resource_type: int = i8()
+    resource_name: str = string()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class AlterConfigsResponse:
-    """What became of every resource's changes; the answer of both APIs."""
+    """The answer of both APIs that change settings."""
 
-    responses: tuple[AlterConfigsResourceResponse, ...]
+    throttle_time: int = i32(default=0)
+    responses: tuple[AlterConfigsResourceResponse, ...] = array(AlterConfigsResourceResponse)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatePartitionsAssignment:
-    """The brokers a client picked itself for one new partition."""
+    """The brokers that a client picked itself for one new partition."""
 
-    broker_ids: tuple[int, ...]
+    broker_ids: tuple[int, ...] = array(i32())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatePartitionsTopic:
     """`count` is how many partitions there are to be in all."""
 
-    name: str
-    count: int
-    assignments: tuple[CreatePartitionsAssignment, ...] | None = None
+    name: str = string()
+    count: int = i32()
+    assignments: tuple[CreatePartitionsAssignment, ...] | None = array(
+        CreatePartitionsAssignment, null_since=0, default=None
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatePartitionsRequest:
-    """Give these topics more partitions within `timeout` ms, or only check that it could be done."""
-
-    topics: tuple[CreatePartitionsTopic, ...]
-    timeout: int
-    validate_only: bool = False
+    topics: tuple[CreatePartitionsTopic, ...] = array(CreatePartitionsTopic)
+    timeout: int = i32()
+    validate_only: bool = boolean(default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatePartitionsTopicResult:
-    """What became of one topic."""
-
-    name: str
-    error_code: int
-    error_message: str | None = None
+    name: str = string()
+    error_code: int = i16()
+    error_message: str | None = string(null_since=0, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatePartitionsResponse:
-    """What became of every topic."""
+    throttle_time: int = i32(default=0)
+    results: tuple[CreatePartitionsTopicResult, ...] = array(CreatePartitionsTopicResult)
 
-    results: tuple[CreatePartitionsTopicResult, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribableLogDirTopic:
-    """Some partitions of a topic."""
-
-    topic: str
-    partitions: tuple[int, ...]
+    topic: str = string()
+    partitions: tuple[int, ...] = array(i32())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeLogDirsRequest:
-    """How large are these partitions on this broker's disk? `topics` None asks for all."""
+    """`topics` None asks for all."""
 
-    topics: tuple[DescribableLogDirTopic, ...] | None
+    topics: tuple[DescribableLogDirTopic, ...] | None = array(DescribableLogDirTopic, null_since=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeLogDirsPartition:
-    """One partition stored here; `partition_size` in bytes."""
+    """`partition_size` is in bytes."""
 
-    partition_index: int
-    partition_size: int
-    offset_lag: int = 0
-    is_future_key: bool = False
+    partition_index: int = i32()
+    partition_size: int = i64()
+    offset_lag: int = i64(default=0)
+    is_future_key: bool = boolean(default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeLogDirsTopic:
-    """The partitions of one topic that are stored here."""
-
-    name: str
-    partitions: tuple[DescribeLogDirsPartition, ...]
+    name: str = string()
+    partitions: tuple[DescribeLogDirsPartition, ...] = array(DescribeLogDirsPartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeLogDirsResult:
     """What one log directory holds."""
 
-    error_code: int
-    log_dir: str
-    topics: tuple[DescribeLogDirsTopic, ...]
+    error_code: int = i16()
+    log_dir: str = string()
+    topics: tuple[DescribeLogDirsTopic, ...] = array(DescribeLogDirsTopic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeLogDirsResponse:
-    """Every log directory of one broker."""
-
-    results: tuple[DescribeLogDirsResult, ...]
+    throttle_time: int = i32(default=0)
+    results: tuple[DescribeLogDirsResult, ...] = array(DescribeLogDirsResult)

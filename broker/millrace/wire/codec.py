@@ -1,210 +1,368 @@
-"""Requests and responses between bytes and the values of `wire.messages`. The only importer of kio.
+"""Messages from bytes and into bytes, as their fields say in `wire.fields`.
 
-kio holds Kafka's schemas, one class per message and version; this module pairs each with our own message by
-field name. Bytes in, values out; what cannot be decoded raises InvalidRequest.
+A reader and a writer are made once for each message, API and version. A list's length is counted before its
+items are made, so that a request of few bytes costs little. What cannot be read raises InvalidRequest.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import io
-import typing
+import struct
+import sys
 from collections.abc import Callable, Hashable
-from functools import cache
-from typing import Any, TypeAlias, TypeVar
-
-from kio.index import KioIndexError, load_request_schema, load_response_schema
-from kio.schema.errors import ErrorCode as KioErrorCode
-from kio.schema.index import api_key_map
-from kio.serial import entity_reader, entity_writer
-from kio.serial.errors import SerialError
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import Any, NamedTuple, TypeVar, cast
+from uuid import UUID
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
-from millrace.wire.item_count import RequestTooLarge, item_counter
+from millrace.wire import admin_messages as admin
+from millrace.wire import group_messages as group
+from millrace.wire import messages
+from millrace.wire.fields import FIXED_SIZE, Field, fields_of
+from millrace.wire.messages import ApiKey
 
 M = TypeVar("M")
-AnyMessage: TypeAlias = Hashable  # a message class: functools.cache asks no more of it
-Convert = Callable[[Any], Any]
-_MILLISECOND = datetime.timedelta(milliseconds=1)
 MAX_DECODED_BYTES = 1 << 20
-"""Of a request that is decoded here, which Produce with its records is not. Honest ones are far smaller."""
+"""Most bytes of a request that is decoded here, which Produce is not. Honest ones are far smaller."""
 MAX_DECODED_ITEMS = 2_000
-"""In all lists of a request. One takes up to 8 us of the only thread, its answer included: 1,000 topics of
-one partition each fit, and cost less than 20 ms."""
+"""Most items in all lists of a request. One takes up to 8 us of the only thread, its answer included: 1,000
+topics of one partition each fit, and cost less than 20 ms."""
+_INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
+_UNPACK_INT16, _UNPACK_INT32 = _INT16.unpack_from, _INT32.unpack_from
+_MAX_VARINT_BITS = 35
+_NO_UUID = bytes(16)
+
+
+class RequestTooLarge(InvalidRequest):
+    """More than a broker takes of one request. Not every response has a place to say so."""
+
+
+class _Api(NamedTuple):
+    response: type
+    flexible: int
+    """The first version with tagged fields and short lengths."""
+
+
+_NEVER = 0x7FFF
+_APIS: dict[int, _Api] = {
+    ApiKey.PRODUCE: _Api(messages.EmptyProduceResponse, 9),
+    ApiKey.FETCH: _Api(messages.EmptyFetchResponse, 12),
+    ApiKey.LIST_OFFSETS: _Api(messages.ListOffsetsResponse, 6),
+    ApiKey.METADATA: _Api(messages.MetadataResponse, 9),
+    ApiKey.OFFSET_COMMIT: _Api(group.OffsetCommitResponse, 8),
+    ApiKey.OFFSET_FETCH: _Api(messages.OffsetFetchResponse, 6),
+    ApiKey.FIND_COORDINATOR: _Api(messages.FindCoordinatorResponse, 3),
+    ApiKey.JOIN_GROUP: _Api(group.JoinGroupResponse, 6),
+    ApiKey.HEARTBEAT: _Api(group.HeartbeatResponse, 4),
+    ApiKey.LEAVE_GROUP: _Api(group.LeaveGroupResponse, 4),
+    ApiKey.SYNC_GROUP: _Api(group.SyncGroupResponse, 4),
+    ApiKey.DESCRIBE_GROUPS: _Api(group.DescribeGroupsResponse, 5),
+    ApiKey.LIST_GROUPS: _Api(group.ListGroupsResponse, 3),
+    ApiKey.API_VERSIONS: _Api(messages.ApiVersionsResponse, 3),
+    ApiKey.CREATE_TOPICS: _Api(messages.CreateTopicsResponse, 5),
+    ApiKey.DELETE_TOPICS: _Api(messages.DeleteTopicsResponse, 4),
+    ApiKey.INIT_PRODUCER_ID: _Api(messages.InitProducerIdResponse, 2),
+    ApiKey.DESCRIBE_CONFIGS: _Api(admin.DescribeConfigsResponse, 4),
+    ApiKey.ALTER_CONFIGS: _Api(admin.AlterConfigsResponse, 2),
+    ApiKey.DESCRIBE_LOG_DIRS: _Api(admin.DescribeLogDirsResponse, 2),
+    ApiKey.CREATE_PARTITIONS: _Api(admin.CreatePartitionsResponse, 2),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _Api(admin.AlterConfigsResponse, 1),
+    ApiKey.DELETE_GROUPS: _Api(group.DeleteGroupsResponse, 2),
+    ApiKey.OFFSET_DELETE: _Api(group.OffsetDeleteResponse, _NEVER),
+}
 
 
 def decode(message: type[M], api_key: int, version: int, body: Buffer) -> M:
     """The message in `body` (header already taken off); InvalidRequest when it does not fit the schema."""
-    cached = typing.cast(AnyMessage, message)
-    read, convert, check = _decoder(cached, api_key, version)
-    if check is not None:
+    items = sys.maxsize
+    if message.__name__.endswith("Request"):
         if len(body) > MAX_DECODED_BYTES:
             raise RequestTooLarge(f"{_name(api_key)} with {len(body)} bytes; {MAX_DECODED_BYTES} are allowed")
-        check(body)
+        items = MAX_DECODED_ITEMS
+    # Bytes are cut faster than a view is, and the copy is small: Produce is not decoded here.
+    source = _Source(bytes(body), items, flexible=is_flexible(api_key, version))
     try:
-        # kio reads from immutable bytes only; the copy is small, because Produce is not decoded here.
-        entity, _ = read(bytes(body), 0)
-    except (SerialError, ValueError, OverflowError, KeyError) as error:  # KeyError: a tag it does not know
+        return cast(M, _message(cast(Hashable, message), api_key, version).read(source))
+    except (ValueError, IndexError, struct.error) as error:
         raise InvalidRequest(f"malformed {_name(api_key)} v{version}: {error}") from error
-    return typing.cast(M, convert(entity))
 
 
 def encode(message: object, api_key: int, version: int) -> bytes:
     """The body of `message` at `version`, without a header."""
-    cached = typing.cast(AnyMessage, type(message))
-    write, convert = _encoder(cached, api_key, version)
-    out = io.BytesIO()
-    write(out, convert(message))
-    return out.getvalue()
+    return _message(cast(Hashable, type(message)), api_key, version).write(message)
 
 
 def encode_error(api_key: int, version: int, code: ErrorCode) -> bytes:
-    """A response that says only `code`: for a request that cannot be served at this version.
+    """A response that says only `code`: for a request that cannot be served.
 
     Its lists are empty and `code` stands in the response's own error field, where it has one. For an API
-    that nobody knows, the code alone.
+    that is not Kafka's, the code alone.
     """
-    try:
-        entity = load_response_schema(api_key, version)
-    except KioIndexError:
-        return int(code).to_bytes(2, "big", signed=True)
-    fields = {f.name: _zero(f) for f in dataclasses.fields(entity)}
-    if "error_code" in fields:
-        fields["error_code"] = KioErrorCode(code)
-    out = io.BytesIO()
-    entity_writer(entity)(out, entity(**fields))
-    return out.getvalue()
+    if api_key not in _APIS:
+        return _INT16.pack(code)
+    response = _APIS[api_key].response
+    values = {name: _empty(field) for name, field in fields_of(response).items() if field.required}
+    if "error_code" in fields_of(response):
+        values["error_code"] = code
+    return encode(response(**values), api_key, version)
 
 
-@cache
 def is_flexible(api_key: int, version: int) -> bool:
-    """True if messages of this API and version carry tagged fields; False for one nobody knows."""
-    try:
-        return load_request_schema(api_key, version).__flexible__
-    except KioIndexError:
-        return False
+    """True if messages of this API and version carry tagged fields; False for an API that nobody serves."""
+    return api_key in _APIS and version >= _APIS[api_key].flexible
+
+
+def _empty(field: Field) -> Any:
+    return () if field.kind == "array" else 0
 
 
 def _name(api_key: int) -> str:
-    return api_key_map.get(api_key, f"API {api_key}")
+    return ApiKey(api_key).name.lower() if api_key in _APIS else f"API {api_key}"
 
 
-def _schema(message: Any, api_key: int, version: int) -> Any:
-    """kio's class for one of our messages; their names end alike."""
-    load = load_request_schema if _is_request(message) else load_response_schema
-    return load(api_key, version)
+class _Source:
+    """The bytes of a message that is being read, and how many items its lists may still have."""
+
+    __slots__ = ("encoded", "flexible", "items", "position")
+
+    def __init__(self, encoded: bytes, items: int, *, flexible: bool) -> None:
+        self.encoded = encoded
+        self.items = items
+        self.flexible = flexible
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        start = self.position
+        end = start + size
+        if end > len(self.encoded):
+            raise ValueError(f"{size} bytes are stated, {len(self.encoded) - start} are there")
+        self.position = end
+        return self.encoded[start:end]
+
+    def varint(self) -> int:
+        number = self.encoded[self.position]
+        if number < 0x80:
+            self.position += 1
+            return number
+        number = 0
+        for shift in range(0, _MAX_VARINT_BITS, 7):
+            byte = self.encoded[self.position]
+            self.position += 1
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number
+        raise ValueError(f"a number of more than {_MAX_VARINT_BITS} bits")
+
+    def size(self) -> int:
+        """The length of bytes or the number of a list's items; negative for a null."""
+        if self.flexible:
+            return self.varint() - 1
+        start = self.position
+        self.position = start + 4
+        return cast(int, _UNPACK_INT32(self.encoded, start)[0])
+
+    def count(self, items: int) -> None:
+        """Refuse more items than are allowed, or than can be there."""
+        self.items -= items
+        if self.items < 0:
+            raise RequestTooLarge(f"a request of more than {MAX_DECODED_ITEMS} items in its lists")
+        if items > len(self.encoded) - self.position:
+            raise ValueError(f"{items} items are stated, {len(self.encoded) - self.position} bytes are there")
+
+    def string(self) -> str | None:
+        if self.flexible:
+            size = self.varint() - 1
+        else:
+            (size,) = _UNPACK_INT16(self.encoded, self.position)
+            self.position += 2
+        return self.take(size).decode() if size >= 0 else None
+
+    def text(self) -> str:
+        text = self.string()
+        if text is None:
+            raise ValueError("a null in a list of texts")
+        return text
+
+    def data(self) -> bytes | None:
+        size = self.size()
+        return self.take(size) if size >= 0 else None
+
+    def uuid(self) -> UUID | None:
+        value = self.take(16)
+        return None if value == _NO_UUID else UUID(bytes=value)
+
+    def skip_tagged_fields(self) -> None:
+        tags = self.varint()
+        self.count(tags)
+        for _ in range(tags):
+            self.varint()
+            self.take(self.varint())
 
 
-def _is_request(message: Any) -> bool:
-    return bool(message.__name__.endswith("Request"))
+class _Target:
+    """Values into bytes, as `_Source` reads them."""
+
+    def __init__(self, *, flexible: bool) -> None:
+        self._flexible = flexible
+
+    def length(self, classic: struct.Struct, length: int) -> bytes:
+        return _varint(length + 1) if self._flexible else classic.pack(length)
+
+    def uuid(self, value: UUID | None) -> bytes:
+        return _NO_UUID if value is None else value.bytes
+
+    def string(self, value: str | None) -> bytes:
+        if value is None:
+            return self.length(_INT16, -1)
+        encoded = value.encode()
+        return self.length(_INT16, len(encoded)) + encoded
+
+    def data(self, value: bytes | None) -> bytes:
+        return self.length(_INT32, -1) if value is None else self.length(_INT32, len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+class _Type(NamedTuple):
+    """How values of one type are read and written at one version."""
+
+    read: Callable[[_Source], Any]
+    write: Callable[[Any], bytes]
 
 
 @cache
-def _decoder(
-    message: AnyMessage, api_key: int, version: int
-) -> tuple[Callable[..., Any], Convert, Callable[[Buffer], None] | None]:
-    """Reader, converter and, of requests only, the check of how many items there are."""
-    entity = _schema(message, api_key, version)
-    check = item_counter(entity, MAX_DECODED_ITEMS) if _is_request(message) else None
-    return entity_reader(entity), _from_entity(typing.cast(type, message), entity), check
+def _message(cls: Any, api_key: int, version: int) -> _Type:
+    flexible = is_flexible(api_key, version)
+    parts: list[_Type] = []
+    position = 0
+    for layout, run in groupby(fields_of(cls).items(), lambda named: _layout(named[1], api_key, version)):
+        fields = dict(run)
+        if layout == "absent":
+            parts.append(_absent(fields))
+        elif layout == "numbers":
+            parts.append(_numbers(fields, position))
+        else:
+            parts += [
+                _one(name, _type(field, api_key, version), position + index, version >= field.null_since)
+                for index, (name, field) in enumerate(fields.items())
+            ]
+        position += len(fields)
+    reads, writes = [part.read for part in parts], [part.write for part in parts]
+
+    def read(source: _Source) -> Any:
+        values: list[Any] = []
+        for read_fields in reads:
+            values += read_fields(source)
+        if flexible:
+            source.skip_tagged_fields()
+        return tuple.__new__(cls, values)
+
+    def write(message: Any) -> bytes:
+        encoded = b"".join([write_fields(message) for write_fields in writes])
+        return encoded + b"\0" if flexible else encoded  # no tagged fields
+
+    return _Type(read, write)
 
 
-@cache
-def _encoder(message: AnyMessage, api_key: int, version: int) -> tuple[Callable[..., Any], Convert]:
-    entity = _schema(message, api_key, version)
-    return entity_writer(entity), _to_entity(typing.cast(type, message), entity)
+def _layout(field: Field, api_key: int, version: int) -> str:
+    if not field.is_in(api_key, version):
+        return "absent"
+    return "numbers" if field.kind in FIXED_SIZE else "one by one"
 
 
-def _nested(hint: Any) -> type | None:
-    """The dataclass X of a field typed `tuple[X, ...]` or `tuple[X, ...] | None`; None for other fields."""
-    for part in (hint, *typing.get_args(hint)):
-        if typing.get_origin(part) is tuple and dataclasses.is_dataclass(typing.get_args(part)[0]):
-            return typing.cast(type, typing.get_args(part)[0])
-    return None
+def _absent(fields: dict[str, Field]) -> _Type:
+    defaults = [field.default for field in fields.values()]
+    return _Type(lambda source: defaults, lambda message: b"")
 
 
-def _shared_fields(message: type, entity: type) -> list[tuple[str, type | None, dataclasses.Field[Any]]]:
-    """(name, our nested message, kio's field) of every field that both have."""
-    hints = typing.get_type_hints(message)
-    theirs = {f.name: f for f in dataclasses.fields(entity)}
-    ours = dataclasses.fields(message)
-    return [(f.name, _nested(hints[f.name]), theirs[f.name]) for f in ours if f.name in theirs]
+def _numbers(fields: dict[str, Field], position: int) -> _Type:
+    """Fields of a fixed size that follow each other are read and written as one."""
+    layout = struct.Struct(">" + "".join(field.kind for field in fields.values()))
+    unpack, pack, size, end = layout.unpack_from, layout.pack, layout.size, position + len(fields)
+
+    def read(source: _Source) -> tuple[Any, ...]:
+        start = source.position
+        source.position = start + size
+        return unpack(source.encoded, start)
+
+    return _Type(read, lambda message: pack(*message[position:end]))
 
 
-def _from_entity(message: type, entity: type) -> Convert:
-    """A function from kio's entity to our message."""
-    hints = typing.get_type_hints(message)
-    conversions: list[tuple[str, bool, Convert | None]] = []
-    for name, nested, field in _shared_fields(message, entity):
-        convert: Convert | None = None
-        if nested is not None:
-            convert = _each(_from_entity(nested, _nested(field.type) or object))
-        elif str(field.metadata.get("kafka_type")).startswith("timedelta"):
-            convert = lambda value: value // _MILLISECOND  # noqa: E731
-        conversions.append((name, type(None) in typing.get_args(hints[name]), convert))
+def _one(name: str, value: _Type, position: int, nullable: bool) -> _Type:
+    read_value, write_value = value
 
-    def run(value: Any) -> Any:
-        fields = {}
-        for name, may_be_none, convert in conversions:
-            item = getattr(value, name)
-            if item is None and not may_be_none:
-                # kio takes a null for every list, whatever the schema says.
-                raise InvalidRequest(f"a {message.__name__} without {name}")
-            fields[name] = item if convert is None else convert(item)
-        return message(**fields)
+    def read(source: _Source) -> tuple[Any]:
+        value = read_value(source)
+        if value is None and not nullable:
+            raise ValueError(f"{name} is null")
+        return (value,)
 
-    return run
+    def write(message: Any) -> bytes:
+        value = message[position]
+        if value is None and not nullable:
+            raise ValueError(f"{name} is null")
+        return write_value(value)
+
+    return _Type(read, write)
 
 
-def _to_entity(message: type, entity: Any) -> Convert:
-    """A function from our message to kio's entity; fields we do not have become zero or empty."""
-    conversions: list[tuple[str, Convert | None]] = []
-    shared = _shared_fields(message, entity)
-    for name, nested, field in shared:
-        convert: Convert | None = None
-        kind = str(field.metadata.get("kafka_type"))
-        if nested is not None:
-            convert = _each(_to_entity(nested, _nested(field.type)))
-        elif kind.startswith("timedelta"):
-            convert = lambda value: value * _MILLISECOND  # noqa: E731
-        elif kind == "error_code":
-            convert = KioErrorCode
-        conversions.append((name, convert))
-    names = {name for name, _, _ in shared}
-    rest = {f.name: _zero(f) for f in dataclasses.fields(entity) if f.name not in names}
-
-    def run(value: Any) -> Any:
-        fields = dict(rest)
-        for name, convert in conversions:
-            item = getattr(value, name)
-            fields[name] = item if convert is None else convert(item)
-        return entity(**fields)
-
-    return run
+def _type(field: Field, api_key: int, version: int) -> _Type:
+    """How a field is read and written whose size is not fixed."""
+    target = _Target(flexible=is_flexible(api_key, version))
+    item = field.item
+    if item is None:
+        return _Type(getattr(_Source, field.kind), getattr(target, field.kind))
+    if not isinstance(item, Field):
+        return _array(_message(item, api_key, version), target)
+    if item.kind in FIXED_SIZE:
+        return _array_of_numbers(item.kind, target)
+    return _array(_Type(_Source.text, target.string), target)
 
 
-def _each(convert: Convert) -> Convert:
-    return lambda items: None if items is None else tuple([convert(item) for item in items])
+def _array(item: _Type, target: _Target) -> _Type:
+    read_item, write_item = item
+
+    def read(source: _Source) -> tuple[Any, ...] | None:
+        count = source.size()
+        if count <= 0:
+            return () if count == 0 else None
+        source.count(count)
+        return tuple([read_item(source) for _ in range(count)])
+
+    def write(values: tuple[Any, ...] | None) -> bytes:
+        if values is None:
+            return target.length(_INT32, -1)
+        return target.length(_INT32, len(values)) + b"".join([write_item(value) for value in values])
+
+    return _Type(read, write)
 
 
-def _zero(field: dataclasses.Field[Any]) -> Any:
-    """What stands in a field that we have nothing to say about."""
-    if field.default is not dataclasses.MISSING:
-        return field.default
-    if typing.get_origin(field.type) is tuple:
-        return ()
-    if type(None) in typing.get_args(field.type):
-        return None
-    if dataclasses.is_dataclass(field.type):
-        nested = typing.cast(Any, field.type)
-        return nested(**{f.name: _zero(f) for f in dataclasses.fields(nested)})
-    kind = str(field.metadata["kafka_type"])
-    if kind.startswith("timedelta"):
-        return 0 * _MILLISECOND
-    empty = {
-        "error_code": KioErrorCode.none, "string": "", "bytes": b"", "records": b"", "bool": False,
-        "datetime_i64": datetime.datetime.fromtimestamp(0, datetime.UTC),
-    }  # fmt: skip
-    return empty.get(kind, 0)
+@lru_cache(maxsize=64)
+def _row(code: str, count: int) -> struct.Struct:
+    return struct.Struct(f">{count}{code}")
+
+
+def _array_of_numbers(code: str, target: _Target) -> _Type:
+    def read(source: _Source) -> tuple[int, ...] | None:
+        count = source.size()
+        if count <= 0:
+            return () if count == 0 else None
+        source.count(count)
+        layout, start = _row(code, count), source.position
+        source.position = start + layout.size
+        return layout.unpack_from(source.encoded, start)
+
+    def write(values: tuple[int, ...] | None) -> bytes:
+        if values is None:
+            return target.length(_INT32, -1)
+        return target.length(_INT32, len(values)) + _row(code, len(values)).pack(*values)
+
+    return _Type(read, write)

@@ -1,21 +1,44 @@
 """What Kafka's consumers write into a member's subscription and assignment: bytes that brokers pass on.
 
-    subscription := version int16, [topic string], user data bytes?
-    assignment   := version int16, [topic string, [partition int32]], user data bytes?
-
 A later version only adds fields at the end, which are not read here.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
+
+from millrace.errors import InvalidRequest
+from millrace.wire.codec import decode, encode
+from millrace.wire.fields import array, data, i16, i32, message, string
+from millrace.wire.messages import ApiKey
 
 STREAMS_PROTOCOL = "millrace-streams"
 """Stands for an assignor's name where a group of Millrace's own consumers is described."""
 
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
+
+@message
+class Subscription:
+    """What a member says in JoinGroup; Kafka's goes on with user data, which no broker needs."""
+
+    version: int = i16()
+    topics: tuple[str, ...] = array(string())
+
+
+@message
+class AssignedTopic:
+    """The partitions of one topic that a member is to read."""
+
+    topic: str = string()
+    partitions: tuple[int, ...] = array(i32())
+
+
+@message
+class Assignment:
+    """What a member is told in SyncGroup."""
+
+    version: int = i16(default=0)
+    topics: tuple[AssignedTopic, ...] = array(AssignedTopic)
+    user_data: bytes | None = data(null_since=0, default=None)
 
 
 def encode_assignment(places: Iterable[tuple[str, int]]) -> bytes:
@@ -23,43 +46,22 @@ def encode_assignment(places: Iterable[tuple[str, int]]) -> bytes:
     topics: dict[str, list[int]] = {}
     for topic, partition in sorted(places):
         topics.setdefault(topic, []).append(partition)
-    out = _INT16.pack(0) + _INT32.pack(len(topics))
-    for topic, partitions in topics.items():
-        name = topic.encode()
-        out += (
-            _INT16.pack(len(name)) + name + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
-        )
-    return out + _INT32.pack(-1)
+    assigned = tuple(AssignedTopic(topic=topic, partitions=tuple(topics[topic])) for topic in topics)
+    return encode(Assignment(topics=assigned), ApiKey.SYNC_GROUP, 0)
 
 
-def decode_assignment(data: bytes) -> list[tuple[str, int]]:
+def decode_assignment(assignment: bytes) -> list[tuple[str, int]]:
     """The (topic, partition) pairs; none when the bytes mean something else: a client may write anything."""
-    places: list[tuple[str, int]] = []
     try:
-        (topics,) = _INT32.unpack_from(data, 2)
-        position = 6
-        for _ in range(topics):
-            (length,) = _INT16.unpack_from(data, position)
-            name = data[position + 2 : position + 2 + length].decode()
-            position += 2 + length
-            (count,) = _INT32.unpack_from(data, position)
-            places += [(name, number) for number in struct.unpack_from(f">{count}i", data, position + 4)]
-            position += 4 + 4 * count
-    except (struct.error, UnicodeDecodeError):
+        topics = decode(Assignment, ApiKey.SYNC_GROUP, 0, assignment).topics
+    except InvalidRequest:
         return []
-    return places
+    return [(topic.topic, partition) for topic in topics for partition in topic.partitions]
 
 
-def decode_subscription(data: bytes) -> set[str] | None:
-    """The topics a consumer reads; None when the bytes mean something else."""
-    topics = set()
+def decode_subscription(subscription: bytes) -> set[str] | None:
+    """The topics that a consumer reads; None when the bytes mean something else."""
     try:
-        (count,) = _INT32.unpack_from(data, 2)
-        position = 6
-        for _ in range(count):
-            (length,) = _INT16.unpack_from(data, position)
-            topics.add(data[position + 2 : position + 2 + length].decode())
-            position += 2 + length
-    except (struct.error, UnicodeDecodeError):
+        return set(decode(Subscription, ApiKey.JOIN_GROUP, 0, subscription).topics)
+    except InvalidRequest:
         return None
-    return topics

@@ -1,9 +1,9 @@
-"""Fetch, laid out by hand: v4 to v11, requests as the broker reads them (and v11 as the mirror asks),
-responses both ways.
+"""Fetch, laid out by hand: v4 to v11, requests as the broker reads them (and v11 as Millrace's own clients
+ask), responses both ways.
 
 Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
-records (a slice of a file, on the server). Decoding hands out views of the received buffer. kio would copy
-the records in both directions, and takes three times as long for a request with many partitions.
+records (a slice of a file, on the server). Decoding hands out views of the received buffer. `wire.codec`
+would copy the records in both directions.
 
     request   := replica_id int32, max_wait int32, min_bytes int32, max_bytes int32, isolation_level int8,
                  v7+: session int32, session_epoch int32, [topic string, [wanted]],
@@ -82,12 +82,14 @@ class AskedFetch(NamedTuple):
     topics: list[tuple[str, list[tuple[int, int, int]]]]
 
 
-def encode_request(asked: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int) -> bytes:
-    """The body of a v11 request for committed records, waiting for one byte.
+def encode_request(
+    asked: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
+) -> bytes:
+    """The body of a v11 request for committed records.
 
     `asked` is [(topic, partition, offset, max_bytes)]; the broker fills its answer in this order.
     """
-    parts = [_REQUEST.pack(-1, max_wait, 1, max_bytes, 1), _NO_SESSION]
+    parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _NO_SESSION]
     runs = [(topic, list(wanted)) for topic, wanted in groupby(asked, key=itemgetter(0))]
     parts.append(_INT32.pack(len(runs)))
     for topic, wanted in runs:

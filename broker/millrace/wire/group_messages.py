@@ -6,307 +6,273 @@ FindCoordinator and OffsetFetch are in `wire.messages`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from millrace.wire.fields import array, boolean, data, i16, i32, i64, message, string
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class JoinGroupRequestProtocol:
-    """One way of assigning partitions that a member can follow, and what its leader must know of it."""
+    """A way of assigning partitions that a member can follow, and what its leader must know of the member."""
 
-    name: str
-    metadata: bytes
+    name: str = string()
+    metadata: bytes = data()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class JoinGroupRequest:
-    """Take me in, or take part in the next generation; times in ms. `protocols` in order of preference."""
+    """Times are in ms, `protocols` in order of preference."""
 
-    group_id: str
-    session_timeout: int
-    rebalance_timeout: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-    protocol_type: str
-    protocols: tuple[JoinGroupRequestProtocol, ...]
+    group_id: str = string()
+    session_timeout: int = i32()
+    rebalance_timeout: int = i32(since=1, default=-1)
+    member_id: str = string(default="")
+    group_instance_id: str | None = string(since=5, null_since=5, default=None)
+    protocol_type: str = string()
+    protocols: tuple[JoinGroupRequestProtocol, ...] = array(JoinGroupRequestProtocol)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class JoinGroupResponseMember:
-    """What the leader learns of one member."""
-
-    member_id: str
-    group_instance_id: str | None = None
-    metadata: bytes = b""
+    member_id: str = string()
+    group_instance_id: str | None = string(since=5, null_since=5, default=None)
+    metadata: bytes = data(default=b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class JoinGroupResponse:
-    """The generation a member belongs to; only its leader is told the `members`."""
+    """The generation that a member belongs to; only its leader is told the `members`."""
 
-    error_code: int
-    generation_id: int = -1
-    protocol_name: str = ""
-    leader: str = ""
-    member_id: str = ""
-    members: tuple[JoinGroupResponseMember, ...] = ()
+    throttle_time: int = i32(since=2, default=0)
+    error_code: int = i16()
+    generation_id: int = i32(default=-1)
+    protocol_name: str = string(default="")
+    leader: str = string(default="")
+    member_id: str = string(default="")
+    members: tuple[JoinGroupResponseMember, ...] = array(JoinGroupResponseMember, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class SyncGroupRequestAssignment:
-    """What the leader assigns to one member."""
-
-    member_id: str
-    assignment: bytes
+    member_id: str = string()
+    assignment: bytes = data()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class SyncGroupRequest:
-    """What is assigned to me? The leader brings the answer for everybody."""
+    """Asks what is assigned to a member; the leader brings the answer for every member."""
 
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None = None
-    assignments: tuple[SyncGroupRequestAssignment, ...] = ()
+    group_id: str = string()
+    generation_id: int = i32()
+    member_id: str = string()
+    group_instance_id: str | None = string(since=3, null_since=3, default=None)
+    assignments: tuple[SyncGroupRequestAssignment, ...] = array(SyncGroupRequestAssignment, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class SyncGroupResponse:
-    """What is assigned to a member."""
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
+    assignment: bytes = data(default=b"")
 
-    error_code: int
-    assignment: bytes = b""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class HeartbeatRequest:
-    """I am alive; does my generation still hold?"""
-
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None = None
+    group_id: str = string()
+    generation_id: int = i32()
+    member_id: str = string()
+    group_instance_id: str | None = string(since=3, null_since=3, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class HeartbeatResponse:
-    """Whether the generation still holds."""
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
 
-    error_code: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MemberIdentity:
     """A member that leaves, by its id, its instance id or both."""
 
-    member_id: str
-    group_instance_id: str | None = None
+    member_id: str = string()
+    group_instance_id: str | None = string(null_since=3, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class LeaveGroupRequest:
-    """Go on without one member (`member_id`, before v3) or several (`members`, from v3 on)."""
+    """One member leaves (`member_id`, before v3) or several do (`members`, from v3 on)."""
 
-    group_id: str
-    member_id: str = ""
-    members: tuple[MemberIdentity, ...] = ()
+    group_id: str = string()
+    member_id: str = string(until=2, default="")
+    members: tuple[MemberIdentity, ...] = array(MemberIdentity, since=3, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MemberResponse:
-    """What became of one member that was to leave."""
-
-    member_id: str
-    group_instance_id: str | None
-    error_code: int
+    member_id: str = string()
+    group_instance_id: str | None = string(null_since=3)
+    error_code: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class LeaveGroupResponse:
-    """What became of those that were to leave."""
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
+    members: tuple[MemberResponse, ...] = array(MemberResponse, since=3, default=())
 
-    error_code: int
-    members: tuple[MemberResponse, ...] = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitRequestPartition:
-    """The next offset to read from one partition."""
+    """`committed_offset` is the next offset to read."""
 
-    partition_index: int
-    committed_offset: int
-    committed_leader_epoch: int = -1
-    committed_metadata: str | None = ""
+    partition_index: int = i32()
+    committed_offset: int = i64()
+    committed_leader_epoch: int = i32(since=6, default=-1)
+    committed_metadata: str | None = string(null_since=0, default="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitRequestTopic:
-    """The offsets of one topic."""
-
-    name: str
-    partitions: tuple[OffsetCommitRequestPartition, ...]
+    name: str = string()
+    partitions: tuple[OffsetCommitRequestPartition, ...] = array(OffsetCommitRequestPartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitRequest:
-    """Remember these offsets; generation -1 and no member for who assigns partitions itself."""
+    """Generation -1 and no member stand for a client that assigns partitions to itself."""
 
-    group_id: str
-    generation_id_or_member_epoch: int = -1
-    member_id: str = ""
-    group_instance_id: str | None = None
-    topics: tuple[OffsetCommitRequestTopic, ...]
+    group_id: str = string()
+    generation_id_or_member_epoch: int = i32(since=1, default=-1)
+    member_id: str = string(since=1, default="")
+    group_instance_id: str | None = string(since=7, null_since=7, default=None)
+    retention_time: int = i64(since=2, until=4, default=-1)
+    topics: tuple[OffsetCommitRequestTopic, ...] = array(OffsetCommitRequestTopic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitResponsePartition:
-    """What became of one offset."""
-
-    partition_index: int
-    error_code: int
+    partition_index: int = i32()
+    error_code: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitResponseTopic:
-    """What became of one topic's offsets."""
-
-    name: str
-    partitions: tuple[OffsetCommitResponsePartition, ...]
+    name: str = string()
+    partitions: tuple[OffsetCommitResponsePartition, ...] = array(OffsetCommitResponsePartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetCommitResponse:
-    """What became of the offsets."""
+    throttle_time: int = i32(since=3, default=0)
+    topics: tuple[OffsetCommitResponseTopic, ...] = array(OffsetCommitResponseTopic)
 
-    topics: tuple[OffsetCommitResponseTopic, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeGroupsRequest:
-    """How are these groups?"""
+    groups: tuple[str, ...] = array(string())
+    include_authorized_operations: bool = boolean(since=3, default=False)
 
-    groups: tuple[str, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribedGroupMember:
-    """One member, with what it told and was assigned while the group is stable."""
+    """Metadata and assignment are there while the group is stable."""
 
-    member_id: str
-    group_instance_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    member_metadata: bytes = b""
-    member_assignment: bytes = b""
+    member_id: str = string()
+    group_instance_id: str | None = string(since=4, null_since=4, default=None)
+    client_id: str = string(default="")
+    client_host: str = string(default="")
+    member_metadata: bytes = data(default=b"")
+    member_assignment: bytes = data(default=b"")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribedGroup:
-    """One group; `protocol_data` names the protocol in use."""
+    """`protocol_data` names the protocol in use."""
 
-    error_code: int
-    group_id: str
-    group_state: str = ""
-    protocol_type: str = ""
-    protocol_data: str = ""
-    members: tuple[DescribedGroupMember, ...] = ()
+    error_code: int = i16()
+    group_id: str = string()
+    group_state: str = string(default="")
+    protocol_type: str = string(default="")
+    protocol_data: str = string(default="")
+    members: tuple[DescribedGroupMember, ...] = array(DescribedGroupMember, default=())
+    authorized_operations: int = i32(since=3, default=-(1 << 31))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DescribeGroupsResponse:
-    """How the groups are."""
+    throttle_time: int = i32(since=1, default=0)
+    groups: tuple[DescribedGroup, ...] = array(DescribedGroup)
 
-    groups: tuple[DescribedGroup, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListGroupsRequest:
-    """Which groups does this broker answer for? Without states: all."""
+    """Without states, all groups are listed that the broker answers for."""
 
-    states_filter: tuple[str, ...] = ()
+    states_filter: tuple[str, ...] = array(string(), since=4, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListedGroup:
-    """One group."""
-
-    group_id: str
-    protocol_type: str
-    group_state: str = ""
+    group_id: str = string()
+    protocol_type: str = string()
+    group_state: str = string(since=4, default="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListGroupsResponse:
-    """The groups this broker answers for."""
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
+    groups: tuple[ListedGroup, ...] = array(ListedGroup, default=())
 
-    error_code: int
-    groups: tuple[ListedGroup, ...] = ()
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeleteGroupsRequest:
-    """Forget these groups and their offsets."""
-
-    groups_names: tuple[str, ...]
+    groups_names: tuple[str, ...] = array(string())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeletableGroupResult:
-    """What became of one group."""
-
-    group_id: str
-    error_code: int
+    group_id: str = string()
+    error_code: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeleteGroupsResponse:
-    """What became of the groups."""
+    throttle_time: int = i32(default=0)
+    results: tuple[DeletableGroupResult, ...] = array(DeletableGroupResult)
 
-    results: tuple[DeletableGroupResult, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteRequestPartition:
-    """One partition."""
-
-    partition_index: int
+    partition_index: int = i32()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteRequestTopic:
-    """Partitions of one topic."""
-
-    name: str
-    partitions: tuple[OffsetDeleteRequestPartition, ...]
+    name: str = string()
+    partitions: tuple[OffsetDeleteRequestPartition, ...] = array(OffsetDeleteRequestPartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteRequest:
-    """Forget what the group has committed of these partitions."""
-
-    group_id: str
-    topics: tuple[OffsetDeleteRequestTopic, ...]
+    group_id: str = string()
+    topics: tuple[OffsetDeleteRequestTopic, ...] = array(OffsetDeleteRequestTopic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteResponsePartition:
-    """What became of one partition's offset."""
-
-    partition_index: int
-    error_code: int
+    partition_index: int = i32()
+    error_code: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteResponseTopic:
-    """What became of the offsets of one topic."""
-
-    name: str
-    partitions: tuple[OffsetDeleteResponsePartition, ...]
+    name: str = string()
+    partitions: tuple[OffsetDeleteResponsePartition, ...] = array(OffsetDeleteResponsePartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetDeleteResponse:
-    """What became of the offsets; with an error of the whole request there are no topics."""
+    """With an error of the whole request there are no topics."""
 
-    error_code: int = 0
-    topics: tuple[OffsetDeleteResponseTopic, ...] = ()
+    error_code: int = i16(default=0)
+    throttle_time: int = i32(default=0)
+    topics: tuple[OffsetDeleteResponseTopic, ...] = array(OffsetDeleteResponseTopic, default=())

@@ -1,15 +1,19 @@
 """The requests and responses of the Kafka protocol that Millrace speaks, as values.
 
-Field names are those of Kafka's own schemas: `wire.codec` matches them by name and leaves out what a version
-does not have. Times are in milliseconds, error codes plain numbers (another broker may send one we never do).
-Produce and Fetch responses are not here: they are laid out by hand in `wire.produce` and `wire.fetch`.
+Names and order of the fields are those of Kafka's own schemas. Times are in milliseconds, error codes plain
+numbers (another broker may send one that Millrace never does). Groups and settings have modules of their own;
+Produce and Fetch are laid out by hand in `wire.produce` and `wire.fetch`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from uuid import UUID
+
+from millrace.wire.fields import array, boolean, i8, i16, i32, i64, message, string, uuid
+
+_NOT_TOLD = -(1 << 31)
+"""Stands for a set of authorized operations that nobody asked for."""
 
 
 class ApiKey(IntEnum):
@@ -43,308 +47,274 @@ class ApiKey(IntEnum):
     TRANSLATE_OFFSETS = 10_001
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
+class EmptyProduceResponse:
+    responses: tuple[int, ...] = array(i8())
+    throttle_time: int = i32(since=1, default=0)
+
+
+@message
+class EmptyFetchResponse:
+    throttle_time: int = i32(default=0)
+    error_code: int = i16(since=7, default=0)
+    session_id: int = i32(since=7, default=0)
+    responses: tuple[int, ...] = array(i8())
+
+
+@message
 class ApiVersion:
-    """One line of the ApiVersions answer."""
-
-    api_key: int
-    min_version: int
-    max_version: int
+    api_key: int = i16()
+    min_version: int = i16()
+    max_version: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ApiVersionsResponse:
-    """Which APIs and versions a broker takes."""
+    error_code: int = i16()
+    api_keys: tuple[ApiVersion, ...] = array(ApiVersion)
+    throttle_time: int = i32(since=1, default=0)
 
-    error_code: int
-    api_keys: tuple[ApiVersion, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataRequestTopic:
     """A topic by name, or by id from version 10 on."""
 
-    name: str | None = None
-    topic_id: UUID | None = None
+    topic_id: UUID | None = uuid(since=10, default=None)
+    name: str | None = string(null_since=10, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataRequest:
-    """Which brokers and topics are there? `topics` None asks for all of them."""
+    """`topics` None asks for all of them."""
 
-    topics: tuple[MetadataRequestTopic, ...] | None = None
-    allow_auto_topic_creation: bool = True
+    topics: tuple[MetadataRequestTopic, ...] | None = array(MetadataRequestTopic, null_since=1, default=None)
+    allow_auto_topic_creation: bool = boolean(since=4, default=True)
+    include_cluster_authorized_operations: bool = boolean(since=8, until=10, default=False)
+    include_topic_authorized_operations: bool = boolean(since=8, default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataBroker:
-    """One live broker."""
+    node_id: int = i32()
+    host: str = string()
+    port: int = i32()
+    rack: str | None = string(since=1, null_since=1, default=None)
 
-    node_id: int
-    host: str
-    port: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataPartition:
-    """One partition and who leads it; leader -1 when nobody does."""
+    """`leader_id` is -1 when nobody leads the partition."""
 
-    error_code: int
-    partition_index: int
-    leader_id: int
-    leader_epoch: int = -1
-    replica_nodes: tuple[int, ...] = ()
-    isr_nodes: tuple[int, ...] = ()
-    offline_replicas: tuple[int, ...] = ()
+    error_code: int = i16()
+    partition_index: int = i32()
+    leader_id: int = i32()
+    leader_epoch: int = i32(since=7, default=-1)
+    replica_nodes: tuple[int, ...] = array(i32(), default=())
+    isr_nodes: tuple[int, ...] = array(i32(), default=())
+    offline_replicas: tuple[int, ...] = array(i32(), since=5, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataTopic:
     """One topic, or the error that stands in its place."""
 
-    error_code: int
-    name: str | None
-    topic_id: UUID | None = None
-    is_internal: bool = False
-    partitions: tuple[MetadataPartition, ...] = ()
+    error_code: int = i16()
+    name: str | None = string(null_since=12)
+    topic_id: UUID | None = uuid(since=10, default=None)
+    is_internal: bool = boolean(since=1, default=False)
+    partitions: tuple[MetadataPartition, ...] = array(MetadataPartition, default=())
+    topic_authorized_operations: int = i32(since=8, default=_NOT_TOLD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class MetadataResponse:
     """Every live broker, and the topics that were asked for."""
 
-    brokers: tuple[MetadataBroker, ...]
-    cluster_id: str | None
-    controller_id: int
-    topics: tuple[MetadataTopic, ...]
+    throttle_time: int = i32(since=3, default=0)
+    brokers: tuple[MetadataBroker, ...] = array(MetadataBroker)
+    cluster_id: str | None = string(since=2, null_since=2, default=None)
+    controller_id: int = i32(since=1, default=-1)
+    topics: tuple[MetadataTopic, ...] = array(MetadataTopic)
+    cluster_authorized_operations: int = i32(since=8, until=10, default=_NOT_TOLD)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchPartition:
-    """From where to read one partition, and how much at most."""
-
-    partition: int
-    fetch_offset: int
-    partition_max_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchTopic:
-    """The partitions of one topic in a fetch."""
-
-    topic: str
-    partitions: tuple[FetchPartition, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRequest:
-    """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most."""
-
-    max_wait: int
-    min_bytes: int
-    max_bytes: int = 0x7FFFFFFF
-    replica_id: int = -1
-    isolation_level: int = 0
-    topics: tuple[FetchTopic, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsPartition:
-    """`timestamp` in ms, or -1 for the latest, -2 for the earliest offset."""
+    """`timestamp` is in ms, or -1 for the latest, -2 for the earliest offset."""
 
-    partition_index: int
-    timestamp: int
+    partition_index: int = i32()
+    current_leader_epoch: int = i32(since=4, default=-1)
+    timestamp: int = i64()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsTopic:
-    """The partitions of one topic whose offsets are wanted."""
-
-    name: str
-    partitions: tuple[ListOffsetsPartition, ...]
+    name: str = string()
+    partitions: tuple[ListOffsetsPartition, ...] = array(ListOffsetsPartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsRequest:
-    """Which offsets belong to these timestamps?"""
-
-    topics: tuple[ListOffsetsTopic, ...]
-    replica_id: int = -1
-    isolation_level: int = 0
+    replica_id: int = i32(default=-1)
+    isolation_level: int = i8(since=2, default=0)
+    topics: tuple[ListOffsetsTopic, ...] = array(ListOffsetsTopic)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsPartitionResponse:
-    """The offset found; -1 when every message is older than the timestamp."""
+    """`offset` is -1 when every message is older than the timestamp."""
 
-    partition_index: int
-    error_code: int
-    timestamp: int = -1
-    offset: int = -1
+    partition_index: int = i32()
+    error_code: int = i16()
+    timestamp: int = i64(default=-1)
+    offset: int = i64(default=-1)
+    leader_epoch: int = i32(since=4, default=-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsTopicResponse:
-    """The offsets found in one topic."""
-
-    name: str
-    partitions: tuple[ListOffsetsPartitionResponse, ...]
+    name: str = string()
+    partitions: tuple[ListOffsetsPartitionResponse, ...] = array(ListOffsetsPartitionResponse)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class ListOffsetsResponse:
-    """The offsets found."""
+    throttle_time: int = i32(since=2, default=0)
+    topics: tuple[ListOffsetsTopicResponse, ...] = array(ListOffsetsTopicResponse)
 
-    topics: tuple[ListOffsetsTopicResponse, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatableReplicaAssignment:
     """A partition whose brokers the client picked itself."""
 
-    partition_index: int
-    broker_ids: tuple[int, ...]
+    partition_index: int = i32()
+    broker_ids: tuple[int, ...] = array(i32())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatableTopicConfig:
-    """One setting of a new topic."""
-
-    name: str
-    value: str | None
+    name: str = string()
+    value: str | None = string(null_since=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatableTopic:
-    """A topic to create; -1 asks for the broker's default number."""
+    """-1 asks for the broker's default number."""
 
-    name: str
-    num_partitions: int = -1
-    replication_factor: int = -1
-    assignments: tuple[CreatableReplicaAssignment, ...] = ()
-    configs: tuple[CreatableTopicConfig, ...] = ()
+    name: str = string()
+    num_partitions: int = i32(default=-1)
+    replication_factor: int = i16(default=-1)
+    assignments: tuple[CreatableReplicaAssignment, ...] = array(CreatableReplicaAssignment, default=())
+    configs: tuple[CreatableTopicConfig, ...] = array(CreatableTopicConfig, default=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreateTopicsRequest:
-    """Create these topics within `timeout` ms, or only check that it could be done."""
-
-    topics: tuple[CreatableTopic, ...]
-    timeout: int
-    validate_only: bool = False
+    topics: tuple[CreatableTopic, ...] = array(CreatableTopic)
+    timeout: int = i32()
+    validate_only: bool = boolean(since=1, default=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreatableTopicResult:
-    """What became of one topic."""
-
-    name: str
-    error_code: int
-    error_message: str | None = None
+    name: str = string()
+    error_code: int = i16()
+    error_message: str | None = string(since=1, null_since=1, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class CreateTopicsResponse:
-    """What became of every topic."""
+    throttle_time: int = i32(since=2, default=0)
+    topics: tuple[CreatableTopicResult, ...] = array(CreatableTopicResult)
 
-    topics: tuple[CreatableTopicResult, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeleteTopicsRequest:
-    """Delete these topics within `timeout` ms."""
-
-    topic_names: tuple[str, ...]
-    timeout: int
+    topic_names: tuple[str, ...] = array(string())
+    timeout: int = i32()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeletableTopicResult:
-    """What became of one topic."""
-
-    name: str | None
-    error_code: int
+    name: str | None = string()
+    error_code: int = i16()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class DeleteTopicsResponse:
-    """What became of every topic."""
+    throttle_time: int = i32(since=1, default=0)
+    responses: tuple[DeletableTopicResult, ...] = array(DeletableTopicResult)
 
-    responses: tuple[DeletableTopicResult, ...]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class InitProducerIdRequest:
-    """A producer id for idempotent writes, please."""
+    transactional_id: str | None = string(null_since=0, default=None)
+    transaction_timeout: int = i32(default=0)
 
-    transactional_id: str | None = None
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class InitProducerIdResponse:
     """The producer id, or -1 and an error."""
 
-    error_code: int
-    producer_id: int = -1
-    producer_epoch: int = -1
+    throttle_time: int = i32(default=0)
+    error_code: int = i16()
+    producer_id: int = i64(default=-1)
+    producer_epoch: int = i16(default=-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class FindCoordinatorRequest:
-    """Who coordinates this group (`key_type` 0) or transactional id (1)?"""
+    """`key` names a group (`key_type` 0) or a transactional id (1)."""
 
-    key: str
-    key_type: int = 0
+    key: str = string()
+    key_type: int = i8(since=1, default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class FindCoordinatorResponse:
     """The coordinator, or -1 and an error."""
 
-    error_code: int
-    error_message: str | None = None
-    node_id: int = -1
-    host: str = ""
-    port: int = -1
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
+    error_message: str | None = string(since=1, null_since=1, default=None)
+    node_id: int = i32(default=-1)
+    host: str = string(default="")
+    port: int = i32(default=-1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetFetchRequestTopic:
-    """The partitions of one topic whose committed offsets are wanted."""
-
-    name: str
-    partition_indexes: tuple[int, ...]
+    name: str = string()
+    partition_indexes: tuple[int, ...] = array(i32())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetFetchRequest:
-    """Where is this group? `topics` None asks for every partition it committed."""
+    """`topics` None asks for every partition that the group committed."""
 
-    group_id: str
-    topics: tuple[OffsetFetchRequestTopic, ...] | None
+    group_id: str = string()
+    topics: tuple[OffsetFetchRequestTopic, ...] | None = array(OffsetFetchRequestTopic, null_since=2)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetFetchResponsePartition:
-    """The committed offset, -1 when there is none."""
+    """`committed_offset` is -1 when there is none."""
 
-    partition_index: int
-    committed_offset: int = -1
-    metadata: str | None = ""
-    error_code: int = 0
+    partition_index: int = i32()
+    committed_offset: int = i64(default=-1)
+    committed_leader_epoch: int = i32(since=5, default=-1)
+    metadata: str | None = string(null_since=0, default="")
+    error_code: int = i16(default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetFetchResponseTopic:
-    """The committed offsets of one topic."""
-
-    name: str
-    partitions: tuple[OffsetFetchResponsePartition, ...]
+    name: str = string()
+    partitions: tuple[OffsetFetchResponsePartition, ...] = array(OffsetFetchResponsePartition)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@message
 class OffsetFetchResponse:
-    """Where the group is."""
-
-    topics: tuple[OffsetFetchResponseTopic, ...]
-    error_code: int = 0
+    throttle_time: int = i32(since=3, default=0)
+    topics: tuple[OffsetFetchResponseTopic, ...] = array(OffsetFetchResponseTopic)
+    error_code: int = i16(since=2, default=0)

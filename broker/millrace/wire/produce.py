@@ -1,7 +1,7 @@
 """Produce requests and responses, laid out by hand: v0 to v8, the broker's side.
 
 The records of a request are handed out as writable views of the received bytes, so that the broker stamps
-them where they are and writes them from there; kio would copy them twice (a 945 KB request: 0.2 ms).
+them where they are and writes them from there; `wire.codec` would copy them (a 945 KB request: 0.2 ms).
 
     request  := v3+: transactional_id string?, acks int16, timeout_ms int32,
                 [topic string, [partition int32, records bytes?]]

@@ -191,3 +191,10 @@ def test_tagged_fields_are_skipped() -> None:
 @given(st.binary(max_size=40))
 def test_malformed_tagged_fields_end_within_the_frame(data: bytes) -> None:
     assert 0 <= skip_tagged_fields(memoryview(data), 0) <= len(data)
+
+
+def test_a_header_of_very_many_tagged_fields_is_not_walked_through() -> None:
+    tagged = b"\1\0"
+    assert skip_tagged_fields(memoryview(bytes([100]) + tagged * 100 + b"BODY"), 0) == 201
+    data = memoryview(bytes([101]) + tagged * 101 + b"BODY")
+    assert skip_tagged_fields(data, 0) == len(data)

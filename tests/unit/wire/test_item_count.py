@@ -1,4 +1,4 @@
-"""Counting the items of a request in its bytes."""
+"""The items of a request are counted before they are made."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import struct
 from typing import Any
 
 import pytest
-from kio.index import load_request_schema
 from kio.serial import entity_reader
 
 from millrace.errors import InvalidRequest
-from millrace.wire.codec import MAX_DECODED_ITEMS
-from millrace.wire.item_count import item_counter
-from tests.attack.requests import body_of, versions
+from millrace.wire import codec
+from millrace.wire.codec import MAX_DECODED_BYTES, MAX_DECODED_ITEMS, RequestTooLarge, decode
+from millrace.wire.group_messages import JoinGroupRequest, ListGroupsRequest
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, MetadataRequest, MetadataResponse
+from tests.attack.requests import body_of
+from tests.unit.wire.test_messages import CASES, Case
 
-METADATA = load_request_schema(3, 8)
+REQUESTS = [case for case in CASES if case.cls.__name__.endswith("Request")]
 
 
 def items(entity: Any) -> int:
@@ -27,32 +29,59 @@ def items(entity: Any) -> int:
     return sum(len(many) for many in lists) + sum(items(each) for each in messages)
 
 
-@pytest.mark.parametrize("api_key", sorted({key for key, _ in versions() if 2 <= key <= 47}))
-def test_every_item_of_every_list_counts(api_key: int) -> None:
-    rng = random.Random(api_key)
-    for version in (version for key, version in versions() if key == api_key):
-        entity = load_request_schema(api_key, version)
-        if any(field.metadata.get("tag") is not None for field in dataclasses.fields(entity)):
-            continue  # Fetch v12 and others that no broker of ours is asked
-        for length in (0, 3, 300):
-            body = body_of(api_key, version, rng, length)
-            whole = items(entity_reader(entity)(body, 0)[0])
-            item_counter(entity, whole)(body)
-            if whole:
-                with pytest.raises(InvalidRequest, match=f"more than {whole - 1} items"):
-                    item_counter(entity, whole - 1)(body)
+@pytest.mark.parametrize("case", REQUESTS, ids=lambda case: f"{case.cls.__name__}-v{case.version}")
+def test_every_item_of_every_list_counts(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(case.api_key)
+    for length in (0, 3, 300):
+        body = body_of(case.api_key, case.version, rng, length)
+        whole = items(entity_reader(case.entity)(body, 0)[0])
+        monkeypatch.setattr(codec, "MAX_DECODED_ITEMS", whole)
+        decode(case.cls, case.api_key, case.version, body)
+        if whole:
+            monkeypatch.setattr(codec, "MAX_DECODED_ITEMS", whole - 1)
+            with pytest.raises(RequestTooLarge, match=f"more than {whole - 1} items"):
+                decode(case.cls, case.api_key, case.version, body)
 
 
 def test_many_small_lists_are_too_many_together() -> None:
-    list_offsets = load_request_schema(2, 5)
     topic = b"\0\1t" + struct.pack(">i", 2) + bytes(2 * 16)
     head = struct.pack(">ib", -1, 0)
-    item_counter(list_offsets, 3_000)(head + struct.pack(">i", 1_000) + topic * 1_000)
-    with pytest.raises(InvalidRequest):
-        item_counter(list_offsets, 3_000)(head + struct.pack(">i", 1_001) + topic * 1_001)
+    allowed = MAX_DECODED_ITEMS // 3
+    decode(ListOffsetsRequest, 2, 5, head + struct.pack(">i", allowed) + topic * allowed)
+    with pytest.raises(RequestTooLarge):
+        decode(ListOffsetsRequest, 2, 5, head + struct.pack(">i", allowed + 1) + topic * (allowed + 1))
 
 
-def test_bytes_that_end_too_early_are_left_to_who_decodes_them() -> None:
-    body = body_of(3, 8, random.Random(1), 3)
-    for cut in range(len(body)):
-        item_counter(METADATA, MAX_DECODED_ITEMS)(body[:cut])
+@pytest.mark.parametrize("items", [MAX_DECODED_ITEMS + 1, 100_000, (1 << 31) - 1])
+def test_a_length_alone_makes_no_items(items: int) -> None:
+    body = struct.pack(">i", items) + bytes(MAX_DECODED_BYTES - 4)
+    with pytest.raises(RequestTooLarge, match="more than 2000 items in its lists"):
+        decode(MetadataRequest, ApiKey.METADATA, 4, body)
+    head = b"\0\1g" + struct.pack(">ii", 1, 1) + b"\0\0\xff\xff\0\0"
+    with pytest.raises(RequestTooLarge):
+        decode(JoinGroupRequest, ApiKey.JOIN_GROUP, 5, head + struct.pack(">i", items) + bytes(1000))
+
+
+def test_a_response_cannot_state_more_items_than_it_has_bytes() -> None:
+    body = struct.pack(">ii", 0, (1 << 31) - 1) + bytes(1000)
+    with pytest.raises(InvalidRequest, match="2147483647 items are stated, 1000 bytes are there"):
+        decode(MetadataResponse, ApiKey.METADATA, 8, body)
+
+
+def test_a_request_that_is_too_large_is_not_looked_at() -> None:
+    with pytest.raises(RequestTooLarge, match=r"metadata with \d+ bytes; 1048576 are allowed"):
+        decode(MetadataRequest, ApiKey.METADATA, 4, memoryview(bytes(MAX_DECODED_BYTES + 1)))
+
+
+def test_tagged_fields_are_skipped_and_count_as_items() -> None:
+    tagged = b"\5\2ab"
+    body = b"\1" + bytes([MAX_DECODED_ITEMS & 0x7F | 0x80, MAX_DECODED_ITEMS >> 7])
+    assert decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * MAX_DECODED_ITEMS)
+    body = b"\1" + bytes([(MAX_DECODED_ITEMS + 1) & 0x7F | 0x80, MAX_DECODED_ITEMS >> 7])
+    with pytest.raises(RequestTooLarge):
+        decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, body + tagged * (MAX_DECODED_ITEMS + 1))
+
+
+def test_a_number_without_end_is_not_read_to_its_end() -> None:
+    with pytest.raises(InvalidRequest, match="a number of more than 35 bits"):
+        decode(ListGroupsRequest, ApiKey.LIST_GROUPS, 4, b"\xff" * MAX_DECODED_BYTES)

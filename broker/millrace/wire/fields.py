@@ -1,0 +1,122 @@
+"""How a message's fields stand in its bytes, said once: type, versions, default.
+
+    @message
+    class MetadataTopic:
+        error_code: int = i16()
+        name: str | None = string(null_since=12)
+        topic_id: UUID | None = uuid(since=10, default=None)
+        partitions: tuple[MetadataPartition, ...] = array(MetadataPartition, default=())
+
+A class names its fields in the order of the bytes. A field is there from version `since` up to `until`, and
+may be null from version `null_since` on. Knows no bytes: `wire.codec` reads and writes them.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, dataclass_transform
+
+M = TypeVar("M")
+FIXED_SIZE = frozenset("bhiq?")
+"""The types of a fixed size, as `struct` calls them."""
+_REQUIRED = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The type of a field, the versions that have it, and its value where it is not given."""
+
+    kind: str
+    """One of `FIXED_SIZE`, or uuid, string, data, array."""
+    default: Any
+    item: Field | type | None = None
+    """What an array holds."""
+    since: int = 0
+    until: int = 0x7FFF
+    null_since: int = 0x7FFF
+    api: int | None = None
+    """The only API whose messages have the field; None: every API that has the message."""
+
+    @property
+    def required(self) -> bool:
+        """True if a message cannot be made without the field."""
+        return self.default is _REQUIRED
+
+    def is_in(self, api_key: int, version: int) -> bool:
+        """True if the messages of this API have the field at this version."""
+        return self.since <= version <= self.until and self.api in (None, api_key)
+
+
+def i8(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    return Field("b", default, None, **versions)
+
+
+def i16(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    return Field("h", default, None, **versions)
+
+
+def i32(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    return Field("i", default, None, **versions)
+
+
+def i64(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    return Field("q", default, None, **versions)
+
+
+def boolean(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    return Field("?", default, None, **versions)
+
+
+def uuid(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    """A UUID, in 16 bytes; None is written as zeros."""
+    return Field("uuid", default, None, null_since=0, **versions)
+
+
+def string(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    """Text in UTF-8, behind its length."""
+    return Field("string", default, None, **versions)
+
+
+def data(*, default: Any = _REQUIRED, **versions: int) -> Any:
+    """Bytes behind their length."""
+    return Field("data", default, None, **versions)
+
+
+def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
+    """A tuple of messages, `array(MetadataTopic)`, numbers or texts, `array(i32())`, behind their count."""
+    return Field("array", default, of, **versions)
+
+
+@dataclass_transform(
+    kw_only_default=True,
+    frozen_default=True,
+    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array),
+)
+def message(cls: type[M]) -> type[M]:
+    """Make a class of a class whose fields say how they are written: immutable, made by its fields' names.
+
+    It is a tuple of all its fields, which is made in a quarter of the time that a frozen dataclass takes.
+    """
+    fields: dict[str, Field] = {name: getattr(cls, name) for name in cls.__annotations__}
+    defaults = {name: field.default for name, field in fields.items() if not field.required}
+
+    def new(made: type[M], **values: Any) -> M:
+        given = defaults | values
+        if given.keys() != fields.keys():
+            raise TypeError(f"{cls.__name__} is made of {', '.join(fields)}; not of {', '.join(given)}")
+        return tuple.__new__(made, [given[name] for name in fields])  # type: ignore[type-var]
+
+    base = namedtuple(cls.__name__, list(fields))  # type: ignore[misc]
+    namespace = {"__slots__": (), "__new__": new, "__doc__": cls.__doc__, "__module__": cls.__module__}
+    return cast(type[M], type(cls.__name__, (base,), {**namespace, "declared": fields}))
+
+
+def fields_of(cls: type) -> dict[str, Field]:
+    """The fields of a message by name, in the order of its bytes."""
+    return cast(dict[str, Field], cls.declared)  # type: ignore[attr-defined]
+
+
+def replace(message: M, **changes: Any) -> M:
+    """The message with these values in the fields that are named."""
+    return cast(M, cast(Any, message)._replace(**changes))

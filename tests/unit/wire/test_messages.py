@@ -1,0 +1,234 @@
+"""Every message at every version that is served has the bytes that Kafka's schemas, as kio has them, give."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import inspect
+import io
+import typing
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode as KioErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from millrace.errors import ErrorCode, InvalidRequest
+from millrace.wire import admin_messages, group_messages, messages
+from millrace.wire.codec import decode, encode, encode_error, is_flexible
+from millrace.wire.fields import Field, fields_of
+from millrace.wire.messages import ApiKey
+from tests.support import ROUNDS
+
+SERVED: dict[ApiKey, tuple[ModuleType, list[int]]] = {
+    ApiKey.LIST_OFFSETS: (messages, [*range(1, 6)]),
+    ApiKey.METADATA: (messages, [*range(1, 9), 12]),
+    ApiKey.OFFSET_COMMIT: (group_messages, [*range(2, 8)]),
+    ApiKey.OFFSET_FETCH: (messages, [*range(1, 6)]),
+    ApiKey.FIND_COORDINATOR: (messages, [*range(3)]),
+    ApiKey.JOIN_GROUP: (group_messages, [*range(6)]),
+    ApiKey.HEARTBEAT: (group_messages, [*range(4)]),
+    ApiKey.LEAVE_GROUP: (group_messages, [*range(4)]),
+    ApiKey.SYNC_GROUP: (group_messages, [*range(4)]),
+    ApiKey.DESCRIBE_GROUPS: (group_messages, [*range(5)]),
+    ApiKey.LIST_GROUPS: (group_messages, [*range(5)]),
+    ApiKey.API_VERSIONS: (messages, [*range(4)]),
+    ApiKey.CREATE_TOPICS: (messages, [*range(2, 5)]),
+    ApiKey.DELETE_TOPICS: (messages, [*range(1, 4)]),
+    ApiKey.INIT_PRODUCER_ID: (messages, [0, 1]),
+    ApiKey.DESCRIBE_CONFIGS: (admin_messages, [*range(1, 4)]),
+    ApiKey.ALTER_CONFIGS: (admin_messages, [0, 1]),
+    ApiKey.DESCRIBE_LOG_DIRS: (admin_messages, [1]),
+    ApiKey.CREATE_PARTITIONS: (admin_messages, [0, 1]),
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: (admin_messages, [0]),
+    ApiKey.DELETE_GROUPS: (group_messages, [0, 1]),
+    ApiKey.OFFSET_DELETE: (group_messages, [0]),
+}
+FLEXIBLE = {(ApiKey.METADATA, 12), (ApiKey.API_VERSIONS, 3), (ApiKey.LIST_GROUPS, 3), (ApiKey.LIST_GROUPS, 4)}
+_BITS = {"b": 8, "h": 16, "i": 32, "q": 64}
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+class Case(typing.NamedTuple):
+    """One message at one version."""
+
+    cls: Any
+    entity: Any
+    api_key: ApiKey
+    version: int
+
+
+def cases() -> Iterator[Case]:
+    for api_key, (module, versions) in SERVED.items():
+        name = api_key.name.title().replace("_", "")
+        for version in versions:
+            if api_key != ApiKey.API_VERSIONS:  # whose request nobody reads
+                cls = getattr(module, f"{name}Request")
+                yield Case(cls, load_request_schema(api_key, version), api_key, version)
+            cls = getattr(module, f"{name.removeprefix('Incremental')}Response")
+            yield Case(cls, load_response_schema(api_key, version), api_key, version)
+
+
+CASES = list(cases())
+every_message = pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: f"{case.cls.__name__}-v{case.version}"
+)
+
+
+def drawn(case: Case) -> st.SearchStrategy[Any]:
+    """Messages whose fields are of any value where the version has them, and else of their default."""
+    return _message(case.cls, case.entity, case.api_key, case.version)
+
+
+def fields_at(cls: Any, api_key: int, version: int) -> dict[str, Field]:
+    return {name: field for name, field in fields_of(cls).items() if field.is_in(api_key, version)}
+
+
+def _message(cls: Any, entity: Any, api_key: int, version: int) -> st.SearchStrategy[Any]:
+    theirs = {field.name: field for field in dataclasses.fields(entity)}
+    ours = fields_at(cls, api_key, version)
+    return st.builds(cls, **{name: _value(ours[name], theirs[name], api_key, version) for name in ours})
+
+
+def _value(kind: Field, field: Any, api_key: int, version: int) -> st.SearchStrategy[Any]:
+    if kind.kind == "array":
+        values = st.lists(_item(kind.item, field, api_key, version), max_size=3).map(tuple)
+    else:
+        values = _scalar(kind.kind, str(field.metadata["kafka_type"]))
+    return st.none() | values if version >= kind.null_since else values
+
+
+def _item(item: Any, field: Any, api_key: int, version: int) -> st.SearchStrategy[Any]:
+    if isinstance(item, Field):
+        return _scalar(item.kind, str(field.metadata["kafka_type"]))
+    return _message(item, _nested(field.type), api_key, version)
+
+
+def _scalar(code: str, kafka_type: str) -> st.SearchStrategy[Any]:
+    if kafka_type == "error_code":
+        return st.sampled_from([int(code) for code in KioErrorCode])
+    if kafka_type == "timedelta_i64":  # a timedelta holds no more, exactly
+        return st.integers(-(1 << 50), 1 << 50)
+    if code in _BITS:
+        limit = 1 << (_BITS[code] - 1)
+        return st.integers(-limit, limit - 1)
+    texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    ids = st.uuids().filter(lambda value: value != UUID(int=0))
+    return {"?": st.booleans(), "string": texts, "data": st.binary(max_size=20), "uuid": ids}[code]
+
+
+def _nested(hint: Any) -> Any:
+    """The class X of `tuple[X, ...]`, which may be None."""
+    many = next(part for part in (hint, *typing.get_args(hint)) if typing.get_origin(part) is tuple)
+    return typing.get_args(many)[0]
+
+
+def as_entity(message: Any, entity: Any) -> Any:
+    """kio's message of the same values."""
+    values = {}
+    for field in dataclasses.fields(entity):
+        if "tag" not in field.metadata:
+            value, kafka_type = getattr(message, field.name), str(field.metadata.get("kafka_type"))
+            if isinstance(value, tuple) and kafka_type == "None":
+                value = tuple(as_entity(item, _nested(field.type)) for item in value)
+            elif kafka_type == "error_code":
+                value = KioErrorCode(value)
+            elif kafka_type.startswith("timedelta"):
+                value = value * _MILLISECOND
+            values[field.name] = value
+    return entity(**values)
+
+
+def written_by_kio(entity: Any) -> bytes:
+    out = io.BytesIO()
+    entity_writer(type(entity))(out, entity)
+    return out.getvalue()
+
+
+def test_every_message_is_here() -> None:
+    tops = {case.cls for case in CASES} | {messages.EmptyProduceResponse, messages.EmptyFetchResponse}
+    declared = {
+        cls for module in (messages, group_messages, admin_messages)
+        for name, cls in inspect.getmembers(module, inspect.isclass) if name.endswith(("Request", "Response"))
+    }  # fmt: skip
+    nested = {"MemberResponse", "AlterConfigsResourceResponse", "ListOffsetsPartitionResponse"}
+    nested |= {"ListOffsetsTopicResponse"}
+    assert {cls.__name__ for cls in declared - tops} == nested
+    assert {(c.api_key, c.version) for c in CASES if is_flexible(c.api_key, c.version)} == FLEXIBLE
+    assert {(c.api_key, c.version) for c in CASES if c.entity.__flexible__} == FLEXIBLE
+
+
+@every_message
+def test_a_message_has_the_fields_that_kafkas_schema_gives_its_version(case: Case) -> None:
+    def compare(cls: Any, entity: Any) -> None:
+        theirs = {field.name: field for field in dataclasses.fields(entity) if "tag" not in field.metadata}
+        ours = fields_at(cls, case.api_key, case.version)
+        assert list(ours) == list(theirs)
+        for name, kind in ours.items():
+            optional = type(None) in typing.get_args(theirs[name].type)
+            assert (case.version >= kind.null_since) == optional, name
+            if isinstance(kind.item, type):
+                compare(kind.item, _nested(theirs[name].type))
+
+    compare(case.cls, case.entity)
+
+
+@every_message
+@settings(max_examples=5 * ROUNDS)
+@given(data=st.data())
+def test_we_and_kio_write_the_same_bytes_and_read_each_other(case: Case, data: st.DataObject) -> None:
+    message = data.draw(drawn(case))
+    body = encode(message, case.api_key, case.version)
+    entity = as_entity(message, case.entity)
+    assert body == written_by_kio(entity)
+    assert entity_reader(case.entity)(body, 0) == (entity, len(body))
+    assert decode(case.cls, case.api_key, case.version, memoryview(body)) == message
+
+
+@every_message
+@settings(max_examples=5 * ROUNDS)
+@given(data=st.data())
+def test_cut_and_changed_bytes_are_a_message_or_an_invalid_request(case: Case, data: st.DataObject) -> None:
+    body = bytearray(encode(data.draw(drawn(case)), case.api_key, case.version))
+    for cut in data.draw(st.sets(st.integers(0, len(body) - 1), max_size=20)) if body else ():
+        with pytest.raises(InvalidRequest):
+            decode(case.cls, case.api_key, case.version, body[:cut])
+    for position in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=5)):
+        body[position : position + 1] = data.draw(st.binary(min_size=1, max_size=2))
+        read_or_refused(case, bytes(body))
+
+
+@every_message
+@settings(max_examples=5 * ROUNDS)
+@given(noise=st.binary(max_size=200))
+def test_noise_is_a_message_or_an_invalid_request(case: Case, noise: bytes) -> None:
+    read_or_refused(case, noise)
+
+
+def read_or_refused(case: Case, body: bytes) -> None:
+    with contextlib.suppress(InvalidRequest):
+        assert isinstance(decode(case.cls, case.api_key, case.version, body), case.cls)
+
+
+@pytest.mark.parametrize(("api_key", "version"), [
+    *((key, version) for key, (_, versions) in SERVED.items() for version in versions),
+    *((ApiKey.PRODUCE, version) for version in range(3, 9)),
+    *((ApiKey.FETCH, version) for version in range(4, 12)),
+])  # fmt: skip
+def test_an_error_can_be_said_for_every_request_that_is_served(api_key: ApiKey, version: int) -> None:
+    body = encode_error(api_key, version, ErrorCode.INVALID_PARTITIONS)
+    entity, size = entity_reader(load_response_schema(api_key, version))(body, 0)
+    assert size == len(body)
+    assert getattr(entity, "error_code", ErrorCode.INVALID_PARTITIONS) == ErrorCode.INVALID_PARTITIONS
+    assert [value for value in vars_of(entity).values() if isinstance(value, tuple) and value] == []
+
+
+def vars_of(entity: Any) -> dict[str, Any]:
+    return {field.name: getattr(entity, field.name) for field in dataclasses.fields(entity)}
