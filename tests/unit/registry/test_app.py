@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 
 from millrace_registry import requests
 from millrace_registry.app import create_app
+from millrace_registry.errors import ErrorCode
 from millrace_registry.store import Store
+from tests.support import REPOSITORY
 
 V1: dict[str, Any] = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
 V2 = {**V1, "fields": [*V1["fields"], {"name": "b", "type": "int", "default": 0}]}
@@ -452,6 +455,19 @@ def test_a_change_in_a_referenced_type_counts_for_compatibility(ask: Client) -> 
     first = ask.register("u", USER, references=one)
     assert ask.register("u", USER, references=two) == (409, 40901)
     assert ask.register("w", USER, references=two) not in (first, (409, 40901))
+
+
+def test_the_page_of_the_registry_names_every_code_with_its_status() -> None:
+    page = (REPOSITORY / "docs" / "registry.md").read_text()
+    rows = re.findall(
+        r"^\| ([\d, ]+) \| ([\d, ]+|the same) \|", page.partition("## Error codes")[2], re.MULTILINE
+    )
+    pairs = [
+        (int(code), int(status if codes != "the same" else code))
+        for status, codes in rows
+        for code in (status if codes == "the same" else codes).split(", ")
+    ]
+    assert sorted(pairs) == sorted((int(code), int(str(code)[:3])) for code in ErrorCode)
 
 
 def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Store) -> None:
