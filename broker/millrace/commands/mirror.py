@@ -204,7 +204,7 @@ def _text(number: int | None) -> str:
 
 
 def latency_text(milliseconds: int | None) -> str:
-    """In seconds or hours; from a day on it is the age of messages that are replayed, and no latency."""
+    """A latency in seconds or hours; from a day on messages are being replayed, and the age is no latency."""
     if milliseconds is None:
         return "?"
     hours = milliseconds / 3_600_000
