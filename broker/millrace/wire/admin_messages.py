@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from millrace.wire.fields import array, boolean, i8, i16, i32, i64, message, string
+from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string
 from millrace.wire.messages import ApiKey
 
 ORIGINS = "mirror.origins"
@@ -47,8 +47,7 @@ class ConfigOperation(IntEnum):
     SUBTRACT = 3
 
 
-@message
-class DescribeConfigsResource:
+class DescribeConfigsResource(Message):
     """`configuration_keys` None asks for every setting."""
 
     resource_type: int = i8()
@@ -56,15 +55,13 @@ class DescribeConfigsResource:
     configuration_keys: tuple[str, ...] | None = array(string(), null_since=0)
 
 
-@message
-class DescribeConfigsRequest:
+class DescribeConfigsRequest(Message):
     resources: tuple[DescribeConfigsResource, ...] = array(DescribeConfigsResource)
     include_synonyms: bool = boolean(since=1, default=False)
     include_documentation: bool = boolean(since=3, default=False)
 
 
-@message
-class DescribeConfigsSynonym:
+class DescribeConfigsSynonym(Message):
     """One of the places where a setting is looked for; the first that is there counts."""
 
     name: str = string()
@@ -72,8 +69,7 @@ class DescribeConfigsSynonym:
     source: int = i8()
 
 
-@message
-class DescribeConfigsResourceResult:
+class DescribeConfigsResourceResult(Message):
     """One setting; `value` is None when it is secret."""
 
     name: str = string()
@@ -86,8 +82,7 @@ class DescribeConfigsResourceResult:
     documentation: str | None = string(since=3, null_since=3, default=None)
 
 
-@message
-class DescribeConfigsResult:
+class DescribeConfigsResult(Message):
     """One resource's settings, or the error in their place."""
 
     error_code: int = i16()
@@ -97,67 +92,58 @@ class DescribeConfigsResult:
     configs: tuple[DescribeConfigsResourceResult, ...] = array(DescribeConfigsResourceResult, default=())
 
 
-@message
-class DescribeConfigsResponse:
+class DescribeConfigsResponse(Message):
     throttle_time: int = i32(default=0)
     results: tuple[DescribeConfigsResult, ...] = array(DescribeConfigsResult)
 
 
-@message
-class AlterableConfig:
+class AlterableConfig(Message):
     name: str = string()
     config_operation: int = i8(api=ApiKey.INCREMENTAL_ALTER_CONFIGS, default=ConfigOperation.SET)
     value: str | None = string(null_since=0)
 
 
-@message
-class AlterConfigsResource:
+class AlterConfigsResource(Message):
     resource_type: int = i8()
     resource_name: str = string()
     configs: tuple[AlterableConfig, ...] = array(AlterableConfig)
 
 
-@message
-class AlterConfigsRequest:
+class AlterConfigsRequest(Message):
     """Gives the resources these settings and no others."""
 
     resources: tuple[AlterConfigsResource, ...] = array(AlterConfigsResource)
     validate_only: bool = boolean(default=False)
 
 
-@message
-class IncrementalAlterConfigsRequest:
+class IncrementalAlterConfigsRequest(Message):
     """Changes these settings and leaves the others."""
 
     resources: tuple[AlterConfigsResource, ...] = array(AlterConfigsResource)
     validate_only: bool = boolean(default=False)
 
 
-@message
-class AlterConfigsResourceResponse:
+class AlterConfigsResourceResponse(Message):
     error_code: int = i16()
     error_message: str | None = string(null_since=0)
     resource_type: int = i8()
     resource_name: str = string()
 
 
-@message
-class AlterConfigsResponse:
+class AlterConfigsResponse(Message):
     """The answer of both APIs that change settings."""
 
     throttle_time: int = i32(default=0)
     responses: tuple[AlterConfigsResourceResponse, ...] = array(AlterConfigsResourceResponse)
 
 
-@message
-class CreatePartitionsAssignment:
+class CreatePartitionsAssignment(Message):
     """The brokers that a client picked itself for one new partition."""
 
     broker_ids: tuple[int, ...] = array(i32())
 
 
-@message
-class CreatePartitionsTopic:
+class CreatePartitionsTopic(Message):
     """`count` is how many partitions there are to be in all."""
 
     name: str = string()
@@ -167,41 +153,35 @@ class CreatePartitionsTopic:
     )
 
 
-@message
-class CreatePartitionsRequest:
+class CreatePartitionsRequest(Message):
     topics: tuple[CreatePartitionsTopic, ...] = array(CreatePartitionsTopic)
     timeout: int = i32()
     validate_only: bool = boolean(default=False)
 
 
-@message
-class CreatePartitionsTopicResult:
+class CreatePartitionsTopicResult(Message):
     name: str = string()
     error_code: int = i16()
     error_message: str | None = string(null_since=0, default=None)
 
 
-@message
-class CreatePartitionsResponse:
+class CreatePartitionsResponse(Message):
     throttle_time: int = i32(default=0)
     results: tuple[CreatePartitionsTopicResult, ...] = array(CreatePartitionsTopicResult)
 
 
-@message
-class DescribableLogDirTopic:
+class DescribableLogDirTopic(Message):
     topic: str = string()
     partitions: tuple[int, ...] = array(i32())
 
 
-@message
-class DescribeLogDirsRequest:
+class DescribeLogDirsRequest(Message):
     """`topics` None asks for all."""
 
     topics: tuple[DescribableLogDirTopic, ...] | None = array(DescribableLogDirTopic, null_since=0)
 
 
-@message
-class DescribeLogDirsPartition:
+class DescribeLogDirsPartition(Message):
     """`partition_size` is in bytes."""
 
     partition_index: int = i32()
@@ -210,14 +190,12 @@ class DescribeLogDirsPartition:
     is_future_key: bool = boolean(default=False)
 
 
-@message
-class DescribeLogDirsTopic:
+class DescribeLogDirsTopic(Message):
     name: str = string()
     partitions: tuple[DescribeLogDirsPartition, ...] = array(DescribeLogDirsPartition)
 
 
-@message
-class DescribeLogDirsResult:
+class DescribeLogDirsResult(Message):
     """What one log directory holds."""
 
     error_code: int = i16()
@@ -225,7 +203,6 @@ class DescribeLogDirsResult:
     topics: tuple[DescribeLogDirsTopic, ...] = array(DescribeLogDirsTopic)
 
 
-@message
-class DescribeLogDirsResponse:
+class DescribeLogDirsResponse(Message):
     throttle_time: int = i32(default=0)
     results: tuple[DescribeLogDirsResult, ...] = array(DescribeLogDirsResult)

@@ -9,31 +9,28 @@ from collections.abc import Iterable
 
 from millrace.errors import InvalidRequest
 from millrace.wire.codec import decode, encode
-from millrace.wire.fields import array, data, i16, i32, message, string
+from millrace.wire.fields import Message, array, data, i16, i32, string
 from millrace.wire.messages import ApiKey
 
 STREAMS_PROTOCOL = "millrace-streams"
 """Stands for an assignor's name where a group of Millrace's own consumers is described."""
 
 
-@message
-class Subscription:
+class Subscription(Message):
     """What a member says in JoinGroup; Kafka's goes on with user data, which no broker needs."""
 
     version: int = i16()
     topics: tuple[str, ...] = array(string())
 
 
-@message
-class AssignedTopic:
+class AssignedTopic(Message):
     """The partitions of one topic that a member is to read."""
 
     topic: str = string()
     partitions: tuple[int, ...] = array(i32())
 
 
-@message
-class Assignment:
+class Assignment(Message):
     """What a member is told in SyncGroup."""
 
     version: int = i16(default=0)

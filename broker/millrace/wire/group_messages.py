@@ -6,19 +6,17 @@ FindCoordinator and OffsetFetch are in `wire.messages`.
 
 from __future__ import annotations
 
-from millrace.wire.fields import array, boolean, data, i16, i32, i64, message, string
+from millrace.wire.fields import Message, array, boolean, data, i16, i32, i64, string
 
 
-@message
-class JoinGroupRequestProtocol:
+class JoinGroupRequestProtocol(Message):
     """A way of assigning partitions that a member can follow, and what its leader must know of the member."""
 
     name: str = string()
     metadata: bytes = data()
 
 
-@message
-class JoinGroupRequest:
+class JoinGroupRequest(Message):
     """Times are in ms, `protocols` in order of preference."""
 
     group_id: str = string()
@@ -30,15 +28,13 @@ class JoinGroupRequest:
     protocols: tuple[JoinGroupRequestProtocol, ...] = array(JoinGroupRequestProtocol)
 
 
-@message
-class JoinGroupResponseMember:
+class JoinGroupResponseMember(Message):
     member_id: str = string()
     group_instance_id: str | None = string(since=5, null_since=5, default=None)
     metadata: bytes = data(default=b"")
 
 
-@message
-class JoinGroupResponse:
+class JoinGroupResponse(Message):
     """The generation that a member belongs to; only its leader is told the `members`."""
 
     throttle_time: int = i32(since=2, default=0)
@@ -50,14 +46,12 @@ class JoinGroupResponse:
     members: tuple[JoinGroupResponseMember, ...] = array(JoinGroupResponseMember, default=())
 
 
-@message
-class SyncGroupRequestAssignment:
+class SyncGroupRequestAssignment(Message):
     member_id: str = string()
     assignment: bytes = data()
 
 
-@message
-class SyncGroupRequest:
+class SyncGroupRequest(Message):
     """Asks what is assigned to a member; the leader brings the answer for every member."""
 
     group_id: str = string()
@@ -67,37 +61,32 @@ class SyncGroupRequest:
     assignments: tuple[SyncGroupRequestAssignment, ...] = array(SyncGroupRequestAssignment, default=())
 
 
-@message
-class SyncGroupResponse:
+class SyncGroupResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     assignment: bytes = data(default=b"")
 
 
-@message
-class HeartbeatRequest:
+class HeartbeatRequest(Message):
     group_id: str = string()
     generation_id: int = i32()
     member_id: str = string()
     group_instance_id: str | None = string(since=3, null_since=3, default=None)
 
 
-@message
-class HeartbeatResponse:
+class HeartbeatResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
 
 
-@message
-class MemberIdentity:
+class MemberIdentity(Message):
     """A member that leaves, by its id, its instance id or both."""
 
     member_id: str = string()
     group_instance_id: str | None = string(null_since=3, default=None)
 
 
-@message
-class LeaveGroupRequest:
+class LeaveGroupRequest(Message):
     """One member leaves (`member_id`, before v3) or several do (`members`, from v3 on)."""
 
     group_id: str = string()
@@ -105,22 +94,19 @@ class LeaveGroupRequest:
     members: tuple[MemberIdentity, ...] = array(MemberIdentity, since=3, default=())
 
 
-@message
-class MemberResponse:
+class MemberResponse(Message):
     member_id: str = string()
     group_instance_id: str | None = string(null_since=3)
     error_code: int = i16()
 
 
-@message
-class LeaveGroupResponse:
+class LeaveGroupResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     members: tuple[MemberResponse, ...] = array(MemberResponse, since=3, default=())
 
 
-@message
-class OffsetCommitRequestPartition:
+class OffsetCommitRequestPartition(Message):
     """`committed_offset` is the next offset to read."""
 
     partition_index: int = i32()
@@ -129,14 +115,12 @@ class OffsetCommitRequestPartition:
     committed_metadata: str | None = string(null_since=0, default="")
 
 
-@message
-class OffsetCommitRequestTopic:
+class OffsetCommitRequestTopic(Message):
     name: str = string()
     partitions: tuple[OffsetCommitRequestPartition, ...] = array(OffsetCommitRequestPartition)
 
 
-@message
-class OffsetCommitRequest:
+class OffsetCommitRequest(Message):
     """Generation -1 and no member stand for a client that assigns partitions to itself."""
 
     group_id: str = string()
@@ -147,32 +131,27 @@ class OffsetCommitRequest:
     topics: tuple[OffsetCommitRequestTopic, ...] = array(OffsetCommitRequestTopic)
 
 
-@message
-class OffsetCommitResponsePartition:
+class OffsetCommitResponsePartition(Message):
     partition_index: int = i32()
     error_code: int = i16()
 
 
-@message
-class OffsetCommitResponseTopic:
+class OffsetCommitResponseTopic(Message):
     name: str = string()
     partitions: tuple[OffsetCommitResponsePartition, ...] = array(OffsetCommitResponsePartition)
 
 
-@message
-class OffsetCommitResponse:
+class OffsetCommitResponse(Message):
     throttle_time: int = i32(since=3, default=0)
     topics: tuple[OffsetCommitResponseTopic, ...] = array(OffsetCommitResponseTopic)
 
 
-@message
-class DescribeGroupsRequest:
+class DescribeGroupsRequest(Message):
     groups: tuple[str, ...] = array(string())
     include_authorized_operations: bool = boolean(since=3, default=False)
 
 
-@message
-class DescribedGroupMember:
+class DescribedGroupMember(Message):
     """Metadata and assignment are there while the group is stable."""
 
     member_id: str = string()
@@ -183,8 +162,7 @@ class DescribedGroupMember:
     member_assignment: bytes = data(default=b"")
 
 
-@message
-class DescribedGroup:
+class DescribedGroup(Message):
     """`protocol_data` names the protocol in use."""
 
     error_code: int = i16()
@@ -196,81 +174,68 @@ class DescribedGroup:
     authorized_operations: int = i32(since=3, default=-(1 << 31))
 
 
-@message
-class DescribeGroupsResponse:
+class DescribeGroupsResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     groups: tuple[DescribedGroup, ...] = array(DescribedGroup)
 
 
-@message
-class ListGroupsRequest:
+class ListGroupsRequest(Message):
     """Without states, all groups are listed that the broker answers for."""
 
     states_filter: tuple[str, ...] = array(string(), since=4, default=())
 
 
-@message
-class ListedGroup:
+class ListedGroup(Message):
     group_id: str = string()
     protocol_type: str = string()
     group_state: str = string(since=4, default="")
 
 
-@message
-class ListGroupsResponse:
+class ListGroupsResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
     groups: tuple[ListedGroup, ...] = array(ListedGroup, default=())
 
 
-@message
-class DeleteGroupsRequest:
+class DeleteGroupsRequest(Message):
     groups_names: tuple[str, ...] = array(string())
 
 
-@message
-class DeletableGroupResult:
+class DeletableGroupResult(Message):
     group_id: str = string()
     error_code: int = i16()
 
 
-@message
-class DeleteGroupsResponse:
+class DeleteGroupsResponse(Message):
     throttle_time: int = i32(default=0)
     results: tuple[DeletableGroupResult, ...] = array(DeletableGroupResult)
 
 
-@message
-class OffsetDeleteRequestPartition:
+class OffsetDeleteRequestPartition(Message):
     partition_index: int = i32()
 
 
-@message
-class OffsetDeleteRequestTopic:
+class OffsetDeleteRequestTopic(Message):
     name: str = string()
     partitions: tuple[OffsetDeleteRequestPartition, ...] = array(OffsetDeleteRequestPartition)
 
 
-@message
-class OffsetDeleteRequest:
+class OffsetDeleteRequest(Message):
     group_id: str = string()
     topics: tuple[OffsetDeleteRequestTopic, ...] = array(OffsetDeleteRequestTopic)
 
 
-@message
-class OffsetDeleteResponsePartition:
+class OffsetDeleteResponsePartition(Message):
     partition_index: int = i32()
     error_code: int = i16()
 
 
-@message
-class OffsetDeleteResponseTopic:
+class OffsetDeleteResponseTopic(Message):
     name: str = string()
     partitions: tuple[OffsetDeleteResponsePartition, ...] = array(OffsetDeleteResponsePartition)
 
 
-@message
-class OffsetDeleteResponse:
+class OffsetDeleteResponse(Message):
     """With an error of the whole request there are no topics."""
 
     error_code: int = i16(default=0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 from uuid import UUID
 
-from millrace.wire.fields import array, boolean, i8, i16, i32, i64, message, string, uuid
+from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string, uuid
 
 _NOT_TOLD = -(1 << 31)
 """Stands for a set of authorized operations that nobody asked for."""
@@ -47,44 +47,38 @@ class ApiKey(IntEnum):
     TRANSLATE_OFFSETS = 10_001
 
 
-@message
-class EmptyProduceResponse:
+class EmptyProduceResponse(Message):
     responses: tuple[int, ...] = array(i8())
     throttle_time: int = i32(since=1, default=0)
 
 
-@message
-class EmptyFetchResponse:
+class EmptyFetchResponse(Message):
     throttle_time: int = i32(default=0)
     error_code: int = i16(since=7, default=0)
     session_id: int = i32(since=7, default=0)
     responses: tuple[int, ...] = array(i8())
 
 
-@message
-class ApiVersion:
+class ApiVersion(Message):
     api_key: int = i16()
     min_version: int = i16()
     max_version: int = i16()
 
 
-@message
-class ApiVersionsResponse:
+class ApiVersionsResponse(Message):
     error_code: int = i16()
     api_keys: tuple[ApiVersion, ...] = array(ApiVersion)
     throttle_time: int = i32(since=1, default=0)
 
 
-@message
-class MetadataRequestTopic:
+class MetadataRequestTopic(Message):
     """A topic by name, or by id from version 10 on."""
 
     topic_id: UUID | None = uuid(since=10, default=None)
     name: str | None = string(null_since=10, default=None)
 
 
-@message
-class MetadataRequest:
+class MetadataRequest(Message):
     """`topics` None asks for all of them."""
 
     topics: tuple[MetadataRequestTopic, ...] | None = array(MetadataRequestTopic, null_since=1, default=None)
@@ -93,16 +87,14 @@ class MetadataRequest:
     include_topic_authorized_operations: bool = boolean(since=8, default=False)
 
 
-@message
-class MetadataBroker:
+class MetadataBroker(Message):
     node_id: int = i32()
     host: str = string()
     port: int = i32()
     rack: str | None = string(since=1, null_since=1, default=None)
 
 
-@message
-class MetadataPartition:
+class MetadataPartition(Message):
     """`leader_id` is -1 when nobody leads the partition."""
 
     error_code: int = i16()
@@ -114,8 +106,7 @@ class MetadataPartition:
     offline_replicas: tuple[int, ...] = array(i32(), since=5, default=())
 
 
-@message
-class MetadataTopic:
+class MetadataTopic(Message):
     """One topic, or the error that stands in its place."""
 
     error_code: int = i16()
@@ -126,8 +117,7 @@ class MetadataTopic:
     topic_authorized_operations: int = i32(since=8, default=_NOT_TOLD)
 
 
-@message
-class MetadataResponse:
+class MetadataResponse(Message):
     """Every live broker, and the topics that were asked for."""
 
     throttle_time: int = i32(since=3, default=0)
@@ -138,8 +128,7 @@ class MetadataResponse:
     cluster_authorized_operations: int = i32(since=8, until=10, default=_NOT_TOLD)
 
 
-@message
-class ListOffsetsPartition:
+class ListOffsetsPartition(Message):
     """`timestamp` is in ms, or -1 for the latest, -2 for the earliest offset."""
 
     partition_index: int = i32()
@@ -147,21 +136,18 @@ class ListOffsetsPartition:
     timestamp: int = i64()
 
 
-@message
-class ListOffsetsTopic:
+class ListOffsetsTopic(Message):
     name: str = string()
     partitions: tuple[ListOffsetsPartition, ...] = array(ListOffsetsPartition)
 
 
-@message
-class ListOffsetsRequest:
+class ListOffsetsRequest(Message):
     replica_id: int = i32(default=-1)
     isolation_level: int = i8(since=2, default=0)
     topics: tuple[ListOffsetsTopic, ...] = array(ListOffsetsTopic)
 
 
-@message
-class ListOffsetsPartitionResponse:
+class ListOffsetsPartitionResponse(Message):
     """`offset` is -1 when every message is older than the timestamp."""
 
     partition_index: int = i32()
@@ -171,34 +157,29 @@ class ListOffsetsPartitionResponse:
     leader_epoch: int = i32(since=4, default=-1)
 
 
-@message
-class ListOffsetsTopicResponse:
+class ListOffsetsTopicResponse(Message):
     name: str = string()
     partitions: tuple[ListOffsetsPartitionResponse, ...] = array(ListOffsetsPartitionResponse)
 
 
-@message
-class ListOffsetsResponse:
+class ListOffsetsResponse(Message):
     throttle_time: int = i32(since=2, default=0)
     topics: tuple[ListOffsetsTopicResponse, ...] = array(ListOffsetsTopicResponse)
 
 
-@message
-class CreatableReplicaAssignment:
+class CreatableReplicaAssignment(Message):
     """A partition whose brokers the client picked itself."""
 
     partition_index: int = i32()
     broker_ids: tuple[int, ...] = array(i32())
 
 
-@message
-class CreatableTopicConfig:
+class CreatableTopicConfig(Message):
     name: str = string()
     value: str | None = string(null_since=0)
 
 
-@message
-class CreatableTopic:
+class CreatableTopic(Message):
     """-1 asks for the broker's default number."""
 
     name: str = string()
@@ -208,52 +189,44 @@ class CreatableTopic:
     configs: tuple[CreatableTopicConfig, ...] = array(CreatableTopicConfig, default=())
 
 
-@message
-class CreateTopicsRequest:
+class CreateTopicsRequest(Message):
     topics: tuple[CreatableTopic, ...] = array(CreatableTopic)
     timeout: int = i32()
     validate_only: bool = boolean(since=1, default=False)
 
 
-@message
-class CreatableTopicResult:
+class CreatableTopicResult(Message):
     name: str = string()
     error_code: int = i16()
     error_message: str | None = string(since=1, null_since=1, default=None)
 
 
-@message
-class CreateTopicsResponse:
+class CreateTopicsResponse(Message):
     throttle_time: int = i32(since=2, default=0)
     topics: tuple[CreatableTopicResult, ...] = array(CreatableTopicResult)
 
 
-@message
-class DeleteTopicsRequest:
+class DeleteTopicsRequest(Message):
     topic_names: tuple[str, ...] = array(string())
     timeout: int = i32()
 
 
-@message
-class DeletableTopicResult:
+class DeletableTopicResult(Message):
     name: str | None = string()
     error_code: int = i16()
 
 
-@message
-class DeleteTopicsResponse:
+class DeleteTopicsResponse(Message):
     throttle_time: int = i32(since=1, default=0)
     responses: tuple[DeletableTopicResult, ...] = array(DeletableTopicResult)
 
 
-@message
-class InitProducerIdRequest:
+class InitProducerIdRequest(Message):
     transactional_id: str | None = string(null_since=0, default=None)
     transaction_timeout: int = i32(default=0)
 
 
-@message
-class InitProducerIdResponse:
+class InitProducerIdResponse(Message):
     """The producer id, or -1 and an error."""
 
     throttle_time: int = i32(default=0)
@@ -262,16 +235,14 @@ class InitProducerIdResponse:
     producer_epoch: int = i16(default=-1)
 
 
-@message
-class FindCoordinatorRequest:
+class FindCoordinatorRequest(Message):
     """`key` names a group (`key_type` 0) or a transactional id (1)."""
 
     key: str = string()
     key_type: int = i8(since=1, default=0)
 
 
-@message
-class FindCoordinatorResponse:
+class FindCoordinatorResponse(Message):
     """The coordinator, or -1 and an error."""
 
     throttle_time: int = i32(since=1, default=0)
@@ -282,22 +253,19 @@ class FindCoordinatorResponse:
     port: int = i32(default=-1)
 
 
-@message
-class OffsetFetchRequestTopic:
+class OffsetFetchRequestTopic(Message):
     name: str = string()
     partition_indexes: tuple[int, ...] = array(i32())
 
 
-@message
-class OffsetFetchRequest:
+class OffsetFetchRequest(Message):
     """`topics` None asks for every partition that the group committed."""
 
     group_id: str = string()
     topics: tuple[OffsetFetchRequestTopic, ...] | None = array(OffsetFetchRequestTopic, null_since=2)
 
 
-@message
-class OffsetFetchResponsePartition:
+class OffsetFetchResponsePartition(Message):
     """`committed_offset` is -1 when there is none."""
 
     partition_index: int = i32()
@@ -307,14 +275,12 @@ class OffsetFetchResponsePartition:
     error_code: int = i16(default=0)
 
 
-@message
-class OffsetFetchResponseTopic:
+class OffsetFetchResponseTopic(Message):
     name: str = string()
     partitions: tuple[OffsetFetchResponsePartition, ...] = array(OffsetFetchResponsePartition)
 
 
-@message
-class OffsetFetchResponse:
+class OffsetFetchResponse(Message):
     throttle_time: int = i32(since=3, default=0)
     topics: tuple[OffsetFetchResponseTopic, ...] = array(OffsetFetchResponseTopic)
     error_code: int = i16(since=2, default=0)
