@@ -94,7 +94,8 @@ def fields_at(cls: Any, api_key: int, version: int) -> dict[str, Field]:
 def _message(cls: Any, entity: Any, api_key: int, version: int) -> st.SearchStrategy[Any]:
     theirs = {field.name: field for field in dataclasses.fields(entity)}
     ours = fields_at(cls, api_key, version)
-    return st.builds(cls, **{name: _value(ours[name], theirs[name], api_key, version) for name in ours})
+    values = {name: _value(ours[name], theirs[name], api_key, version) for name in ours}
+    return st.fixed_dictionaries(values).map(lambda drawn_values: cls(**drawn_values))
 
 
 def _value(kind: Field, field: Any, api_key: int, version: int) -> st.SearchStrategy[Any]:
