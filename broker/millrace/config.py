@@ -14,6 +14,7 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -153,6 +154,15 @@ def parse_address(text: str, what: str = "address") -> tuple[str, int]:
 def parse_addresses(text: str, what: str = "bootstrap") -> list[tuple[str, int]]:
     """Every (host, port) of `HOST:PORT,HOST:PORT`; ConfigError when one is not."""
     return [parse_address(part, what) for part in text.split(",")]
+
+
+def parse_time(text: str, what: str) -> datetime:
+    """A time in ISO 8601 as UTC, which a text without a zone means; ConfigError when it is no time."""
+    try:
+        time = datetime.fromisoformat(text)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):  # also where the zone takes it out of the calendar
+        raise ConfigError(f"{what} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
 
 
 def load(cls: type[T], path: Path, overrides: Sequence[str] = ()) -> T:

@@ -10,20 +10,14 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
+from millrace.config import parse_time
 from millrace.errors import ConfigError
 from millrace_airflow.settings import MillraceSettings
 
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
 """What `interval` takes, for the forms of DAGs: Airflow checks a pattern, and of `date-time` nothing."""
-
-
-def environment(settings: MillraceSettings) -> dict[str, str]:
-    """The URLs of the services for a command, which may hold passwords: every user reads command lines."""
-    return {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
-
-
 OF_CONNECTION = {
     "load": ("bootstrap", "warehouse", "sink"),
     "hourly": ("warehouse", "sink"),
@@ -32,6 +26,11 @@ OF_CONNECTION = {
     "mirror-batch": ("bootstrap",),
 }
 """Command -> its options that a connection has the values of."""
+
+
+def environment(settings: MillraceSettings) -> dict[str, str]:
+    """The URLs of the services for a command, which may hold passwords: every user reads command lines."""
+    return {"MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor}
 
 
 def command_line(
@@ -50,7 +49,7 @@ def _words(name: str, value: str | bool) -> list[str]:
     return [option] if isinstance(value, bool) else [option, value]
 
 
-def hours(start: str, end: str) -> dict[str, str]:
+def hour_options(start: str, end: str) -> dict[str, str]:
     """The options that name the whole hours of [start, end); ConfigError as by `interval`."""
     first, last = interval(start, end)
     return {"from": _iso(first), "to": _iso(last)}
@@ -71,7 +70,7 @@ def interval(start: str, end: str) -> tuple[datetime, datetime]:
 
     What is proved is what is published: the audit could answer for half an hour, a revision cannot.
     """
-    first, last = _instant(start, "start"), _instant(end, "end")
+    first, last = parse_time(start, "start"), parse_time(end, "end")
     if first >= last:
         raise ConfigError(
             f"start {_iso(first)} is not before end {_iso(last)}: give an interval of at least one hour"
@@ -84,14 +83,6 @@ def interval(start: str, end: str) -> tuple[datetime, datetime]:
                 " give the beginning of an hour in UTC (for a schedule: 0 * * * *)"
             )
     return first, last
-
-
-def _instant(text: str, what: str) -> datetime:
-    try:
-        instant = datetime.fromisoformat(text)
-        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
-    except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{what} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
 
 
 def _iso(instant: datetime) -> str:

@@ -111,7 +111,6 @@ class Job:
                 write(line.decode(errors="replace"))
 
     def log_lines(self) -> Iterator[str]:
-        """The log so far, line by line."""
         with self._path("log").open(errors="replace") as log:
             for line in log:
                 yield line.rstrip("\n")
@@ -148,7 +147,6 @@ class Job:
                 time.sleep(0.05)
 
     def remove(self) -> None:
-        """Delete the folder of an ended job."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _path(self, name: str) -> Path:

@@ -17,5 +17,4 @@ class MillracePlugin(AirflowPlugin):
 
     @classmethod
     def on_load(cls, *args: object, **kwargs: object) -> None:
-        """Raise InstallationError when jobs could not run here."""
         check_installation()

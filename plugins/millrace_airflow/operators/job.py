@@ -91,7 +91,6 @@ class MillraceJobOperator(BaseOperator):
         return self._complete(job, context)
 
     def on_kill(self) -> None:
-        """Stop the command and everything it started."""
         if self._job is not None:
             self._job.kill()
 

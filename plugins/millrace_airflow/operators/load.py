@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset, AssetAlias
 
-from millrace_airflow.command_line import command_line, hours
+from millrace_airflow.command_line import command_line, hour_options
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID
 from millrace_airflow.operators.job import MillraceJobOperator
 
@@ -158,7 +158,7 @@ class PublishHourOperator(HourlyTableOperator):
         self.late = late
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        interval = hours(self.start, self.end)
+        interval = hour_options(self.start, self.end)
         return command_line(settings, "hourly", [self.topic], run_id=run_id, late=self.late, **interval)
 
 

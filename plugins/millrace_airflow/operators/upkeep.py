@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
-from millrace_airflow.command_line import command_line, hours
+from millrace_airflow.command_line import command_line, hour_options
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ReloadHoursOperator(MillraceJobOperator):
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         if not self.reason.strip():
             raise ConfigError("reason is empty: say why these hours are read again")
-        given = {"run_id": run_id, "reason": self.reason, **hours(self.start, self.end)}
+        given = {"run_id": run_id, "reason": self.reason, **hour_options(self.start, self.end)}
         return command_line(settings, "reload", [self.topic], **given)
 
 

@@ -83,7 +83,6 @@ class CompletenessSensor(BaseSensorOperator):
             raise self._timed_out(self._waiting_for) from None
 
     def poke(self, context: Context) -> PokeReturnValue:
-        """Ask the auditor once."""
         judgement = self._ask(self._began or datetime.now(UTC))
         if judgement.step in (Step.WAIT, Step.TIME_IS_UP):  # the base class ends the wait
             self._waiting_for = judgement.reason

@@ -41,7 +41,7 @@ class JobTrigger(BaseTrigger):
         yield TriggerEvent({"directory": self.directory, "timed_out": timed_out})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Stop the job: somebody cleared the task or set its state by hand."""
+        # Somebody cleared the task or set its state by hand.
         await asyncio.to_thread(Job(Path(self.directory)).kill)
 
 

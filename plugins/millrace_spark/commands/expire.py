@@ -13,7 +13,7 @@ from millrace_spark.jobs.verbs import Expire
 
 
 @command_of(Expire)
-def expire(given: Expire, invocation: Invocation) -> None:
+def expire(request: Expire, invocation: Invocation) -> None:
     """Delete data files of old loads of TOPIC whose rows are all in published hours, and old revisions.
 
     A load is kept while one of its hours is not published from its newest edition, or the hour's own files
@@ -23,8 +23,8 @@ def expire(given: Expire, invocation: Invocation) -> None:
     """
     from millrace_spark.jobs.expire import expire as job
 
-    answer = run_job("expire", given, invocation, job)
-    invocation.print(answer, partial(_show, "would delete" if given.dry_run else "deleted"))
+    answer = run_job("expire", request, invocation, job)
+    invocation.print(answer, partial(_show, "would delete" if request.dry_run else "deleted"))
 
 
 def _show(deleted: str, answer: Mapping[str, Any]) -> None:

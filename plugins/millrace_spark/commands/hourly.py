@@ -17,7 +17,7 @@ from millrace_spark.jobs.words import parse_hours
 
 
 @command_of(Hourly)
-def hourly(given: Hourly, invocation: Invocation) -> None:
+def hourly(request: Hourly, invocation: Invocation) -> None:
     """Publish hours of TOPIC from its loads; an hour without news since its last revision stays as it is.
 
     With --late alone: the next revision of every published hour that has late rows, or was read again. Hours
@@ -28,15 +28,15 @@ def hourly(given: Hourly, invocation: Invocation) -> None:
 
     Example: millrace hourly PageView --hour 2015-05-17T10 --warehouse /data/warehouse
     """
-    if given.hours or given.start or given.end:
-        given = replace(given, hours=parse_hours(given.hours, given.start, given.end))
-    elif not (given.late or given.unpublished):
+    if request.hours or request.start or request.end:
+        request = replace(request, hours=parse_hours(request.hours, request.start, request.end))
+    elif not (request.late or request.unpublished):
         raise ConfigError(
             "which hours? give --hour, as often as needed, or --from and --to, or --late, or --unpublished"
         )
-    early.check_table(given.warehouse, given.topic)
-    answer = submit_job("hourly", given, invocation, fast_start=given.sink == "direct")
-    invocation.print(answer, partial(_show, "hour" if given.unpublished else "published hour"))
+    early.check_table(request.warehouse, request.topic)
+    answer = submit_job("hourly", request, invocation, fast_start=request.sink == "direct")
+    invocation.print(answer, partial(_show, "hour" if request.unpublished else "published hour"))
 
 
 def _show(which: str, answer: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from millrace_spark.jobs.verbs import Load
 
 
 @command_of(Load)
-def load(given: Load, invocation: Invocation) -> None:
+def load(request: Load, invocation: Invocation) -> None:
     """Load what is new in each TOPIC into the warehouse, exactly once, by one rename per topic.
 
     Several topics are loaded at a time; one that fails does not stop the others. Records that cannot be
@@ -25,30 +25,30 @@ def load(given: Load, invocation: Invocation) -> None:
     Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
     --registry http://127.0.0.1:8081
     """
-    if not given.topics and not given.topics_matching:
+    if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
-    given, left_out = _resolved(given)
+    request, left_out = _resolved(request)
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
-    answer = submit_job("load", given, fair, fast_start=given.sink == "direct")
+    answer = submit_job("load", request, fair, fast_start=request.sink == "direct")
     reason = "no schema is registered for it"
     invocation.print([*answer, *({"topic": topic, "left_out": reason} for topic in left_out)], _show)
     for topic in left_out:
-        click.echo(f"left out: {topic} has no schema at {given.registry}", err=True)
-    if reasons := _failures(answer, given.accept_rejected):
+        click.echo(f"left out: {topic} has no schema at {request.registry}", err=True)
+    if reasons := _failures(answer, request.accept_rejected):
         raise MillraceError("; ".join(reasons))
 
 
-def _resolved(given: Load) -> tuple[Load, Sequence[str]]:
+def _resolved(request: Load) -> tuple[Load, Sequence[str]]:
     """The load with all its topics by name, and those without a schema; MillraceError when it would fail."""
-    early.check_warehouse(given.warehouse)
+    early.check_warehouse(request.warehouse)
     found = early.topics_to_load(
-        given.warehouse, given.bootstrap, given.registry, given.topics, given.topics_matching
+        request.warehouse, request.bootstrap, request.registry, request.topics, request.topics_matching
     )
-    early.check_schemas(given.warehouse, given.registry, found.topics)
-    if not given.accept_new_topic:
-        early.check_same_logs(given.warehouse, given.bootstrap, found.topics)
-    return replace(given, topics=found.topics), found.without_schema
+    early.check_schemas(request.warehouse, request.registry, found.topics)
+    if not request.accept_new_topic:
+        early.check_same_logs(request.warehouse, request.bootstrap, found.topics)
+    return replace(request, topics=found.topics), found.without_schema
 
 
 def _show(answer: Sequence[Mapping[str, Any]]) -> None:

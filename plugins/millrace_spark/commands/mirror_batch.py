@@ -22,13 +22,13 @@ _COLUMNS = {
 
 
 @command_of(Mirror)
-def mirror_batch(given: Mirror, invocation: Invocation) -> None:
+def mirror_batch(request: Mirror, invocation: Invocation) -> None:
     """Copy what is new in TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
 
     Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
     --bootstrap 127.0.0.1:9392
     """
-    invocation.print(submit_job("mirror", given, invocation), partial(_show, given.origin))
+    invocation.print(submit_job("mirror", request, invocation), partial(_show, request.origin))
 
 
 def _show(origin: str, answer: Mapping[str, Any]) -> None:

@@ -90,16 +90,16 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
 
 
 def run_job(
-    name: str, given: V, invocation: Invocation, job: Callable[[None, V, Callable[[str], None]], Any]
+    name: str, request: V, invocation: Invocation, job: Callable[[None, V, Callable[[str], None]], Any]
 ) -> Any:
     """The answer of `job`: in this process where the warehouse is a folder, else of a Spark job."""
-    if not given.warehouse.startswith("/"):
-        return submit_job(name, given, invocation)
+    if not request.warehouse.startswith("/"):
+        return submit_job(name, request, invocation)
     with steps(name, lambda _: None) as progress:
-        return job(None, given, progress)
+        return job(None, request, progress)
 
 
-def submit_job(name: str, given: Any, invocation: Invocation, *, fast_start: bool = True) -> Any:
+def submit_job(name: str, request: Any, invocation: Invocation, *, fast_start: bool = True) -> Any:
     """The result of `jobs/<name>.py` under spark-submit, its steps shown; MillraceError with its own line."""
     from millrace_spark.commands.early import check_master
     from millrace_spark.jobs.submit import submit
@@ -108,7 +108,7 @@ def submit_job(name: str, given: Any, invocation: Invocation, *, fast_start: boo
     with steps(name) as on_line, _from_the_first_step(on_line) as on_line:
         return submit(
             name,
-            dataclasses.asdict(given),
+            dataclasses.asdict(request),
             master=invocation.master,
             on_line=on_line,
             fast_start=fast_start,

@@ -13,7 +13,7 @@ from millrace_spark.jobs.verbs import Promote
 
 
 @command_of(Promote)
-def promote(given: Promote, invocation: Invocation) -> None:
+def promote(request: Promote, invocation: Invocation) -> None:
     """Give the table of TOPIC another schema: loads from now on have its columns.
 
     Refused unless the new schema can read what was written with the old one, and the files that are there
@@ -25,10 +25,10 @@ def promote(given: Promote, invocation: Invocation) -> None:
     """
     from millrace_spark.jobs.promote import promote as job
 
-    if not given.history and not (given.registry and given.reason):
+    if not request.history and not (request.registry and request.reason):
         raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
-    answer = run_job("promote", given, invocation, job)
-    invocation.print(answer, _show_history if given.history else _show)
+    answer = run_job("promote", request, invocation, job)
+    invocation.print(answer, _show_history if request.history else _show)
 
 
 def _show(result: Mapping[str, Any]) -> None:

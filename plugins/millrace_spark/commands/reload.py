@@ -17,7 +17,7 @@ from millrace_spark.jobs.words import parse_hours
 
 
 @command_of(Reload)
-def reload(given: Reload, invocation: Invocation) -> None:
+def reload(request: Reload, invocation: Invocation) -> None:
     """Read the loads of past hours of TOPIC again, from the offsets they recorded, as their next edition.
 
     For after a decoder or a registry was mended. The loads are those that have rows of the hours, or rejected
@@ -27,21 +27,21 @@ def reload(given: Reload, invocation: Invocation) -> None:
     Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
     --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
     """
-    if not given.loads:
-        given = replace(given, hours=parse_hours(given.hours, given.start, given.end))
-    elif given.hours or given.start or given.end:
+    if not request.loads:
+        request = replace(request, hours=parse_hours(request.hours, request.start, request.end))
+    elif request.hours or request.start or request.end:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
-    early.check_table(given.warehouse, given.topic, given.loads)
-    answer = submit_job("reload", given, invocation, fast_start=given.sink == "direct")
-    invocation.print(answer, partial(_show, given))
+    early.check_table(request.warehouse, request.topic, request.loads)
+    answer = submit_job("reload", request, invocation, fast_start=request.sink == "direct")
+    invocation.print(answer, partial(_show, request))
 
 
-def _show(given: Reload, answer: Mapping[str, Any]) -> None:
+def _show(request: Reload, answer: Mapping[str, Any]) -> None:
     table = table_of("load", "edition", "rows", "before", "rejected", "before", "")
     for load in answer["loads"]:
         numbers = (load[name] for name in ("rows", "rows_before", "rejected", "rejected_before"))
         message = "read again" if load["published"] else "this run had read it again already"
         table.add_row(f"{load['load']:010d}", str(load["edition"]), *(f"{n:,}" for n in numbers), message)
     show(table)
-    command = f"millrace hourly {given.topic} --late --warehouse {given.warehouse} --auditor URL"
+    command = f"millrace hourly {request.topic} --late --warehouse {request.warehouse} --auditor URL"
     click.echo(f"publish the hours with `{command}`")

@@ -13,7 +13,7 @@ from millrace_spark.jobs.verbs import Verify
 
 
 @command_of(Verify)
-def verify(given: Verify, invocation: Invocation) -> None:
+def verify(request: Verify, invocation: Invocation) -> None:
     """Prove that WAREHOUSE is what was published; exit code 1 when a load, a file or a row is not.
 
     A warehouse on hdfs:// is read by a Spark job, any other one without Spark.
@@ -22,11 +22,11 @@ def verify(given: Verify, invocation: Invocation) -> None:
     """
     from millrace_spark.jobs.verify import job
 
-    tables = run_job("verify", given, invocation, job)
+    tables = run_job("verify", request, invocation, job)
     problems = [problem for table in tables for problem in table["problems"]]
     invocation.print({"ok": not problems, "tables": tables}, _show)
     if problems:
-        raise MillraceError(f"{len(problems)} problem(s) in {given.warehouse}: {problems[0]}")
+        raise MillraceError(f"{len(problems)} problem(s) in {request.warehouse}: {problems[0]}")
 
 
 def _show(answer: Mapping[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""The jobs that spark-submit runs: settings in as one JSON file, the result out as one JSON line."""
+"""What the verbs are given, and the jobs that spark-submit runs: that in as JSON, one JSON line out."""

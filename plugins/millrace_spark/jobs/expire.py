@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def expire(spark: SparkSession | None, given: Expire, progress: Progress | None = None) -> dict[str, Any]:
+def expire(spark: SparkSession | None, request: Expire, progress: Progress | None = None) -> dict[str, Any]:
     """Delete what is old and not needed; what that was."""
     run = ExpireRun(
-        fs=open_filesystem(given.warehouse, spark),
-        older_than_s=given.older_than_s,
-        reader_grace_s=given.reader_grace_s,
-        dry_run=given.dry_run,
-        progress=progress or to_stderr(f"expire {given.topic}"),
+        fs=open_filesystem(request.warehouse, spark),
+        older_than_s=request.older_than_s,
+        reader_grace_s=request.reader_grace_s,
+        dry_run=request.dry_run,
+        progress=progress or to_stderr(f"expire {request.topic}"),
     )
-    return asdict(expire_topic(run, given.topic))
+    return asdict(expire_topic(run, request.topic))
 
 
 if __name__ == "__main__":

@@ -34,21 +34,21 @@ TOGETHER = 50
 """Hours in one Spark task at most."""
 
 
-def publish(spark: SparkSession, given: Hourly) -> list[HourResult]:
+def publish(spark: SparkSession, request: Hourly) -> list[HourResult]:
     """Publish every hour that has news: those asked for, those with late rows, those never published."""
-    fs = open_filesystem(given.warehouse, spark)
+    fs = open_filesystem(request.warehouse, spark)
     run = HourlyRun(
         fs=fs,
-        merge=_merge(spark, fs, given.sink),
-        verdict_of=verdict_from(given.auditor),
-        run_id=given.run_id,
-        progress=_hour_by_hour(to_stderr(f"hourly {given.topic}")),
+        merge=_merge(spark, fs, request.sink),
+        verdict_of=verdict_from(request.auditor),
+        run_id=request.run_id,
+        progress=_hour_by_hour(to_stderr(f"hourly {request.topic}")),
     )
-    results = publish_hours(run, given.topic, given.hours, also_empty=given.late)
-    if given.late:
-        results += publish_late_hours(run, given.topic)
-    if given.unpublished:
-        results += publish_unpublished_hours(run, given.topic, given.unproven_after_s)
+    results = publish_hours(run, request.topic, request.hours, also_empty=request.late)
+    if request.late:
+        results += publish_late_hours(run, request.topic)
+    if request.unpublished:
+        results += publish_unpublished_hours(run, request.topic, request.unproven_after_s)
     return list({each.hour: each for each in results}.values())  # of an hour the last, which is the newest
 
 
@@ -93,9 +93,8 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
     return verdict_of
 
 
-def job(spark: SparkSession, given: Hourly) -> Mapping[str, Any]:
-    """What the main prints."""
-    return as_json(given.topic, publish(spark, given))
+def job(spark: SparkSession, request: Hourly) -> Mapping[str, Any]:
+    return as_json(request.topic, publish(spark, request))
 
 
 if __name__ == "__main__":

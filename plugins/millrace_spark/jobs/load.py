@@ -72,30 +72,30 @@ class TopicFailure:
     error: str
 
 
-def load_all(spark: SparkSession, given: Load) -> tuple[list[LoadResult], list[TopicFailure]]:
+def load_all(spark: SparkSession, request: Load) -> tuple[list[LoadResult], list[TopicFailure]]:
     """Load every topic, a few at a time; what was loaded and what failed, each in the order of the topics."""
-    fs = open_filesystem(given.warehouse, spark)
+    fs = open_filesystem(request.warehouse, spark)
     with ThreadPoolExecutor(TOPICS_AT_A_TIME, "load") as pool:
-        done = list(pool.map(partial(_load_one, spark, fs, given), given.topics))
+        done = list(pool.map(partial(_load_one, spark, fs, request), request.topics))
     loads = [each for each in done if isinstance(each, LoadResult)]
     return loads, [each for each in done if isinstance(each, TopicFailure)]
 
 
-def load_topics(spark: SparkSession, given: Load) -> list[LoadResult]:
+def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:
     """Load every topic; MillraceError with every failure, after all the others were tried."""
-    loads, failures = load_all(spark, given)
+    loads, failures = load_all(spark, request)
     if failures:
         raise MillraceError("; ".join([*(failure.error for failure in failures), *_set_aside(loads)]))
     return loads
 
 
-def _load_one(spark: SparkSession, fs: Filesystem, given: Load, topic: str) -> LoadResult | TopicFailure:
+def _load_one(spark: SparkSession, fs: Filesystem, request: Load, topic: str) -> LoadResult | TopicFailure:
     """Load one topic in a thread of its own, with its own connections and its own share of the cores."""
     try:
-        if len(given.topics) > 1:
+        if len(request.topics) > 1:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
-        with ClusterClient(given.bootstrap) as client, SchemaRegistryClient(given.registry) as registry:
-            result = load_topic(_run_of(spark, fs, given, client, registry, topic), topic)
+        with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
+            result = load_topic(_run_of(spark, fs, request, client, registry, topic), topic)
         return dataclasses.replace(result, notes=[*result.notes, *_unpublished(fs, result)])
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
@@ -118,13 +118,13 @@ def _unpublished(fs: Filesystem, result: LoadResult) -> list[str]:
 def _run_of(
     spark: SparkSession,
     fs: Filesystem,
-    given: Load,
+    request: Load,
     client: ClusterClient,
     registry: SchemaRegistryClient,
     topic: str,
 ) -> LoadRun:
     progress = to_stderr(f"load {topic}")
-    limit = given.max_rejected
+    limit = request.max_rejected
 
     def publish_counts(manifest: LoadManifest) -> None:
         counts = sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest)
@@ -135,17 +135,17 @@ def _run_of(
     return LoadRun(
         fs=fs,
         client=client,
-        pin=partial(pin, registry, partial(ClusterClient, given.bootstrap)),
-        sink=sink_named(spark, fs, given.sink),
-        run_id=given.run_id,
-        cut_bytes=given.cut_bytes,
+        pin=partial(pin, registry, partial(ClusterClient, request.bootstrap)),
+        sink=sink_named(spark, fs, request.sink),
+        run_id=request.run_id,
+        cut_bytes=request.cut_bytes,
         publish_counts=lambda manifest: if_audited(client, progress, partial(publish_counts, manifest)),
         origin_of=partial(origin_of, client),
         progress=progress,
-        bounds=Bounds(max_bytes=given.max_bytes, until_ms=given.until_ms),
+        bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
         max_rejected=RejectedLimit.parse(limit) if limit else DEFAULT_LIMIT,
-        accept_new_topic=given.accept_new_topic,
-        accept_gaps=given.accept_gaps,
+        accept_new_topic=request.accept_new_topic,
+        accept_gaps=request.accept_gaps,
     )
 
 
@@ -159,7 +159,6 @@ def _set_aside(results: Sequence[LoadResult]) -> list[str]:
 
 
 def sink_named(spark: SparkSession, fs: Filesystem, name: str) -> Sink:
-    """The sink of that name: `direct` or `spark`."""
     if name == "direct":
         return DirectSink(fs, partial(in_tasks, spark, write_cut))
     from millrace_spark.spark_sink import SparkSink
@@ -177,9 +176,9 @@ def if_audited(client: ClusterClient, progress: Progress, publish_counts: Callab
         publish_counts()
 
 
-def job(spark: SparkSession, given: Load) -> list[dict[str, Any]]:
-    """What the main prints: the loads, and for each topic that failed its name and the `error`."""
-    loads, failures = load_all(spark, given)
+def job(spark: SparkSession, request: Load) -> list[dict[str, Any]]:
+    """The loads, then for each topic that failed its name and the `error`, as JSON values."""
+    loads, failures = load_all(spark, request)
     return [*map(asdict, loads), *map(asdict, failures)]
 
 

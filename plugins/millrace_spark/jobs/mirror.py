@@ -18,54 +18,53 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def mirror_topics(spark: SparkSession, given: Mirror) -> list[MirroredPartition]:
+def mirror_topics(spark: SparkSession, request: Mirror) -> list[MirroredPartition]:
     """Copy every partition of the topics up to where it ends now, or as much as is allowed."""
-    tasks = tasks_of(given)
-    progress = to_stderr(f"mirror {', '.join(given.topics)} from {given.origin}")
+    tasks = tasks_of(request)
+    progress = to_stderr(f"mirror {', '.join(request.topics)} from {request.origin}")
     progress(f"{len(tasks)} partitions")
     return in_tasks(spark, mirror_partition, tasks)
 
 
-def tasks_of(given: Mirror) -> list[MirrorTask]:
+def tasks_of(request: Mirror) -> list[MirrorTask]:
     """One task per origin partition, each to the end its partition has now."""
-    with ClusterClient(given.origin_bootstrap) as origin, ClusterClient(given.bootstrap) as target:
-        tasks = [task for topic in given.topics for task in _tasks(given, topic, origin, target)]
-    if given.max_bytes is None:
+    with ClusterClient(request.origin_bootstrap) as origin, ClusterClient(request.bootstrap) as target:
+        tasks = [task for topic in request.topics for task in _tasks(request, topic, origin, target)]
+    if request.max_bytes is None:
         return tasks
     lags = [max(0, task.end - (task.since.cursor.next_offset if task.since else 0)) for task in tasks]
     total = max(1, sum(lags))
     # Rounded up, so that each partition with something to copy gets on by a batch at least.
-    shares = [-(-given.max_bytes * lag // total) for lag in lags]
+    shares = [-(-request.max_bytes * lag // total) for lag in lags]
     return [replace(task, max_bytes=share) for task, share in zip(tasks, shares, strict=True)]
 
 
-def _tasks(given: Mirror, name: str, origin: ClusterClient, target: ClusterClient) -> Iterator[MirrorTask]:
+def _tasks(request: Mirror, name: str, origin: ClusterClient, target: ClusterClient) -> Iterator[MirrorTask]:
     try:
         topic = origin.topic(name)
     except UnknownTopicOrPartition:
         raise MillraceError(
-            f"topic {name!r} does not exist on {given.origin_bootstrap}: check its name"
+            f"topic {name!r} does not exist on {request.origin_bootstrap}: check its name"
         ) from None
     ends = origin.list_offsets(name, LATEST, topic.partitions)
     for partition, end in sorted(ends.items()):
-        place = Origin(given.origin, name, topic.topic_id, partition)
+        place = Origin(request.origin, name, topic.topic_id, partition)
         yield MirrorTask(
             origin=place,
-            origin_bootstrap=given.origin_bootstrap,
+            origin_bootstrap=request.origin_bootstrap,
             end=end,
-            bootstrap=given.bootstrap,
+            bootstrap=request.bootstrap,
             since=recorded_position(target, place).position,
         )
 
 
-def job(spark: SparkSession, given: Mirror) -> Mapping[str, Any]:
-    """What the main prints."""
-    partitions = mirror_topics(spark, given)
+def job(spark: SparkSession, request: Mirror) -> Mapping[str, Any]:
+    partitions = mirror_topics(spark, request)
     names = ("batches", "records", "dropped", "bytes", "lag")
     totals = {name: sum(getattr(part, name) for part in partitions) for name in names}
     return {
-        "topics": list(given.topics),
-        "origin": given.origin,
+        "topics": list(request.topics),
+        "origin": request.origin,
         **totals,
         "partitions": [asdict(part) for part in partitions],
     }

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def promote(spark: SparkSession | None, given: Promote, progress: Progress | None = None) -> Any:
+def promote(spark: SparkSession | None, request: Promote, progress: Progress | None = None) -> Any:
     """Record the promotion; what it did, or the history's entries where only these are asked for."""
-    fs = open_filesystem(given.warehouse, spark)
-    (progress or to_stderr(f"promote {given.topic}"))("opened")
-    if given.history:
-        return [asdict(entry) for entry in history(fs, given.topic)]
-    with SchemaRegistryClient(given.registry) as registry:
-        return asdict(promote_registered(fs, registry, given.topic, given.schema_id, given.reason))
+    fs = open_filesystem(request.warehouse, spark)
+    (progress or to_stderr(f"promote {request.topic}"))("opened")
+    if request.history:
+        return [asdict(entry) for entry in history(fs, request.topic)]
+    with SchemaRegistryClient(request.registry) as registry:
+        return asdict(promote_registered(fs, registry, request.topic, request.schema_id, request.reason))
 
 
 if __name__ == "__main__":

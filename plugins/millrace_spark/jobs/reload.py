@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def reload_loads(spark: SparkSession, given: Reload) -> list[ReloadResult]:
+def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
     """Read the loads again; MillraceError when none is concerned."""
-    fs = open_filesystem(given.warehouse, spark)
-    connect = partial(ClusterClient, given.bootstrap)
-    loads = given.loads or loads_of(fs, given.topic, given.hours)
+    fs = open_filesystem(request.warehouse, spark)
+    connect = partial(ClusterClient, request.bootstrap)
+    loads = request.loads or loads_of(fs, request.topic, request.hours)
     if not loads:
-        raise MillraceError(f"no load of {given.topic} has rows or rejected records of these hours")
-    with ClusterClient(given.bootstrap) as client, SchemaRegistryClient(given.registry) as registry:
-        progress = to_stderr(f"reload {given.topic}")
+        raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
+    with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
+        progress = to_stderr(f"reload {request.topic}")
 
         def publish_counts(topic: str, load: int, editions: Sequence[SequenceCounts]) -> None:
             tell = partial(publish_edition_counts, client.bootstrap, registry.address)
@@ -42,21 +42,20 @@ def reload_loads(spark: SparkSession, given: Reload) -> list[ReloadResult]:
             fs=fs,
             client=client,
             pin=partial(pin, registry, connect),
-            sink=sink_named(spark, fs, given.sink),
-            run_id=given.run_id,
-            cut_bytes=given.cut_bytes,
+            sink=sink_named(spark, fs, request.sink),
+            run_id=request.run_id,
+            cut_bytes=request.cut_bytes,
             publish_counts=publish_counts,
             origin_of=partial(origin_of, client),
             progress=progress,
-            reason=given.reason,
+            reason=request.reason,
         )
-        return reload_topic(run, given.topic, loads)
+        return reload_topic(run, request.topic, loads)
 
 
-def job(spark: SparkSession, given: Reload) -> dict[str, Any]:
-    """What the main prints."""
-    loads = [asdict(result) for result in reload_loads(spark, given)]
-    return {"topic": given.topic, "loads": loads}
+def job(spark: SparkSession, request: Reload) -> dict[str, Any]:
+    loads = [asdict(result) for result in reload_loads(spark, request)]
+    return {"topic": request.topic, "loads": loads}
 
 
 if __name__ == "__main__":

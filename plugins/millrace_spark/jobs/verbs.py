@@ -20,15 +20,13 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a command line spells a field; `attributes` are those of click's parameter."""
+    """How a command line spells a field."""
 
     name: str
     parse: Callable[[Any, str], Any] | None
+    """What a word means, with the option's name for its ConfigError; None for the word itself."""
     attributes: Mapping[str, Any]
-
-    def value(self, word: Any) -> Any:
-        """What a word means; ConfigError names the option."""
-        return word if self.parse is None else self.parse(word, self.name)
+    """Those of click's parameter."""
 
 
 def option(
@@ -52,11 +50,11 @@ def option(
     attributes |= {"help": help} if help else {}
     attributes |= {"is_flag": True} if default is False else {}
     attributes["required"] = default is MISSING and default_factory is MISSING
-    made = Option(name, parse, attributes)
     if isinstance(default, str) and default:
         attributes |= {"default": default, "show_default": True}
-        default = made.value(default)
-    return field(default=default, default_factory=default_factory, repr=repr, metadata={"option": made})
+        default = parse(default, name) if parse else default
+    metadata = {"option": Option(name, parse, attributes)}
+    return field(default=default, default_factory=default_factory, repr=repr, metadata=metadata)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(option,))
@@ -72,10 +70,13 @@ def options_of(cls: type) -> Iterator[tuple[str, Option]]:
             yield each.name, each.metadata["option"]
 
 
-def from_words(cls: type[V], given: Mapping[str, Any]) -> V:
+def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
     """The verb that the words of its fields spell; None and () stand for words that were not given."""
-    there = ((name, spelt, given[name]) for name, spelt in options_of(cls))
-    return cls(**{name: spelt.value(word) for name, spelt, word in there if word not in (None, ())})
+    values = {}
+    for name, spelt in options_of(cls):
+        if (word := texts[name]) not in (None, ()):
+            values[name] = spelt.parse(word, spelt.name) if spelt.parse else word
+    return cls(**values)
 
 
 WAREHOUSE = (

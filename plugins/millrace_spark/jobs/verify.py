@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 
 
 def verify_warehouse(
-    spark: SparkSession | None, given: Verify, progress: Progress | None = None
+    spark: SparkSession | None, request: Verify, progress: Progress | None = None
 ) -> list[TableReport]:
     """Check every table of the warehouse, or those of one topic."""
-    fs = open_filesystem(given.warehouse, spark)
+    fs = open_filesystem(request.warehouse, spark)
     progress = progress or to_stderr("verify")
-    if given.bootstrap is None:
-        return verify(fs, given.topic, None, progress)
-    with ClusterClient(given.bootstrap) as client:
-        return verify(fs, given.topic, client, progress)
+    if request.bootstrap is None:
+        return verify(fs, request.topic, None, progress)
+    with ClusterClient(request.bootstrap) as client:
+        return verify(fs, request.topic, client, progress)
 
 
-def job(spark: SparkSession | None, given: Verify, progress: Progress | None = None) -> list[dict[str, Any]]:
+def job(
+    spark: SparkSession | None, request: Verify, progress: Progress | None = None
+) -> list[dict[str, Any]]:
     """The reports as JSON values."""
-    return [report.as_json() for report in verify_warehouse(spark, given, progress)]
+    return [report.as_json() for report in verify_warehouse(spark, request, progress)]
 
 
 if __name__ == "__main__":

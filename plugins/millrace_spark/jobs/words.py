@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from millrace.config import parse_addresses
+from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
 
 _BYTES: dict[str, int] = {"": 1, "b": 1} | {
@@ -40,15 +40,6 @@ def parse_age(text: str, option: str) -> float:
     if match is None:
         raise ConfigError(f"{option} {text!r} is not an age like 30d, 12h, 90m or 45s")
     return float(int(match[1]) * _SECONDS[match[2]])
-
-
-def parse_time(text: str, option: str) -> datetime:
-    """A time in ISO 8601 as UTC, which is also meant where no zone is given."""
-    try:
-        time = datetime.fromisoformat(text)
-        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    except (ValueError, OverflowError):  # also where the zone takes it out of the calendar
-        raise ConfigError(f"{option} {text!r} is not a time like 2015-05-17T10:00:00Z") from None
 
 
 def optional_time_ms(text: str, option: str) -> int | None:

@@ -16,7 +16,7 @@ from millrace_airflow.command_line import (
     OF_CONNECTION,
     command_line,
     environment,
-    hours,
+    hour_options,
     interval,
     run_id_of_task,
 )
@@ -190,7 +190,7 @@ def test_an_interval_that_is_not_made_of_whole_hours_is_refused(start: str, end:
 
 
 def test_the_first_hours_of_the_calendar_keep_their_zeros() -> None:
-    assert hours("0001-01-01T00", "0001-01-01T01")["from"] == "0001-01-01T00:00:00Z"
+    assert hour_options("0001-01-01T00", "0001-01-01T01")["from"] == "0001-01-01T00:00:00Z"
 
 
 def test_what_is_no_time_is_refused_by_its_name() -> None:
