@@ -48,9 +48,6 @@ from millrace_spark.warehouse.layout import (
 )
 from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
 
-READER_GRACE_S = 6 * 3600
-"""A superseded revision stays at least that long, for queries that began before the next one was there."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpireRun:
@@ -59,7 +56,8 @@ class ExpireRun:
     fs: Filesystem
     older_than_s: float
     progress: Progress
-    reader_grace_s: float = READER_GRACE_S
+    reader_grace_s: float
+    """How long a superseded revision stays at least, for queries that began before the next one was there."""
     dry_run: bool = False
     """Say what would be deleted, and delete nothing."""
     clock: Callable[[], float] = time.time

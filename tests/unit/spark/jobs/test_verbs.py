@@ -24,6 +24,7 @@ from millrace_spark.jobs.verbs import (
     options_of,
     verb,
 )
+from millrace_spark.table.sources import UNPROVEN_AFTER_S
 
 REQUIRED: dict[str, Any] = {
     "topic": "T", "topics": ("T", "T"), "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r",
@@ -66,7 +67,7 @@ def test_words_that_are_not_given_leave_the_defaults_and_words_mean_values() -> 
 
 
 def test_a_default_that_is_a_word_means_the_same_in_a_job() -> None:
-    assert Hourly(topic="T", warehouse="/w").unproven_after_s == 86_400
+    assert Hourly(topic="T", warehouse="/w").unproven_after_s == UNPROVEN_AFTER_S
     assert Expire(topic="T", warehouse="/w", older_than_s=1).reader_grace_s == 21_600
 
 
