@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeAlias
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 from millrace.config import BrokerConfig
 from millrace.coordination.groups import (
@@ -30,6 +31,7 @@ from millrace.mailbox import Mailbox
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscription, encode_assignment
 from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
 
+T = TypeVar("T")
 MAX_NAME = 1_000
 """Characters of a group's name: it is part of a node's name in ZooKeeper."""
 MAX_OFFSET_METADATA = 4096
@@ -208,43 +210,75 @@ class Groups:
 
     # Administration
 
-    def worth_asking(
-        self, names: Collection[str], done: Callable[[Collection[str]], None], failed: Failed
+    def describe_groups(
+        self, names: Collection[str], done: Callable[[Mapping[str, GroupSnapshot | ErrorCode]], None]
     ) -> None:
-        """The names without those that no group has: one look at ZooKeeper, however many are asked for."""
-        elsewhere = {name for name in names if _is_name(name) and self._ownership.get(name) is None}
-        if len(elsewhere) > 1:
-            self._work.ask(
-                lambda: elsewhere - self._registry.names(),
-                lambda nobodys: done([name for name in names if name not in nobodys]),
-                failed,
-            )
-        else:
-            done(names)
+        """How each group is; NOT_COORDINATOR for one of which only another broker can say it."""
 
-    def describe_group(self, name: str, done: Callable[[GroupSnapshot], None], failed: Failed) -> None:
-        """How the group is; NOT_COORDINATOR when only another broker can say."""
+        def unknown(name: str) -> GroupSnapshot:
+            return GroupSnapshot(name=name, state=State.DEAD)
+
+        self._ask_about_each(names, self._describe, unknown, done)
+
+    def delete_groups(self, names: Collection[str], done: Callable[[Mapping[str, ErrorCode]], None]) -> None:
+        """Forget those of the groups that have no members, and their offsets; one code for each."""
+        self._ask_about_each(names, self._delete, lambda _: ErrorCode.GROUP_ID_NOT_FOUND, done)
+
+    def _ask_about_each(
+        self,
+        names: Collection[str],
+        ask: Callable[[str, Callable[[T | ErrorCode], None]], None],
+        unknown: Callable[[str], T | ErrorCode],
+        done: Callable[[Mapping[str, T | ErrorCode]], None],
+    ) -> None:
+        """Tell of each name the result of `ask`, or of `unknown` for a group that nobody has.
+
+        Which those are takes one look at ZooKeeper, however many are named.
+        """
+        results: dict[str, T | ErrorCode] = {}
+        elsewhere = {name for name in names if _is_name(name) and self._ownership.get(name) is None}
+
+        def note(name: str, result: T | ErrorCode) -> None:
+            results[name] = result
+            if len(results) == len(names):
+                done(results)
+
+        def ask_all(nobodys: Collection[str]) -> None:
+            for name in names:
+                if name in nobodys:
+                    note(name, unknown(name))
+                else:
+                    ask(name, partial(note, name))
+
+        def failed(code: ErrorCode) -> None:
+            for name in names:
+                note(name, code)
+
+        if not names:
+            done(results)
+        elif len(elsewhere) > 1:
+            self._work.ask(lambda: elsewhere - self._registry.names(), ask_all, failed)
+        else:
+            ask_all(())
+
+    def _describe(self, name: str, answer: Callable[[GroupSnapshot | ErrorCode], None]) -> None:
         held = self._ownership.get(name)
         if held is not None:
-            done(held.group.snapshot())
+            answer(held.group.snapshot())
         elif not _is_name(name):
-            failed(ErrorCode.INVALID_GROUP_ID)
+            answer(ErrorCode.INVALID_GROUP_ID)
         else:
-            self._work.ask(
-                lambda: self._look_at(name),
-                lambda group: done(group) if group is not None else failed(ErrorCode.NOT_COORDINATOR),
-                failed,
-            )
+            self._work.ask(lambda: self._look_at(name), answer, answer)
 
-    def _look_at(self, name: str) -> GroupSnapshot | None:
-        """In a thread: a group that is not coordinated here; None when another broker does that."""
+    def _look_at(self, name: str) -> GroupSnapshot | ErrorCode:
+        """In a thread: a group that is not coordinated here; NOT_COORDINATOR when it is elsewhere."""
         kind = self._registry.kind(name)
         if kind is GroupKind.STREAMS:
             return self._look_at_streams(name)
         if kind is None:
             return GroupSnapshot(name=name, state=State.DEAD)
         if self._registry.coordinator(name) not in (None, self._broker_id):
-            return None
+            return ErrorCode.NOT_COORDINATOR
         return GroupSnapshot(name=name, state=State.EMPTY, protocol_type=CONSUMER)
 
     def _look_at_streams(self, name: str) -> GroupSnapshot:
@@ -290,23 +324,23 @@ class Groups:
         has_members = kind is GroupKind.STREAMS and self._registry.members(name)
         return State.STABLE if has_members else State.EMPTY
 
-    def delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
-        """Forget a group without members, and its offsets."""
+    def _delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
         held = self._ownership.get(name)
         if not _is_name(name):
             answer(ErrorCode.INVALID_GROUP_ID)
         elif held is None:
-            self._work.ask(lambda: self._delete(name), lambda _: answer(ErrorCode.NONE), answer)
+            self._work.ask(lambda: self._delete_elsewhere(name), lambda _: answer(ErrorCode.NONE), answer)
         elif held.group.idle and not held.commits.busy:
-            self._ownership.give_up(
-                name, lambda fence: self._registry.delete_group(name, fence=fence), answer
-            )
+            self._ownership.give_up(name, partial(self._delete_fenced, name), answer)
         else:
             answer(ErrorCode.NON_EMPTY_GROUP)
 
-    def _delete(self, name: str) -> None:
+    def _delete_elsewhere(self, name: str) -> None:
         """In a thread: a group that is not coordinated here."""
-        self._registry.delete_group(name, fence=self._left_over(name))
+        self._delete_fenced(name, self._left_over(name))
+
+    def _delete_fenced(self, name: str, fence: Fence | None) -> None:
+        self._registry.delete_group(name, fence=fence)
 
     def _left_over(self, name: str) -> Fence | None:
         """In a thread: the fence of a node of this broker's for a group that is not coordinated here."""

@@ -89,10 +89,10 @@ class Broker:
         return self.ask(lambda answers: self.groups.delete_offsets(name, places, answers, answers))
 
     def look_at(self, name: str) -> Any:
-        return self.ask(lambda answers: self.groups.describe_group(name, answers, answers))
+        return self.ask(lambda answers: self.groups.describe_groups([name], answers))[name]
 
     def delete(self, name: str) -> Any:
-        return self.ask(lambda answers: self.groups.delete(name, answers))
+        return self.ask(lambda answers: self.groups.delete_groups([name], answers))[name]
 
     def offsets(self, name: str) -> Any:
         return self.ask(lambda answers: self.groups.offsets(name, None, answers, answers))

@@ -226,9 +226,12 @@ def test_many_names_that_no_group_has_cost_one_look_at_zookeeper(
     registry.entries["elsewhere"] = Entry(GroupKind.CLASSIC)
     names = ["", MINE, "elsewhere", *[f"nobody's {number}" for number in range(100)]]
     before = registry.asked
-    worth = one.ask(lambda answers: one.groups.worth_asking(names, answers, answers))
-    assert sorted(worth) == sorted(["", MINE, "elsewhere"])
-    assert registry.asked == before + 1
+    described = one.ask(lambda answers: one.groups.describe_groups(names, answers))
+    states = {name: getattr(group, "state", group) for name, group in described.items()}
+    assert (states.pop(""), states.pop(MINE)) == (ErrorCode.INVALID_GROUP_ID, State.EMPTY)
+    assert states.pop("elsewhere") is State.EMPTY
+    assert set(states.values()) == {State.DEAD}
+    assert registry.asked == before + 1 + 2, "and at the one elsewhere, its kind and its coordinator"
 
 
 def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> None:
