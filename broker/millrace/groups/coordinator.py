@@ -23,7 +23,7 @@ from millrace.coordination.groups import (
 )
 from millrace.errors import ErrorCode
 from millrace.groups.group import Group, GroupSnapshot, MemberSnapshot, State
-from millrace.groups.holding import CoordinatedGroup, GroupOwnership, Snapshots, coordinator_of
+from millrace.groups.holding import CoordinatedGroup, GroupOwnership, Snapshots, coordinator_of, is_group_name
 from millrace.groups.member import ClientName
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
@@ -32,8 +32,6 @@ from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscriptio
 from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
 
 T = TypeVar("T")
-MAX_NAME = 1_000
-"""Characters of a group's name: it is part of a node's name in ZooKeeper."""
 MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
 CONSUMER = "consumer"
@@ -75,6 +73,13 @@ class Groups:
         """Give up every group; the loop has ended."""
         self._ownership.close()
 
+    def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
+        """Ask ZooKeeper something about a group."""
+        if is_group_name(name):
+            self._work.ask(question, done, failed)
+        else:
+            failed(ErrorCode.INVALID_GROUP_ID)
+
     # Members
 
     def find(self, name: str, done: Callable[[int], None], failed: Failed) -> None:
@@ -87,19 +92,14 @@ class Groups:
             else:
                 failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the holder is dead, its session not over yet
 
-        if not _is_name(name):
-            failed(ErrorCode.INVALID_GROUP_ID)
-        elif self._ownership.get(name) is not None:
+        if self._ownership.get(name) is not None:
             done(self._broker_id)
         else:
-            self._work.ask(lambda: self._registry.coordinator(name), found, failed)
+            self._ask(name, lambda: self._registry.coordinator(name), found, failed)
 
     def use(self, name: str, use: Callable[[Group], None], failed: Failed) -> None:
         """`use` the group, which this broker takes over if nobody coordinates it and the choice is on it."""
-        if _is_name(name):
-            self._ownership.use(name, lambda held: use(held.group), failed)
-        else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+        self._ownership.use(name, lambda held: use(held.group), failed)
 
     def held(self, name: str) -> Group | None:
         held = self._ownership.get(name)
@@ -114,7 +114,7 @@ class Groups:
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
             if code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL and anonymous:
-                self._rewind(request.group_id, partitions, answer)
+                self._write(partitions, partial(self._rewind, request.group_id), answer)
             else:
                 answer(dict.fromkeys(partitions, code))
 
@@ -125,38 +125,27 @@ class Groups:
             if code:
                 failed(code)
             else:
-                self._commit(held, partitions, answer)
+                self._write(partitions, held.commits.add, answer)
 
-        if _is_name(request.group_id):
-            self._ownership.use(request.group_id, use, failed)
-        else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+        self._ownership.use(request.group_id, use, failed)
 
-    def _commit(
+    def _write(
         self,
-        held: CoordinatedGroup,
         partitions: Mapping[Place, OffsetCommitRequestPartition],
+        write: Callable[[Mapping[Place, CommittedOffset], Callable[[ErrorCode], None]], None],
         answer: Callable[[Codes], None],
     ) -> None:
         codes, offsets = self._checked(partitions)
         if offsets:
-            held.commits.add(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
+            write(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
         else:
             answer(codes)
 
     def _rewind(
-        self,
-        name: str,
-        partitions: Mapping[Place, OffsetCommitRequestPartition],
-        answer: Callable[[Codes], None],
+        self, name: str, offsets: Mapping[Place, CommittedOffset], done: Callable[[ErrorCode], None]
     ) -> None:
         """A group of Millrace's own consumers may be put somewhere else while it has none."""
-        codes, offsets = self._checked(partitions)
-        self._work.ask(
-            lambda: self._registry.rewind(name, offsets),
-            lambda _: answer(codes),
-            lambda code: answer(codes | dict.fromkeys(offsets, code)),
-        )
+        self._work.ask(lambda: self._registry.rewind(name, offsets), lambda _: done(ErrorCode.NONE), done)
 
     def _checked(
         self, partitions: Mapping[Place, OffsetCommitRequestPartition]
@@ -203,10 +192,7 @@ class Groups:
             ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
             done(current_offsets(committed, ids))
 
-        if _is_name(name):
-            self._work.ask(lambda: self._registry.offsets(name, there), found, failed)
-        else:
-            failed(ErrorCode.INVALID_GROUP_ID)
+        self._ask(name, lambda: self._registry.offsets(name, there), found, failed)
 
     # Administration
 
@@ -236,7 +222,7 @@ class Groups:
         Which those are takes one look at ZooKeeper, however many are named.
         """
         results: dict[str, T | ErrorCode] = {}
-        elsewhere = {name for name in names if _is_name(name) and self._ownership.get(name) is None}
+        elsewhere = {name for name in names if is_group_name(name) and self._ownership.get(name) is None}
 
         def note(name: str, result: T | ErrorCode) -> None:
             results[name] = result
@@ -265,10 +251,8 @@ class Groups:
         held = self._ownership.get(name)
         if held is not None:
             answer(held.group.snapshot())
-        elif not _is_name(name):
-            answer(ErrorCode.INVALID_GROUP_ID)
         else:
-            self._work.ask(lambda: self._look_at(name), answer, answer)
+            self._ask(name, lambda: self._look_at(name), answer, answer)
 
     def _look_at(self, name: str) -> GroupSnapshot | ErrorCode:
         """In a thread: a group that is not coordinated here; NOT_COORDINATOR when it is elsewhere."""
@@ -326,10 +310,8 @@ class Groups:
 
     def _delete(self, name: str, answer: Callable[[ErrorCode], None]) -> None:
         held = self._ownership.get(name)
-        if not _is_name(name):
-            answer(ErrorCode.INVALID_GROUP_ID)
-        elif held is None:
-            self._work.ask(lambda: self._delete_elsewhere(name), lambda _: answer(ErrorCode.NONE), answer)
+        if held is None:
+            self._ask(name, lambda: self._delete_elsewhere(name), lambda _: answer(ErrorCode.NONE), answer)
         elif held.group.idle and not held.commits.busy:
             self._ownership.give_up(name, partial(self._delete_fenced, name), answer)
         else:
@@ -362,19 +344,13 @@ class Groups:
             fence = self._left_over(name) if held is None else held.commits.fence
             self._registry.delete_offsets(name, wanted, fence=fence)
 
-        if not _is_name(name):
-            failed(ErrorCode.INVALID_GROUP_ID)
-        elif held is not None and not held.group.idle and held.group.state is not State.STABLE:
+        if held is not None and not held.group.idle and held.group.state is not State.STABLE:
             failed(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)  # Java asks again after this one only
         else:
-            self._work.ask(delete, lambda _: done(codes), failed)
+            self._ask(name, delete, lambda _: done(codes), failed)
 
     def _refuse_deletion(self, place: Place, read: Collection[Collection[str] | None]) -> ErrorCode:
         if not self._is_there(place):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         is_read = any(topics is None or place[0] in topics for topics in read)
         return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if is_read else ErrorCode.NONE
-
-
-def _is_name(name: str) -> bool:
-    return 0 < len(name) <= MAX_NAME

@@ -35,6 +35,8 @@ taken over and given up again with every commit."""
 FIRST_TIDY_S = 60.0
 TIDY_S = 3600.0
 """When to look for what killed coordinators have left; it is little, and reading all groups is not."""
+MAX_NAME = 1_000
+"""Characters of a group's name: it is part of a node's name in ZooKeeper."""
 CLAIMS = 5
 CLOSE_S = 3.0
 """How long a broker that stops may take to give up its groups; what it does not, ends with its session."""
@@ -51,6 +53,10 @@ def coordinator_of(group: str, brokers: Iterable[int]) -> int | None:
         return hashlib.blake2b(f"{broker}/{group}".encode(), digest_size=8).digest()
 
     return max(brokers, key=draw, default=None)
+
+
+def is_group_name(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME
 
 
 class Snapshots(Protocol):
@@ -118,7 +124,9 @@ class GroupOwnership:
         """`use` the group here, after taking it over if need be; `failed` when that cannot be."""
         self._notice_standstill()
         held = self._held.get(name)
-        if held is not None and held.doubtful:
+        if not is_group_name(name):
+            failed(ErrorCode.INVALID_GROUP_ID)
+        elif held is not None and held.doubtful:
             held.waiting.append(Waiting(self._mailbox, use, failed))
         elif held is not None:
             held.used_at = self._clock.now()
