@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
@@ -12,77 +10,9 @@ import httpx
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
+from millrace_audit.answer import Completeness
 
 TIMEOUT_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Sequences of one producer instance that are `missing`, `duplicate` or `unexpected` at a tier."""
-
-    kind: str
-    tier: str
-    server: str
-    service: str
-    instance: int
-    sequences: Sequence[Sequence[int]]
-    """[first, last] ranges."""
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Ten minutes of event time [start, end) and what the audit knows of them."""
-
-    start: datetime
-    end: datetime
-    verdict: str
-    revision: int
-    """Raised when something changes after the window's verdict was final."""
-    acknowledged: int
-    failed: int
-    tiers: Mapping[str, int]
-    """Messages counted at each tier, repeats included."""
-    findings: Sequence[Finding]
-    reasons: Sequence[str]
-    """Why the verdict is unknown, and which silent instances an operator has accepted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completeness:
-    """The verdict on [start, end): `complete`, `incomplete` or `unknown`, as bad as its worst window."""
-
-    topic: str
-    start: datetime
-    end: datetime
-    verdict: str
-    watermark: datetime | None
-    """Every window before it is complete, without a hole; None when not even the first one is."""
-    windows: Sequence[Window]
-
-    @property
-    def complete(self) -> bool:
-        """True only for the verdict `complete`."""
-        return self.verdict == "complete"
-
-    @classmethod
-    def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
-        """The auditor's JSON as a value; KeyError or ValueError when it is something else."""
-        watermark = answer["watermark"]
-        return cls(
-            topic=answer["topic"],
-            start=datetime.fromisoformat(answer["from"]),
-            end=datetime.fromisoformat(answer["to"]),
-            verdict=answer["verdict"],
-            watermark=None if watermark is None else datetime.fromisoformat(watermark),
-            windows=[_window(window) for window in answer["windows"]],
-        )
-
-
-def _window(value: Mapping[str, Any]) -> Window:
-    times = {key: datetime.fromisoformat(value[key]) for key in ("start", "end")}
-    findings = [Finding(**finding) for finding in value["findings"]]
-    return Window(**{**value, **times, "findings": findings})
 
 
 def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
@@ -94,7 +24,7 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
 
 
 def completeness_answer(url: str, topic: str, start: datetime, end: datetime) -> dict[str, Any]:
-    """The same as the auditor's own JSON."""
+    """Ask as `completeness` does, for the auditor's own JSON."""
     question = {"from": _iso(start), "to": _iso(end)}
     return _ask("GET", f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/completeness", params=question)
 

@@ -2,76 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from millrace_audit.client import Completeness, Window
+from millrace_audit.answer import Completeness, Window, by_hour, tiers_of
+from millrace_audit.show import styled
 
-STYLES = {"complete": "green", "incomplete": "red", "unknown": "yellow"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Hour:
-    """One hour of one topic: what was acknowledged, what each tier has, and what was published."""
+    """One hour of one topic: what the audit says of it, and the rows of its newest revision."""
 
     topic: str
-    start: datetime
-    acknowledged: int
-    tiers: Mapping[str, int]
+    audited: Window
     rows: int
-    """Rows of the newest revision in the hourly table."""
-    verdict: str
 
     @property
     def complete(self) -> bool:
-        """True when the audit says so and the hourly table has just those rows."""
-        return self.verdict == "complete" and self.rows == self.acknowledged
+        """True when the audit says so and the hourly table has just the rows that were acknowledged."""
+        return self.audited.verdict == "complete" and self.rows == self.audited.acknowledged
 
 
 def hours_of(answers: Iterable[Completeness], warehouse: Path) -> list[Hour]:
     """The hours that have messages, in order, per topic."""
-    hours = []
-    for answer in answers:
-        windows: dict[datetime, list[Window]] = {}
-        for window in answer.windows:
-            if window.acknowledged or window.failed or any(window.tiers.values()):
-                windows.setdefault(window.start.replace(minute=0), []).append(window)
-        hours += [_hour(answer.topic, start, group, warehouse) for start, group in sorted(windows.items())]
-    return hours
+    return [
+        Hour(answer.topic, hour, _hourly_rows(warehouse / f"{answer.topic}.hourly", hour))
+        for answer in answers
+        for hour in by_hour(window for window in answer.windows if _has_messages(window))
+    ]
 
 
-def _hour(topic: str, start: datetime, windows: Sequence[Window], warehouse: Path) -> Hour:
-    tiers: dict[str, int] = {}
-    for window in windows:
-        for tier, count in window.tiers.items():
-            tiers[tier] = tiers.get(tier, 0) + count
-    verdicts = {window.verdict for window in windows}
-    return Hour(
-        topic=topic,
-        start=start,
-        acknowledged=sum(window.acknowledged for window in windows),
-        tiers=tiers,
-        rows=_hourly_rows(warehouse / f"{topic}.hourly" / f"date={start:%Y-%m-%d}" / f"hour={start:%H}"),
-        verdict=next(verdict for verdict in ("incomplete", "unknown", "complete") if verdict in verdicts),
-    )
+def _has_messages(window: Window) -> bool:
+    return bool(window.acknowledged or window.failed or any(window.tiers.values()))
 
 
-def _hourly_rows(folder: Path) -> int:
-    """Rows of the newest revision, counted in its files."""
+def _hourly_rows(table: Path, hour: Window) -> int:
+    """Rows of the hour's newest revision, counted in its files."""
+    folder = table / f"date={hour.start:%Y-%m-%d}" / f"hour={hour.start:%H}"
     revisions = sorted(folder.glob("rev=*"), key=lambda path: int(path.name.removeprefix("rev=")))
     files = sorted(revisions[-1].glob("*.parquet")) if revisions else []
     return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def print_hours(hours: Sequence[Hour], console: Console) -> None:
-    """One line per topic and hour, and the totals."""
-    tiers = sorted({tier for hour in hours for tier in hour.tiers}, key=_tier_order)
+    """Print one line per topic and hour."""
+    tiers = tiers_of(hour.audited for hour in hours)
     table = Table(title="Messages per hour and tier")
     table.add_column("topic")
     table.add_column("hour (UTC)")
@@ -79,16 +60,12 @@ def print_hours(hours: Sequence[Hour], console: Console) -> None:
         table.add_column(name, justify="right")
     table.add_column("verdict")
     for hour in hours:
-        counts = (hour.acknowledged, *(hour.tiers.get(tier, 0) for tier in tiers), hour.rows)
+        audited, end = hour.audited, hour.audited.start + timedelta(hours=1)
+        counts = (audited.acknowledged, *(audited.tiers.get(tier, 0) for tier in tiers), hour.rows)
         table.add_row(
             hour.topic,
-            f"{hour.start:%Y-%m-%d %H}-{hour.start + timedelta(hours=1):%H}",
+            f"{audited.start:%Y-%m-%d %H}-{end:%H}",
             *(f"{count:,}" for count in counts),
-            f"[{STYLES[hour.verdict]}]{hour.verdict}[/]",
+            styled(audited.verdict),
         )
     console.print(table)
-
-
-def _tier_order(tier: str) -> tuple[int, str]:
-    """Datacenters first, then the way the data goes."""
-    return {"offline": 1, "warehouse": 2}.get(tier, 0), tier

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from millrace.errors import MillraceError
-from millrace_audit.client import Completeness, Finding, Window, completeness
+from millrace_audit.answer import Completeness, Finding, Window
+from millrace_audit.client import completeness
 
 DUPLICATE = "duplicate"
 SHOWN = 5

@@ -24,7 +24,8 @@ from confluent_kafka import Producer
 from millrace.cli import cli
 from millrace.errors import MillraceError
 from millrace.records import BatchHeader, Message, build_batch
-from millrace_audit.client import Completeness, Window, completeness
+from millrace_audit.answer import Completeness, Window
+from millrace_audit.client import completeness
 from millrace_audit.producer import AuditedProducer
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts

@@ -1,4 +1,4 @@
-"""From the database to verdicts: gathers the evidence, has it judged, and writes the answer.
+"""From the database to verdicts: gathers the evidence, has it judged, and says what the answer is.
 
 Reads only, but for `settle`, which notes the verdicts of final windows so that a later change is noticed.
 """
@@ -6,13 +6,15 @@ Reads only, but for `settle`, which notes the verdicts of final windows so that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
+from millrace_audit.answer import Completeness, Instance, Topic, Verdict, Window, iso, overall, utc
 from millrace_audit.auditor.store import (
     CountedRow,
     InstanceRow,
@@ -23,27 +25,12 @@ from millrace_audit.auditor.store import (
     UncountedRow,
     UnheardRow,
     WindowRow,
+    slices,
 )
-from millrace_audit.auditor.verdict import (
-    Evidence,
-    Gap,
-    Instance,
-    Judgement,
-    Surroundings,
-    Verdict,
-    WindowFinding,
-    final_through,
-    iso,
-    judge,
-    overall,
-)
+from millrace_audit.auditor.verdict import Evidence, Gap, Surroundings, final_through, judge, unheard
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import SequenceRanges
-
-_IN_ONE_QUERY = 500
-LAST_MS = 253_402_300_799_999
-"""The last time that Python and ISO 8601 can write, in 9999: the window around it is said to end there."""
 
 
 def _now_ms() -> int:
@@ -87,64 +74,62 @@ class _Counted(NamedTuple):
     ranges: Sequence[Sequence[int]]
 
 
-def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> dict[str, Any]:
-    """The JSON answer about [start, end), ms: a verdict on each window it touches and on all together."""
+def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
+    """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
-    windows = range(first, last + WINDOW_MS, WINDOW_MS)
-    answer: dict[str, Any] = {"topic": topic, "from": iso(start), "to": iso(end)}
+    starts = range(first, last + WINDOW_MS, WINDOW_MS)
     known = session.get(TopicRow, topic)
+    watermark = None
     if known is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
         reason = f"no producer and no reader has spoken of topic {topic}"
-        judgements = [_unheard(window, reason) for window in windows]
-        revisions: Mapping[int, int] = {}
-        watermark = None
+        windows = [unheard(window, reason) for window in starts]
     else:
         view = _view(session, rules, topic)
-        judgements = _judge(session, view, windows)
-        revisions = {row.window: row.revision for row in _window_rows(session, topic, first, last)}
+        here = (WindowRow.topic == topic, WindowRow.window.between(first, last))
+        revisions = {row.window: row.revision for row in session.scalars(select(WindowRow).where(*here))}
+        windows = [
+            replace(window, revision=revisions.get(at, 0))
+            for at, window in zip(starts, _judge(session, view, starts), strict=True)
+        ]
         watermark = _watermark(session, view)
-    return answer | {
-        "verdict": overall(judgement.verdict for judgement in judgements),
-        "watermark": None if watermark is None else iso(watermark),
-        "foreign": known.foreign if known else {},
-        "windows": [_window_json(judgement, revisions) for judgement in judgements],
-    }
+    return Completeness(
+        topic=topic,
+        start=utc(start),
+        end=utc(end),
+        verdict=overall(window.verdict for window in windows),
+        watermark=watermark,
+        foreign=known.foreign if known else {},
+        windows=windows,
+    )
 
 
 def settle(session: Session, rules: AuditRules) -> None:
     """Note the verdict of every window that has become final; call it when all that was said is applied."""
-    for row in session.scalars(select(TopicRow)):
-        view = _view(session, rules, row.topic)
+    for topic in session.scalars(select(TopicRow)):
+        view = _view(session, rules, topic.topic)
         through = view.final_through
-        row.settled_through = max(row.settled_through, through)
-        open_windows = session.scalars(
-            select(WindowRow).where(
-                WindowRow.topic == row.topic,
+        topic.settled_through = max(topic.settled_through, through)
+        rows = session.scalars(
+            select(WindowRow)
+            .where(
+                WindowRow.topic == topic.topic,
                 WindowRow.settled.is_(None),
                 WindowRow.window <= max(through, NOTHING + WINDOW_MS) - WINDOW_MS,
             )
-        )
-        windows = {window.window: window for window in open_windows}
-        for judgement in _judge(session, view, sorted(windows)):
-            if judgement.final and judgement.verdict != Verdict.UNKNOWN:
-                windows[judgement.window].settled = judgement.verdict
+            .order_by(WindowRow.window)
+        ).all()
+        judged = _judge(session, view, [row.window for row in rows])
+        for row, window in zip(rows, judged, strict=True):
+            if window.verdict != Verdict.UNKNOWN:  # as it is while the window is not final
+                row.settled = window.verdict
 
 
-def topics(session: Session, rules: AuditRules) -> list[dict[str, Any]]:
+def topics(session: Session, rules: AuditRules) -> list[Topic]:
     """Every topic the auditor knows, with its watermark and the instances that have not ended."""
-    answer = []
-    for row in session.scalars(select(TopicRow).order_by(TopicRow.topic)):
-        view = _view(session, rules, row.topic)
-        watermark = _watermark(session, view)
-        answer.append(
-            {
-                "topic": row.topic,
-                "watermark": None if watermark is None else iso(watermark),
-                "instances": [_instance_json(instance) for instance in view.instances.values()],
-            }
-        )
-    return answer
+    names = session.scalars(select(TopicRow.topic).order_by(TopicRow.topic))
+    views = [_view(session, rules, name) for name in names]
+    return [Topic(view.topic, _watermark(session, view), [*view.instances.values()]) for view in views]
 
 
 def heartbeats(session: Session) -> dict[str, str]:
@@ -203,13 +188,7 @@ def _instance(row: InstanceRow) -> Instance:
     )
 
 
-def _window_rows(session: Session, topic: str, first: int, last: int) -> Iterable[WindowRow]:
-    return session.scalars(
-        select(WindowRow).where(WindowRow.topic == topic, WindowRow.window.between(first, last))
-    )
-
-
-def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[Judgement]:
+def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[Window]:
     evidence = _evidence(session, view, windows)
     instances = list(view.instances.values())
     # Messages of producers that are not ours may be there; nobody says how many there should be.
@@ -217,13 +196,9 @@ def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[J
     return [
         judge(window, instances, evidence.get(window, []), view.around)
         if view.announced or window in evidence
-        else _unheard(window, nobody)
+        else unheard(window, nobody)
         for window in windows
     ]
-
-
-def _unheard(window: int, reason: str) -> Judgement:
-    return Judgement(window, Verdict.UNKNOWN, False, 0, 0, {}, [], [reason])
 
 
 def _evidence(session: Session, view: _TopicView, windows: Sequence[int]) -> dict[int, list[Evidence]]:
@@ -231,22 +206,14 @@ def _evidence(session: Session, view: _TopicView, windows: Sequence[int]) -> dic
     reported: dict[tuple[int, int], tuple[Any, Any, int]] = {}
     counted: dict[tuple[int, int], dict[str, _Counted]] = {}
     # Columns, not objects: a day of a hundred instances is a hundred thousand rows.
-    told = select(
-        ReportedRow.window, ReportedRow.instance,
-        ReportedRow.acknowledged, ReportedRow.failed, ReportedRow.reported_at,
-    )  # fmt: skip
-    there = select(
-        CountedRow.window, CountedRow.instance, CountedRow.tier,
-        CountedRow.server, CountedRow.service, CountedRow.ranges,
-    ).order_by(CountedRow.tier)  # fmt: skip
-    for some in _slices(windows):
-        for window, number, acknowledged, failed, at in session.execute(
-            told.where(ReportedRow.topic == view.topic, ReportedRow.window.in_(some))
-        ):
+    R, C = ReportedRow, CountedRow
+    told = select(R.window, R.instance, R.acknowledged, R.failed, R.reported_at).where(R.topic == view.topic)
+    there = select(C.window, C.instance, C.tier, C.server, C.service, C.ranges).where(C.topic == view.topic)
+    for some in slices(windows):
+        for window, number, acknowledged, failed, at in session.execute(told.where(R.window.in_(some))):
             reported[window, number] = (acknowledged, failed, at)
-        for window, number, tier, server, service, ranges in session.execute(
-            there.where(CountedRow.topic == view.topic, CountedRow.window.in_(some))
-        ):
+        rows = session.execute(there.where(C.window.in_(some)).order_by(C.tier))
+        for window, number, tier, server, service, ranges in rows:
             counted.setdefault((window, number), {})[tier] = _Counted(server, service, ranges)
     instances = _others(session, view, {number for _, number in (*reported, *counted)})
     evidence: dict[int, list[Evidence]] = {}
@@ -265,15 +232,10 @@ def _evidence(session: Session, view: _TopicView, windows: Sequence[int]) -> dic
     return evidence
 
 
-def _slices(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for index in range(0, len(numbers), _IN_ONE_QUERY):
-        yield numbers[index : index + _IN_ONE_QUERY]
-
-
 def _others(session: Session, view: _TopicView, numbers: Collection[int]) -> dict[int, Instance]:
     """The view's instances and those of `numbers` that are known besides: ended, or of another topic."""
     found = dict(view.instances)
-    for some in _slices(sorted(set(numbers) - found.keys())):
+    for some in slices(sorted(set(numbers) - found.keys())):
         for row in session.scalars(select(InstanceRow).where(InstanceRow.instance.in_(some))):
             found[row.instance] = _instance(row)
     return found
@@ -288,8 +250,8 @@ def _named(known: Instance | None, number: int, tiers: Mapping[str, _Counted]) -
     return Instance(instance=number, server=row.server, service=row.service, cluster=None, accepted=accepted)
 
 
-def _watermark(session: Session, view: _TopicView) -> int | None:
-    """Time (ms) before which every window is complete; None when not even the first one is."""
+def _watermark(session: Session, view: _TopicView) -> datetime | None:
+    """The time before which every window is complete; None when not even the first one is."""
     first = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == view.topic))
     through = view.final_through
     for gap in view.around.gaps:
@@ -299,56 +261,23 @@ def _watermark(session: Session, view: _TopicView) -> int | None:
             through = min(through, gap.since)
     if first is None or through < first + WINDOW_MS:
         return None
-    reached = window_start(min(through, FOR_EVER - WINDOW_MS))
+    reached = _first_doubt(session, view, first, window_start(min(through, FOR_EVER - WINDOW_MS)))
+    return utc(reached) if reached > first else None
+
+
+def _first_doubt(session: Session, view: _TopicView, first: int, end: int) -> int:
+    """The first window of [first, end) that is not complete; `end` when all are."""
     doubtful = session.scalars(
         select(WindowRow.window)
         .where(
             WindowRow.topic == view.topic,
-            WindowRow.window.between(first, reached - 1),
+            WindowRow.window.between(first, end - 1),
             or_(WindowRow.settled.is_(None), WindowRow.settled != Verdict.COMPLETE),
         )
         .order_by(WindowRow.window)
     ).all()
-    for some in _slices(doubtful):
-        for judgement in _judge(session, view, some):
-            if judgement.verdict != Verdict.COMPLETE:
-                return judgement.window if judgement.window > first else None
-    return reached if reached > first else None
-
-
-def _window_json(judgement: Judgement, revisions: Mapping[int, int]) -> dict[str, Any]:
-    return {
-        "start": iso(judgement.window),
-        "end": iso(min(judgement.window + WINDOW_MS, LAST_MS)),
-        "verdict": judgement.verdict,
-        "revision": revisions.get(judgement.window, 0),
-        "acknowledged": judgement.acknowledged,
-        "failed": judgement.failed,
-        "tiers": dict(judgement.tiers),
-        "findings": [_finding_json(finding) for finding in judgement.findings],
-        "reasons": list(judgement.reasons),
-    }
-
-
-def _finding_json(finding: WindowFinding) -> dict[str, Any]:
-    return {
-        "kind": finding.kind,
-        "tier": finding.tier,
-        "server": finding.instance.server,
-        "service": finding.instance.service,
-        "instance": finding.instance.instance,
-        "sequences": [list(pair) for pair in finding.sequences],
-        "count": finding.count,
-    }
-
-
-def _instance_json(instance: Instance) -> dict[str, Any]:
-    return {
-        "instance": instance.instance,
-        "server": instance.server,
-        "service": instance.service,
-        "cluster": instance.cluster,
-        "closed_through": iso(instance.closed_through),
-        "missing_reports": instance.missing_reports.pairs(),
-        "accepted": instance.accepted,
-    }
+    for some in slices(doubtful):
+        for start, window in zip(some, _judge(session, view, some), strict=True):
+            if window.verdict != Verdict.COMPLETE:
+                return start
+    return end

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from millrace import __version__
 from millrace.errors import MillraceError
+from millrace_audit.answer import to_json
 from millrace_audit.auditor import answers, auditor
 from millrace_audit.auditor.answers import AuditRules
 from millrace_audit.auditor.store import AuditStore
@@ -53,13 +54,14 @@ def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | 
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
             raise MillraceError(f"more than {MOST_WINDOWS} windows between {start} and {end}: ask for less")
         with store.reading() as session:
-            return answers.completeness(session, rules, topic, first, last)
+            answer: dict[str, Any] = to_json(answers.completeness(session, rules, topic, first, last))
+            return answer
 
     @app.get("/v1/topics")
     def topics() -> list[dict[str, Any]]:
         """Every topic: its watermark and its producer instances."""
         with store.reading() as session:
-            return answers.topics(session, rules)
+            return [to_json(topic) for topic in answers.topics(session, rules)]
 
     @app.get("/v1/health")
     def health() -> JSONResponse:

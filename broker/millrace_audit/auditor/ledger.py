@@ -7,8 +7,8 @@ What changes a window that was final before raises its revision. Passes no verdi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
@@ -30,6 +30,7 @@ from millrace_audit.auditor.store import (
     UncountedRow,
     UnheardRow,
     WindowRow,
+    slices,
 )
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import (
@@ -40,13 +41,14 @@ from millrace_audit.reports.messages import (
     Heartbeat,
     Hello,
     LoadNumber,
+    OffsetRange,
+    ReaderPosition,
     Report,
 )
 from millrace_audit.reports.ranges import SequenceRanges, merged
 
 R = TypeVar("R", bound=Row)
 W = TypeVar("W", WindowRow, ReportedRow, CountedRow)
-_IN_ONE_QUERY = 500
 
 
 def apply(session: Session, record: AuditRecord) -> None:
@@ -87,11 +89,10 @@ def check_known(session: Session, instance: int) -> None:
         )
 
 
-def accept(session: Session, instance: int, reason: str, now_ms: int) -> InstanceRow:
+def accept(session: Session, instance: int, reason: str, now_ms: int) -> None:
     """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
-    row = _instance_row(session, instance)
+    row = _get_or_add(session, InstanceRow, {"instance": instance})
     row.accepted, row.accepted_at = _storable(reason), now_ms
-    return row
 
 
 def _hello(session: Session, hello: Hello) -> None:
@@ -101,18 +102,8 @@ def _hello(session: Session, hello: Hello) -> None:
     _join(session, hello.instance, hello.topic)
 
 
-def _instance_row(session: Session, instance: int) -> InstanceRow:
-    return session.get(InstanceRow, instance) or _added(
-        session,
-        InstanceRow(
-            instance=instance, server="?", service="?", heard_at=NOTHING, closed_through=NOTHING, reports=[],
-            done=False,
-        ),
-    )  # fmt: skip
-
-
 def _instance(session: Session, word: Hello | Report) -> InstanceRow:
-    row = _instance_row(session, word.instance)
+    row = _get_or_add(session, InstanceRow, {"instance": word.instance})
     row.cluster, row.server, row.service = map(_storable, (word.cluster, word.server, word.service))
     row.heard_at = max(row.heard_at, word.time)
     return row
@@ -120,13 +111,11 @@ def _instance(session: Session, word: Hello | Report) -> InstanceRow:
 
 def _join(session: Session, instance: int, topic: str) -> None:
     _topic(session, topic)
-    if session.get(InstanceTopicRow, (topic, instance)) is None:
-        session.add(InstanceTopicRow(topic=topic, instance=instance))
+    _get_or_add(session, InstanceTopicRow, {"topic": topic, "instance": instance})
 
 
 def _topic(session: Session, topic: str) -> TopicRow:
-    row = session.get(TopicRow, topic)
-    return row or _added(session, TopicRow(topic=topic, settled_through=NOTHING, foreign={}))
+    return _get_or_add(session, TopicRow, {"topic": topic})
 
 
 def _report(session: Session, report: Report) -> None:
@@ -158,10 +147,8 @@ def _report_windows(session: Session, report: Report, topic: str, promised: int)
             window.revision += 1
         window.settled = None
         row = rows.get(start) or _added(
-            session,
-            ReportedRow(topic=topic, window=start, instance=report.instance, acknowledged=[], failed=[],
-                        reported_at=NOTHING),
-        )  # fmt: skip
+            session, ReportedRow(topic=topic, window=start, instance=report.instance)
+        )
         row.acknowledged = merged((*row.acknowledged, *news.acknowledged)).pairs()
         row.failed = merged((*row.failed, *news.failed)).pairs()
         row.reported_at = max(row.reported_at, report.time)
@@ -183,27 +170,35 @@ def _follow_positions(session: Session, heartbeat: Heartbeat) -> None:
     for position in heartbeat.positions:
         row = covered.get((position.topic_id, position.partition))
         if row is None:  # nothing of it is counted yet, or not since this database began
-            session.add(
-                CoverageRow(tier=heartbeat.tier, topic_id=position.topic_id, partition=position.partition,
-                            topic=position.topic, end=position.offset)
-            )  # fmt: skip
+            key = _partition_key(heartbeat.tier, position)
+            session.add(CoverageRow(**key, topic=position.topic, end=position.offset))
         elif row.end < position.offset:
             _uncounted(session, row, position.offset, heartbeat.time)
             row.end = position.offset
 
 
 def _uncounted(session: Session, row: CoverageRow, end: int, noticed_at: int) -> None:
-    session.add(
-        UncountedRow(tier=row.tier, topic_id=row.topic_id, partition=row.partition, start=row.end, end=end,
-                     topic=row.topic, since=_topic(session, row.topic).settled_through, until=noticed_at)
-    )  # fmt: skip
+    since = _topic(session, row.topic).settled_through
+    gap = UncountedRow(
+        **_partition_key(row.tier, row),
+        topic=row.topic,
+        start=row.end,
+        end=end,
+        since=since,
+        until=noticed_at,
+    )
+    session.add(gap)
+
+
+def _partition_key(tier: str, of: CoverageRow | OffsetRange | ReaderPosition) -> dict[str, Any]:
+    return {"tier": tier, "topic_id": of.topic_id, "partition": of.partition}
 
 
 def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
     """The tier, if it is that reader's turn (an unknown one takes over); the rule of `turns.Turns`."""
     if session.get(EndedReaderRow, (tier, reader)) is not None:
         return None
-    row = session.get(TierRow, tier) or _added(session, TierRow(tier=tier, heartbeat=NOTHING))
+    row = _get_or_add(session, TierRow, {"tier": tier})
     if row.reader is not None and row.reader != reader:
         session.add(EndedReaderRow(tier=tier, reader=row.reader))
     row.reader = reader
@@ -224,31 +219,29 @@ def _count(session: Session, count: Count) -> None:
     here = CountedRow.tier == count.tier
     rows = {(r.window, r.instance): r for r in _rows(session, CountedRow, count.topic, starts, here)}
     for key, tally in count.counts.tallies.items():
-        row = rows.get((key.window, key.instance))
-        if row is None:
-            row = rows[key.window, key.instance] = _added(
-                session,
-                CountedRow(topic=count.topic, window=key.window, instance=key.instance, tier=count.tier,
-                           server=_storable(key.server), service=_storable(key.service), ranges=[]),
-            )  # fmt: skip
-        row.ranges = _sum(row.ranges, tally)
+        if (row := rows.get((key.window, key.instance))) is None:
+            row = CountedRow(
+                topic=count.topic,
+                window=key.window,
+                instance=key.instance,
+                tier=count.tier,
+                server=_storable(key.server),
+                service=_storable(key.service),
+            )
+            rows[key.window, key.instance] = _added(session, row)
+        row.ranges = _changed(row.ranges, SequenceTally.add, tally)
     for key, tally in count.removed.tallies.items():
         if (row := rows.get((key.window, key.instance))) is not None:
-            row.ranges = _difference(row.ranges, tally)
+            row.ranges = _changed(row.ranges, SequenceTally.remove, tally)
 
 
-def _sum(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
-    total = SequenceTally(ranges)
-    for first, last in tally.ranges():
-        total.add(first, last)
-    return [[first, last] for first, last in total.ranges()]
-
-
-def _difference(ranges: Sequence[Sequence[int]], tally: SequenceTally) -> list[list[int]]:
-    rest = SequenceTally(ranges)
-    for first, last in tally.ranges():
-        rest.remove(first, last)
-    return [[first, last] for first, last in rest.ranges()]
+def _changed(
+    ranges: Sequence[Sequence[int]], change: Callable[[SequenceTally, int, int], None], by: SequenceTally
+) -> list[list[int]]:
+    tally = SequenceTally(ranges)
+    for first, last in by.ranges():
+        change(tally, first, last)
+    return [[first, last] for first, last in tally.ranges()]
 
 
 def _is_new(session: Session, count: Count) -> bool:
@@ -258,10 +251,8 @@ def _is_new(session: Session, count: Count) -> bool:
         return _is_next_part(session, count.tier, count.topic, source)
     if _turn(session, count.tier, source.reader) is None:
         return False
-    row = session.get(CoverageRow, (count.tier, source.topic_id, source.partition))
-    if row is None:
-        row = _added(session, CoverageRow(tier=count.tier, topic_id=source.topic_id, topic=count.topic,
-                                          partition=source.partition, end=source.start))  # fmt: skip
+    key = _partition_key(count.tier, source)
+    row = _get_or_add(session, CoverageRow, key, topic=count.topic, end=source.start)
     if row.end != source.start:
         return False
     if count.expired:
@@ -272,25 +263,26 @@ def _is_new(session: Session, count: Count) -> bool:
 
 def _is_next_part(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
     """True if it is the next thing to count of its load, which is counted once its last part is."""
-    key, edition = (tier, topic, source.load), source.edition
+    load: dict[str, Any] = {"tier": tier, "topic": topic, "load": source.load}
+    edition = source.edition
 
-    def counted(number: int) -> bool:
-        row = LoadRow if number == 1 else EditionRow
-        return session.get(row, key if number == 1 else (*key, number)) is not None
+    def is_counted(number: int) -> bool:
+        if number == 1:
+            return session.get(LoadRow, load) is not None
+        return session.get(EditionRow, {**load, "edition": number}) is not None
 
     # An edition says nothing without the one before.
-    if counted(edition) or (edition > 1 and not counted(edition - 1)):
+    if is_counted(edition) or (edition > 1 and not is_counted(edition - 1)):
         return False
-    begun = session.get(LoadPartRow, (*key, edition)) if source.parts > 1 else None
+    begun = session.get(LoadPartRow, {**load, "edition": edition}) if source.parts > 1 else None
     if source.part != (begun.counted if begun is not None else 0) + 1:
         return False
-    which = {"tier": tier, "topic": topic, "load": source.load}
     if source.part == source.parts:
-        session.add(LoadRow(**which) if edition == 1 else EditionRow(**which, edition=edition))
+        session.add(LoadRow(**load) if edition == 1 else EditionRow(**load, edition=edition))
     if begun is not None:
         begun.counted = source.part
     elif source.parts > 1:
-        session.add(LoadPartRow(**which, edition=edition, counted=source.part))
+        session.add(LoadPartRow(**load, edition=edition, counted=source.part))
     return True
 
 
@@ -309,15 +301,18 @@ def _rows(
     session: Session, table: type[W], topic: str, starts: Iterable[int], *also: ColumnElement[bool]
 ) -> Iterator[W]:
     """The rows of those windows; asking for each by itself would cost as much as everything else here."""
-    wanted = sorted(starts)
-    for index in range(0, len(wanted), _IN_ONE_QUERY):
-        some = wanted[index : index + _IN_ONE_QUERY]
+    for some in slices(sorted(starts)):
         yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some), *also))
 
 
 def _storable(text: str) -> str:
     """What somebody called himself, without what PostgreSQL or UTF-8 cannot hold."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _get_or_add(session: Session, table: type[R], key: Mapping[str, Any], **values: Any) -> R:
+    """The row with that primary key; the first time a new one, with these values."""
+    return session.get(table, key) or _added(session, table(**key, **values))
 
 
 def _added(session: Session, row: R) -> R:

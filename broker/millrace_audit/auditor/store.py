@@ -7,8 +7,9 @@ Sets of sequences are JSON lists of [first, last]. Times are ms since the epoch.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Annotated
 
 from sqlalchemy import (
     JSON,
@@ -23,7 +24,7 @@ from sqlalchemy import (
     make_url,
 )
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from millrace.errors import MillraceError
 from millrace.installation import how_to_install
@@ -32,9 +33,22 @@ from millrace.urls import without_secret
 from millrace_audit.reports.messages import NOTHING
 
 Ranges = list[list[int]]
+TopicName = Annotated[str, mapped_column(String(249))]
+TopicKey = Annotated[str, mapped_column(String(249), primary_key=True)]
+TopicIdKey = Annotated[str, mapped_column(String(32), primary_key=True)]
+TierKey = Annotated[str, mapped_column(String(255), primary_key=True)]
+NumberKey = Annotated[int, mapped_column(primary_key=True, autoincrement=False)]
+LongText = Annotated[str, mapped_column(Text)]
+_IN_ONE_QUERY = 500
 
 
-class Row(DeclarativeBase):
+def slices(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The numbers in portions that one query may name."""
+    for index in range(0, len(numbers), _IN_ONE_QUERY):
+        yield numbers[index : index + _IN_ONE_QUERY]
+
+
+class Row(MappedAsDataclass, DeclarativeBase, kw_only=True, eq=False, repr=False):
     """Every table of the auditor."""
 
     type_annotation_map = {int: BigInteger, Ranges: JSON}  # noqa: RUF012  # SQLAlchemy's own convention
@@ -44,9 +58,9 @@ class AuditPosition(Row):
     """How far a partition of an audit topic is applied: exactly as far as all the other rows say."""
 
     __tablename__ = "audit_positions"
-    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    next_offset: Mapped[int]
+    topic_id: Mapped[TopicIdKey]
+    partition: Mapped[NumberKey]
+    next_offset: Mapped[int] = mapped_column(default=0)
 
 
 class UnheardRow(Row):
@@ -56,9 +70,9 @@ class UnheardRow(Row):
     """
 
     __tablename__ = "unheard"
-    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    topic_id: Mapped[TopicIdKey]
+    partition: Mapped[NumberKey]
+    start: Mapped[NumberKey]
     end: Mapped[int]
     since: Mapped[int]
     until: Mapped[int]
@@ -69,36 +83,36 @@ class InstanceRow(Row):
     """One producer instance, or one that an operator has accepted without ever having heard of it."""
 
     __tablename__ = "instances"
-    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    cluster: Mapped[str | None] = mapped_column(Text)
-    server: Mapped[str] = mapped_column(Text, default="?")
-    service: Mapped[str] = mapped_column(Text, default="?")
+    instance: Mapped[NumberKey]
+    cluster: Mapped[LongText | None] = mapped_column(default=None)
+    server: Mapped[LongText] = mapped_column(default="?")
+    service: Mapped[LongText] = mapped_column(default="?")
     heard_at: Mapped[int] = mapped_column(default=NOTHING)
     closed_through: Mapped[int] = mapped_column(default=NOTHING)
-    reports: Mapped[Ranges] = mapped_column(default=list)
+    reports: Mapped[Ranges] = mapped_column(default_factory=list)
     """Numbers of the reports that were applied."""
     done: Mapped[bool] = mapped_column(default=False, index=True)
     """It has closed for ever and no report is missing: nothing of it is awaited."""
-    accepted: Mapped[str | None] = mapped_column(Text)
-    accepted_at: Mapped[int | None]
+    accepted: Mapped[LongText | None] = mapped_column(default=None)
+    accepted_at: Mapped[int | None] = mapped_column(default=None)
 
 
 class InstanceTopicRow(Row):
     """An instance sends events of a topic."""
 
     __tablename__ = "instance_topics"
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    topic: Mapped[TopicKey]
+    instance: Mapped[NumberKey]
 
 
 class TopicRow(Row):
     """A topic that a producer or a reader has spoken of."""
 
     __tablename__ = "topics"
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
+    topic: Mapped[TopicKey]
     settled_through: Mapped[int] = mapped_column(default=NOTHING)
     """Windows before this were final once, even those without a row."""
-    foreign: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    foreign: Mapped[dict[str, int]] = mapped_column(JSON, default_factory=dict)
     """Tier -> messages without an audit header."""
 
 
@@ -106,10 +120,10 @@ class WindowRow(Row):
     """A window with events, and how often it changed after a final verdict."""
 
     __tablename__ = "windows"
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    topic: Mapped[TopicKey]
+    window: Mapped[NumberKey]
     revision: Mapped[int] = mapped_column(default=0)
-    settled: Mapped[str | None] = mapped_column(String(16))
+    settled: Mapped[str | None] = mapped_column(String(16), default=None)
     """The verdict when the window was last seen final; None when it was not, or has changed since."""
 
 
@@ -117,52 +131,52 @@ class ReportedRow(Row):
     """What an instance reported of a window."""
 
     __tablename__ = "reported"
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    acknowledged: Mapped[Ranges]
-    failed: Mapped[Ranges]
-    reported_at: Mapped[int]
+    topic: Mapped[TopicKey]
+    window: Mapped[NumberKey]
+    instance: Mapped[NumberKey]
+    acknowledged: Mapped[Ranges] = mapped_column(default_factory=list)
+    failed: Mapped[Ranges] = mapped_column(default_factory=list)
+    reported_at: Mapped[int] = mapped_column(default=NOTHING)
 
 
 class CountedRow(Row):
     """What a tier holds of an instance in a window; ranges that overlap are there more than once."""
 
     __tablename__ = "counted"
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    window: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    instance: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    server: Mapped[str] = mapped_column(Text)
-    service: Mapped[str] = mapped_column(Text)
-    ranges: Mapped[Ranges]
+    topic: Mapped[TopicKey]
+    window: Mapped[NumberKey]
+    instance: Mapped[NumberKey]
+    tier: Mapped[TierKey]
+    server: Mapped[LongText]
+    service: Mapped[LongText]
+    ranges: Mapped[Ranges] = mapped_column(default_factory=list)
 
 
 class TierRow(Row):
     """A tier that readers count: whose turn it is and up to when everything is counted."""
 
     __tablename__ = "tiers"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
+    tier: Mapped[TierKey]
     heartbeat: Mapped[int] = mapped_column(default=NOTHING)
-    reader: Mapped[int | None]
+    reader: Mapped[int | None] = mapped_column(default=None)
 
 
 class EndedReaderRow(Row):
     """A reader whose turn is over: it is not listened to again."""
 
     __tablename__ = "ended_readers"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    reader: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[TierKey]
+    reader: Mapped[NumberKey]
 
 
 class CoverageRow(Row):
     """Up to which offset a partition of a tier is counted."""
 
     __tablename__ = "coverage"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    topic: Mapped[str] = mapped_column(String(249))
+    tier: Mapped[TierKey]
+    topic_id: Mapped[TopicIdKey]
+    partition: Mapped[NumberKey]
+    topic: Mapped[TopicName]
     end: Mapped[int]
 
 
@@ -170,12 +184,12 @@ class UncountedRow(Row):
     """Offsets [start, end) of a partition that nobody will ever count: they, or their counts, had expired."""
 
     __tablename__ = "uncounted"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    topic_id: Mapped[str] = mapped_column(String(32), primary_key=True)
-    partition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[TierKey]
+    topic_id: Mapped[TopicIdKey]
+    partition: Mapped[NumberKey]
+    start: Mapped[NumberKey]
     end: Mapped[int]
-    topic: Mapped[str] = mapped_column(String(249), index=True)
+    topic: Mapped[TopicName] = mapped_column(index=True)
     since: Mapped[int]
     """Start (ms) of the event times in doubt: what was final before stays as it is."""
     until: Mapped[int]
@@ -186,29 +200,29 @@ class LoadRow(Row):
     """A load whose rows are counted."""
 
     __tablename__ = "loads"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[TierKey]
+    topic: Mapped[TopicKey]
+    load: Mapped[NumberKey]
 
 
 class EditionRow(Row):
     """A later edition of a load that is counted: what it has more and less than the one before."""
 
     __tablename__ = "editions"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[TierKey]
+    topic: Mapped[TopicKey]
+    load: Mapped[NumberKey]
+    edition: Mapped[NumberKey]
 
 
 class LoadPartRow(Row):
     """How much is counted of a load, or of a later edition, that takes several messages to tell."""
 
     __tablename__ = "load_parts"
-    tier: Mapped[str] = mapped_column(String(255), primary_key=True)
-    topic: Mapped[str] = mapped_column(String(249), primary_key=True)
-    load: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    edition: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    tier: Mapped[TierKey]
+    topic: Mapped[TopicKey]
+    load: Mapped[NumberKey]
+    edition: Mapped[NumberKey]
     counted: Mapped[int]
     """Parts that are counted, from the first one on."""
 
@@ -251,7 +265,6 @@ class AuditStore:
             yield session
 
     def close(self) -> None:
-        """Close every connection."""
         self._engine.dispose()
 
 

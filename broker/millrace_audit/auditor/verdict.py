@@ -13,57 +13,13 @@ not, but in one way: what is at one tier must be at all of them, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from enum import StrEnum
 
+from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, utc
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING, OFFLINE, WAREHOUSE
-from millrace_audit.reports.ranges import Range, SequenceRanges, in_words
-
-DOWNSTREAM = (OFFLINE, WAREHOUSE)
-"""The tiers behind the cluster that an event was produced to, in the order it reaches them."""
-
-
-class Verdict(StrEnum):
-    """The three answers; `unknown` is an answer, never a yes."""
-
-    COMPLETE = "complete"
-    INCOMPLETE = "incomplete"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """A producer instance: who it is and what it has said."""
-
-    instance: int
-    server: str
-    service: str
-    cluster: str | None
-    """Where it produces to; None when it was never heard of and only its events are there."""
-    closed_through: int = NOTHING
-    missing_reports: SequenceRanges = field(default_factory=SequenceRanges)
-    accepted: str | None = None
-    """Why an operator goes on without its word."""
-
-    @property
-    def name(self) -> str:
-        """For people: instance, service and server."""
-        where = f" in {self.cluster}" if self.cluster else ""
-        return f"instance {self.instance} ({self.service} on {self.server}{where})"
-
-    def silent_about(self, end: int) -> str | None:
-        """Why it may still have something to say about the time before `end`; None when it has not."""
-        if self.cluster is None:
-            return f"{self.name} was never announced"
-        if self.missing_reports:
-            return f"report {in_words(self.missing_reports)} of {self.name} is missing"
-        if self.closed_through >= end:
-            return None
-        said = "nothing" if self.closed_through == NOTHING else f"only {iso(self.closed_through)}"
-        return f"{self.name} has closed {said} and may send more"
+from millrace_audit.reports.ranges import SequenceRanges, in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,44 +57,6 @@ class Surroundings:
     gaps: Sequence[Gap] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WindowFinding:
-    """Sequences of one instance that are `missing`, `duplicate` or `unexpected` at a tier."""
-
-    kind: str
-    tier: str
-    instance: Instance
-    sequences: Sequence[Range]
-
-    @property
-    def count(self) -> int:
-        """How many messages this is about."""
-        return sum(last - first + 1 for first, last in self.sequences)
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The verdict on the window that starts at `window`, and all that led to it."""
-
-    window: int
-    verdict: Verdict
-    final: bool
-    acknowledged: int
-    failed: int
-    tiers: Mapping[str, int]
-    findings: Sequence[WindowFinding]
-    reasons: Sequence[str]
-
-
-def iso(time_ms: int) -> str:
-    """A time for people and programs: ISO 8601, UTC; the ends of time by name."""
-    try:
-        time = datetime.fromtimestamp(time_ms // 1000, UTC).replace(microsecond=time_ms % 1000 * 1000)
-    except (ValueError, OverflowError, OSError):
-        return "for ever" if time_ms > 0 else "nothing"
-    return time.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
-
-
 def final_through(instances: Iterable[Instance], around: Surroundings) -> int:
     """Time (ms) up to which every window of the topic is final."""
     through = FOR_EVER
@@ -152,11 +70,11 @@ def final_through(instances: Iterable[Instance], around: Surroundings) -> int:
 
 def judge(
     window: int, instances: Iterable[Instance], evidence: Sequence[Evidence], around: Surroundings
-) -> Judgement:
+) -> Window:
     """The verdict on the ten minutes from `window`, given every instance known to send the topic."""
     end = window + WINDOW_MS
     waiting, visible = _silence(end, instances, evidence, around)
-    findings: list[WindowFinding] = []
+    findings: list[Finding] = []
     gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until]
     # What a tier holds matters for events that are known of; without the reports that is not certain either.
     gaps = [gap for gap in gaps if evidence or gap.tier is None]
@@ -173,22 +91,31 @@ def judge(
             read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)
             if finding.kind != "missing" or read:
                 findings.append(finding)
-    if waiting:
-        verdict = Verdict.UNKNOWN
-    elif findings:
-        verdict = Verdict.INCOMPLETE
-    else:
-        verdict = Verdict.UNKNOWN if behind else Verdict.COMPLETE
-    return Judgement(
-        window=window,
-        verdict=verdict,
-        final=not waiting,
+    return Window(
+        start=utc(window),
+        end=utc(end),
+        verdict=_verdict(waiting, behind, findings),
+        revision=0,
         acknowledged=sum(len(entry.acknowledged - entry.failed) for entry in evidence),
         failed=sum(len(entry.failed) for entry in evidence),
         tiers=_totals(evidence, around),
         findings=findings,
         reasons=[*waiting, *behind, *visible],
     )
+
+
+def _verdict(waiting: Collection[str], behind: Collection[str], findings: Collection[Finding]) -> Verdict:
+    if waiting:
+        return Verdict.UNKNOWN
+    if findings:
+        return Verdict.INCOMPLETE
+    return Verdict.UNKNOWN if behind else Verdict.COMPLETE
+
+
+def unheard(window: int, reason: str) -> Window:
+    """The verdict on the ten minutes from `window` of a topic of which nothing is known."""
+    start, end = utc(window), utc(window + WINDOW_MS)
+    return Window(start, end, Verdict.UNKNOWN, 0, 0, 0, {}, [], [reason])
 
 
 def _silence(
@@ -209,7 +136,7 @@ def _silence(
     everyone = {entry.instance.instance: entry.instance for entry in evidence}
     everyone |= {instance.instance: instance for instance in instances}
     for instance in everyone.values():
-        silent = instance.silent_about(end)
+        silent = _silent_about(instance, end)
         if silent is None or (instance.cluster is None and instance.accepted is None):
             continue  # of a stranger nothing is awaited: what it sent is unexpected
         if instance.accepted is None:
@@ -217,6 +144,18 @@ def _silence(
         else:
             visible.append(f"{silent}; accepted: {instance.accepted}")
     return waiting, visible
+
+
+def _silent_about(instance: Instance, end: int) -> str | None:
+    """Why it may still have something to say about the time before `end`; None when it has not."""
+    if instance.cluster is None:
+        return f"{instance.name} was never announced"
+    if instance.missing_reports:
+        return f"report {in_words(instance.missing_reports)} of {instance.name} is missing"
+    if instance.closed_through >= end:
+        return None
+    said = "nothing" if instance.closed_through == NOTHING else f"only {iso(instance.closed_through)}"
+    return f"{instance.name} has closed {said} and may send more"
 
 
 def _home(instance: Instance, around: Surroundings) -> str | None:
@@ -231,10 +170,9 @@ def _misnamed(instance: Instance, around: Surroundings) -> str:
     )
 
 
-def _findings(entry: Evidence, home: str | None, end: int) -> list[WindowFinding]:
+def _findings(entry: Evidence, home: str | None, end: int) -> list[Finding]:
     """What is wrong with one instance at each tier."""
     instance = entry.instance
-    silent = instance.silent_about(end) is not None
     required = {**({home: None} if home else {}), **dict.fromkeys(DOWNSTREAM)}
     # The usual case, decided without set operations: every tier holds just what was acknowledged.
     if (
@@ -244,17 +182,7 @@ def _findings(entry: Evidence, home: str | None, end: int) -> list[WindowFinding
         and all(tally.layers == [entry.acknowledged] for tally in entry.tiers.values())
     ):
         return []
-    anywhere = SequenceRanges()
-    for tally in entry.tiers.values():
-        anywhere = anywhere | tally.present
-    acknowledged = entry.acknowledged - entry.failed  # a failure after the fact takes the word back
-    uncertain = entry.failed
-    if silent and instance.accepted is not None:
-        uncertain = uncertain | (anywhere - acknowledged)
-    expected = acknowledged | (uncertain & anywhere)
-    allowed = acknowledged | uncertain
-    if silent and instance.accepted is None and instance.cluster is not None:
-        allowed = allowed | anywhere  # it has not told everything yet
+    expected, allowed = _expected_and_allowed(entry, silent=_silent_about(instance, end) is not None)
     findings = []
     for tier in {**required, **dict.fromkeys(entry.tiers)}:
         tally = entry.tiers.get(tier, SequenceTally())
@@ -265,12 +193,28 @@ def _findings(entry: Evidence, home: str | None, end: int) -> list[WindowFinding
             "duplicate": tally.repeated,
             "unexpected": tally.present if foreign_tier else tally.present - allowed,
         }
+        who = (instance.server, instance.service, instance.instance)
         findings += [
-            WindowFinding(kind, tier, instance, list(sequences))
+            Finding(kind, tier, *who, sequences.pairs(), len(sequences))
             for kind, sequences in problems.items()
             if sequences
         ]
     return findings
+
+
+def _expected_and_allowed(entry: Evidence, *, silent: bool) -> tuple[SequenceRanges, SequenceRanges]:
+    """The sequences that must be at every tier, and those that may be there."""
+    anywhere = SequenceRanges()
+    for tally in entry.tiers.values():
+        anywhere = anywhere | tally.present
+    acknowledged = entry.acknowledged - entry.failed  # a failure after the fact takes the word back
+    uncertain = entry.failed
+    if silent and entry.instance.accepted is not None:
+        uncertain = uncertain | (anywhere - acknowledged)
+    allowed = acknowledged | uncertain
+    if silent and entry.instance.accepted is None and entry.instance.cluster is not None:
+        allowed = allowed | anywhere  # it has not told everything yet
+    return acknowledged | (uncertain & anywhere), allowed
 
 
 def _is_read(tier: str, entry: Evidence, around: Surroundings) -> bool:
@@ -294,12 +238,3 @@ def _totals(evidence: Sequence[Evidence], around: Surroundings) -> dict[str, int
         for tier, tally in entry.tiers.items():
             totals[tier] += tally.total
     return totals | {tier: totals.get(tier, 0) for tier in DOWNSTREAM}
-
-
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of several: incomplete before unknown before complete."""
-    found = set(verdicts)
-    for verdict in (Verdict.INCOMPLETE, Verdict.UNKNOWN):
-        if verdict in found:
-            return verdict
-    return Verdict.COMPLETE

@@ -11,7 +11,7 @@ import pytest
 from millrace.errors import MillraceError
 from millrace_airflow import completeness
 from millrace_airflow.completeness import Judgement, Step, ask, describe, judge
-from millrace_audit.client import Completeness, Finding, Window
+from millrace_audit.answer import Completeness, Finding, Window
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 END = START + timedelta(hours=1)

@@ -44,7 +44,7 @@ from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
 from millrace_airflow.triggers.completeness import CompletenessTrigger
 from millrace_airflow.triggers.job import JobTrigger
-from millrace_audit.client import Completeness, Window
+from millrace_audit.answer import Completeness, Window
 from tests.support import wait_until
 
 BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")

@@ -11,11 +11,10 @@ import pytest
 from sqlalchemy import select
 
 from millrace.errors import MillraceError
+from millrace_audit.answer import LAST_MS, Completeness, iso, to_json
 from millrace_audit.auditor import answers, auditor, ledger
 from millrace_audit.auditor.answers import AuditRules
 from millrace_audit.auditor.store import AuditStore, CountedRow, Row
-from millrace_audit.auditor.verdict import iso
-from millrace_audit.client import Completeness
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
 from millrace_audit.reports.messages import (
     FOR_EVER,
@@ -58,7 +57,9 @@ class Audit:
 
     def answer(self, start: int = W, windows: int = 1, topic: str = TOPIC) -> dict[str, Any]:
         with self.store.reading() as session:
-            return answers.completeness(session, RULES, topic, start, start + windows * WINDOW_MS)
+            end = start + windows * WINDOW_MS
+            answer: dict[str, Any] = to_json(answers.completeness(session, RULES, topic, start, end))
+            return answer
 
     def window(self, start: int = W) -> dict[str, Any]:
         (window,) = self.answer(start)["windows"]
@@ -315,9 +316,7 @@ def test_a_load_after_the_window_is_final_is_no_revision(audit: Audit) -> None:
 def test_an_instance_that_has_ended_is_no_longer_listed_and_still_judged(audit: Audit) -> None:
     def listed() -> list[int]:
         with audit.store.reading() as session:
-            return [
-                entry["instance"] for topic in answers.topics(session, RULES) for entry in topic["instances"]
-            ]
+            return [one.instance for topic in answers.topics(session, RULES) for one in topic.instances]
 
     audit.apply(hello(), report(1, (5, 9)), *WHOLE[2:])
     assert listed() == [1], "report 0 is missing"
@@ -506,10 +505,10 @@ def test_a_load_without_a_producer_is_told_too() -> None:
 
 
 def test_the_last_window_before_the_year_10000_is_one_that_a_client_can_read(audit: Audit) -> None:
-    last = window_start(answers.LAST_MS)
+    last = window_start(LAST_MS)
     audit.apply(hello(), report(0, (0, 0), window=last))
     with audit.store.reading() as session:
-        answer = answers.completeness(session, RULES, TOPIC, last, answers.LAST_MS)
+        answer = to_json(answers.completeness(session, RULES, TOPIC, last, LAST_MS))
     (window,) = Completeness.from_json(answer).windows
     assert window.start == datetime(9999, 12, 31, 23, 50, tzinfo=UTC)
     assert window.end == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)

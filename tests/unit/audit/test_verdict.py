@@ -5,17 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from millrace_audit.auditor.verdict import (
-    Evidence,
-    Instance,
-    Judgement,
-    Surroundings,
-    Verdict,
-    final_through,
-    iso,
-    judge,
-    overall,
-)
+from millrace_audit.answer import Instance, Verdict, Window, iso, overall
+from millrace_audit.auditor.verdict import Evidence, Surroundings, final_through, judge
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import SequenceRanges
@@ -48,18 +39,18 @@ def evidence(
 
 def judged(
     *entries: Evidence, instances: list[Instance] | None = None, around: Surroundings = AROUND
-) -> Judgement:
+) -> Window:
     known = [e.instance for e in entries if e.instance.cluster] if instances is None else instances
     return judge(WINDOW, known, entries, around)
 
 
-def told(judgement: Judgement) -> list[tuple[str, str, list[tuple[int, int]]]]:
-    return [(f.kind, f.tier, list(f.sequences)) for f in judgement.findings]
+def told(judgement: Window) -> list[tuple[str, str, list[tuple[int, int]]]]:
+    return [(f.kind, f.tier, [(first, last) for first, last in f.sequences]) for f in judgement.findings]
 
 
 def test_a_window_is_complete_when_every_tier_holds_each_acknowledged_sequence_once() -> None:
     judgement = judged(evidence())
-    assert (judgement.verdict, judgement.final) == (Verdict.COMPLETE, True)
+    assert judgement.verdict == Verdict.COMPLETE
     assert (judgement.findings, judgement.reasons) == ([], [])
     assert (judgement.acknowledged, judgement.failed) == (10, 0)
     assert judgement.tiers == {"dc1": 10, "offline": 10, "warehouse": 10}
@@ -87,7 +78,9 @@ def test_what_a_tier_lacks_repeats_or_has_too_much_is_named(
     judgement = judged(evidence(tiers))
     assert judgement.verdict == Verdict.INCOMPLETE
     assert told(judgement) == [finding]
-    assert judgement.findings[0].instance == SHOP
+    (named,) = judgement.findings
+    assert (named.server, named.service, named.instance) == ("web-1", "shop", 11)
+    assert named.count == sum(last - first + 1 for first, last in finding[2])
 
 
 def test_a_loss_and_a_duplicate_do_not_cancel() -> None:
@@ -99,7 +92,7 @@ def test_a_loss_and_a_duplicate_do_not_cancel() -> None:
 @pytest.mark.parametrize("closed_through", [NOTHING, WINDOW, END - 1])
 def test_an_instance_that_has_not_closed_the_window_keeps_it_unknown(closed_through: int) -> None:
     judgement = judged(evidence(instance=replace(SHOP, closed_through=closed_through)))
-    assert (judgement.verdict, judgement.final) == (Verdict.UNKNOWN, False)
+    assert judgement.verdict == Verdict.UNKNOWN
     assert "instance 11 (shop on web-1 in dc1) has closed" in judgement.reasons[0]
 
 
@@ -214,7 +207,7 @@ def test_what_a_reader_has_not_come_to_yet_is_unknown_and_not_missing() -> None:
     around = replace(AROUND, heartbeats={**AROUND.heartbeats, "offline": LATER - 1})
     entry = evidence({**FULL, "offline": [(0, 3)]}, reported_at=LATER)
     judgement = judged(entry, around=around)
-    assert (judgement.verdict, judgement.final, told(judgement)) == (Verdict.UNKNOWN, True, [])
+    assert (judgement.verdict, told(judgement)) == (Verdict.UNKNOWN, [])
     assert "tier offline is counted through" in judgement.reasons[0]
     assert judged(entry).verdict == Verdict.INCOMPLETE
 

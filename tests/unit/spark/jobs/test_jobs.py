@@ -19,7 +19,7 @@ import millrace_spark.jobs.load
 from millrace.errors import MillraceError
 from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace_audit.client import Completeness
+from millrace_audit.answer import Completeness
 from millrace_spark.jobs import entry
 from millrace_spark.jobs.hourly import publish, verdict_from
 from millrace_spark.jobs.load import load_all, load_topics

@@ -1,0 +1,202 @@
+"""The auditor's answer: what it says of topics, windows and instances, as values and as JSON.
+
+The service writes the JSON and the client reads it. Knows neither HTTP nor how a verdict comes about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from itertools import chain
+from typing import Any
+
+from millrace_audit.reports.messages import NOTHING, OFFLINE, WAREHOUSE
+from millrace_audit.reports.ranges import SequenceRanges
+
+DOWNSTREAM = (OFFLINE, WAREHOUSE)
+"""The tiers behind the cluster that an event was produced to, in the order it reaches them."""
+LAST_MS = 253_402_300_799_999
+"""The last time that Python and ISO 8601 can write, in 9999. The window around it is said to end there."""
+_FIRST_MS = -62_135_596_800_000
+
+
+class Verdict(StrEnum):
+    """The three answers; `unknown` is an answer, never a yes."""
+
+    COMPLETE = "complete"
+    INCOMPLETE = "incomplete"
+    UNKNOWN = "unknown"
+
+
+def overall(verdicts: Iterable[str]) -> Verdict:
+    """The worst of several: incomplete before unknown before complete."""
+    found = {Verdict(verdict) for verdict in verdicts}
+    return next((v for v in (Verdict.INCOMPLETE, Verdict.UNKNOWN) if v in found), Verdict.COMPLETE)
+
+
+def iso(time_ms: int) -> str:
+    """A time for people and programs: ISO 8601, UTC; the ends of time by name."""
+    if not _FIRST_MS <= time_ms <= LAST_MS:
+        return "for ever" if time_ms > 0 else "nothing"
+    return _text(utc(time_ms))
+
+
+def utc(time_ms: int) -> datetime:
+    """That time, or the nearest one that a datetime can hold."""
+    seconds, ms = divmod(min(max(time_ms, _FIRST_MS), LAST_MS), 1000)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=ms * 1000)
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat(timespec="milliseconds" if time.microsecond else "seconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Sequences of one producer instance that are `missing`, `duplicate` or `unexpected` at a tier."""
+
+    kind: str
+    tier: str
+    server: str
+    service: str
+    instance: int
+    sequences: Sequence[Sequence[int]]
+    """[first, last] ranges."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The event time [start, end), usually ten minutes, and what the audit knows of it."""
+
+    start: datetime
+    end: datetime
+    verdict: str
+    revision: int
+    """Raised when something changes after the window's verdict was final."""
+    acknowledged: int
+    failed: int
+    tiers: Mapping[str, int]
+    """Messages counted at each tier, repeats included."""
+    findings: Sequence[Finding]
+    reasons: Sequence[str]
+    """Why the verdict is unknown, and which silent instances an operator has accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completeness:
+    """The verdict on [start, end): `complete`, `incomplete` or `unknown`, as bad as its worst window."""
+
+    topic: str
+    start: datetime = field(metadata={"name": "from"})
+    end: datetime = field(metadata={"name": "to"})
+    verdict: str
+    watermark: datetime | None
+    """Every window before it is complete, without a hole; None when not even the first one is."""
+    foreign: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """Messages without an audit header at each tier."""
+    windows: Sequence[Window]
+
+    @property
+    def complete(self) -> bool:
+        """True only for the verdict `complete`."""
+        return self.verdict == Verdict.COMPLETE
+
+    @classmethod
+    def from_json(cls, answer: Mapping[str, Any]) -> Completeness:
+        """What `to_json` wrote; KeyError or ValueError when it is something else."""
+        watermark = answer["watermark"]
+        return cls(
+            topic=answer["topic"],
+            start=datetime.fromisoformat(answer["from"]),
+            end=datetime.fromisoformat(answer["to"]),
+            verdict=answer["verdict"],
+            watermark=None if watermark is None else datetime.fromisoformat(watermark),
+            foreign=answer.get("foreign", {}),
+            windows=[_window(window) for window in answer["windows"]],
+        )
+
+
+def _window(value: Mapping[str, Any]) -> Window:
+    times = {key: datetime.fromisoformat(value[key]) for key in ("start", "end")}
+    findings = [Finding(**finding) for finding in value["findings"]]
+    return Window(**{**value, **times, "findings": findings})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A producer instance: who it is and what it has said."""
+
+    instance: int
+    server: str
+    service: str
+    cluster: str | None
+    """Where it produces to; None when it was never heard of and only its events are there."""
+    closed_through: int = field(default=NOTHING, metadata={"write": iso})
+    missing_reports: SequenceRanges = field(
+        default_factory=SequenceRanges, metadata={"write": SequenceRanges.pairs}
+    )
+    accepted: str | None = None
+    """Why an operator goes on without its word."""
+
+    @property
+    def name(self) -> str:
+        """For people: instance, service and server."""
+        where = f" in {self.cluster}" if self.cluster else ""
+        return f"instance {self.instance} ({self.service} on {self.server}{where})"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """How far a topic is proved, and the instances that may have something to say of it yet."""
+
+    topic: str
+    watermark: datetime | None
+    instances: Sequence[Instance]
+
+
+def to_json(value: Any) -> Any:
+    """As `dataclasses.asdict`, without its copies and with times as text."""
+    if is_dataclass(value):
+        written = {}
+        for each in fields(value):
+            write: Callable[[Any], Any] = each.metadata.get("write", to_json)
+            written[each.metadata.get("name", each.name)] = write(getattr(value, each.name))
+        return written
+    if isinstance(value, datetime):
+        return _text(value)
+    return [to_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def by_hour(windows: Iterable[Window]) -> list[Window]:
+    """The windows of each hour as one: counts added, the worst verdict, the highest revision."""
+    hours: dict[datetime, list[Window]] = {}
+    for window in windows:
+        hours.setdefault(window.start.replace(minute=0), []).append(window)
+    return [_as_one(start, parts) for start, parts in hours.items()]
+
+
+def _as_one(start: datetime, windows: Sequence[Window]) -> Window:
+    tiers: Counter[str] = Counter()
+    for window in windows:
+        tiers.update(window.tiers)
+    return Window(
+        start=start,
+        end=windows[-1].end,
+        verdict=overall(window.verdict for window in windows),
+        revision=max(window.revision for window in windows),
+        acknowledged=sum(window.acknowledged for window in windows),
+        failed=sum(window.failed for window in windows),
+        tiers=tiers,
+        findings=[*chain.from_iterable(window.findings for window in windows)],
+        reasons=[*chain.from_iterable(window.reasons for window in windows)],
+    )
+
+
+def tiers_of(windows: Iterable[Window]) -> list[str]:
+    """The tiers that windows name: clusters by name, then the tiers behind them in the order of the way."""
+    names = {tier for window in windows for tier in window.tiers}
+    return [*sorted(names.difference(DOWNSTREAM)), *(tier for tier in DOWNSTREAM if tier in names)]

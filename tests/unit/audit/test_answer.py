@@ -1,0 +1,99 @@
+"""The auditor's answer: its JSON, which sensors and scripts read, and windows put together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from millrace_audit.answer import (
+    Completeness,
+    Finding,
+    Instance,
+    Topic,
+    Verdict,
+    Window,
+    by_hour,
+    tiers_of,
+    to_json,
+)
+from millrace_audit.reports.messages import FOR_EVER
+from millrace_audit.reports.ranges import SequenceRanges
+
+START = datetime(2015, 5, 17, 10, tzinfo=UTC)
+LOST = Finding("missing", "offline", "web-1", "shop", 11, [[3, 3], [7, 9]], 4)
+WINDOW = Window(
+    start=START,
+    end=START + timedelta(minutes=10),
+    verdict=Verdict.INCOMPLETE,
+    revision=2,
+    acknowledged=10,
+    failed=1,
+    tiers={"dc1": 10, "offline": 6, "warehouse": 0},
+    findings=[LOST],
+    reasons=["instance 7 is silent"],
+)
+ANSWER = Completeness(
+    topic="PageView",
+    start=START,
+    end=START + timedelta(minutes=5, milliseconds=7),
+    verdict=Verdict.INCOMPLETE,
+    watermark=None,
+    foreign={"dc1": 3},
+    windows=[WINDOW],
+)
+
+
+def test_the_json_of_an_answer_is_what_its_readers_know() -> None:
+    text = json.dumps(to_json(ANSWER))
+    assert text == (
+        '{"topic": "PageView", "from": "2015-05-17T10:00:00Z", "to": "2015-05-17T10:05:00.007Z",'
+        ' "verdict": "incomplete", "watermark": null, "foreign": {"dc1": 3},'
+        ' "windows": [{"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z",'
+        ' "verdict": "incomplete", "revision": 2, "acknowledged": 10, "failed": 1,'
+        ' "tiers": {"dc1": 10, "offline": 6, "warehouse": 0},'
+        ' "findings": [{"kind": "missing", "tier": "offline", "server": "web-1", "service": "shop",'
+        ' "instance": 11, "sequences": [[3, 3], [7, 9]], "count": 4}],'
+        ' "reasons": ["instance 7 is silent"]}]}'
+    )
+    assert Completeness.from_json(json.loads(text)) == ANSWER
+    proved = replace(ANSWER, watermark=START)
+    assert Completeness.from_json(json.loads(json.dumps(to_json(proved)))) == proved
+
+
+def test_the_json_of_a_topic_names_its_instances_and_the_ends_of_time() -> None:
+    open_still = Instance(instance=1, server="web-1", service="shop", cluster="dc1")
+    ended = replace(
+        open_still,
+        cluster=None,
+        closed_through=FOR_EVER,
+        missing_reports=SequenceRanges([(2, 3)]),
+        accepted="its host is gone",
+    )
+    assert json.dumps(to_json(Topic("PageView", START, [open_still, ended]))) == (
+        '{"topic": "PageView", "watermark": "2015-05-17T10:00:00Z", "instances": ['
+        '{"instance": 1, "server": "web-1", "service": "shop", "cluster": "dc1",'
+        ' "closed_through": "nothing", "missing_reports": [], "accepted": null},'
+        ' {"instance": 1, "server": "web-1", "service": "shop", "cluster": null,'
+        ' "closed_through": "for ever", "missing_reports": [[2, 3]], "accepted": "its host is gone"}]}'
+    )
+
+
+def test_an_hour_adds_its_windows_up_and_is_as_bad_as_the_worst() -> None:
+    next_window = replace(
+        WINDOW,
+        start=WINDOW.end,
+        end=WINDOW.end + timedelta(minutes=10),
+        verdict=Verdict.UNKNOWN,
+        revision=0,
+        tiers={"dc2": 1, "offline": 1},
+        findings=[],
+    )
+    later = replace(WINDOW, start=START + timedelta(hours=1), verdict=Verdict.COMPLETE)
+    hour, next_hour = by_hour([WINDOW, next_window, later])
+    assert (hour.start, hour.end) == (START, next_window.end)
+    assert (hour.verdict, hour.revision, hour.acknowledged, hour.failed) == ("incomplete", 2, 20, 2)
+    assert hour.tiers == {"dc1": 10, "dc2": 1, "offline": 7, "warehouse": 0}
+    assert (hour.findings, hour.reasons) == ([LOST], ["instance 7 is silent"] * 2)
+    assert (next_hour.start, next_hour.verdict) == (later.start, "complete")
+    assert tiers_of([hour]) == ["dc1", "dc2", "offline", "warehouse"]
