@@ -44,7 +44,6 @@ class Outcomes:
         self._failures: _Windows = {}
 
     def topic(self, topic: str) -> TopicOutcomes:
-        """The topic's state, a new one the first time."""
         return self.topics.setdefault(topic, TopicOutcomes(topic))
 
     def sent(self, state: TopicOutcomes, time_ms: int) -> None:

@@ -1,18 +1,15 @@
 """What a place holds of every producer: sequence numbers per ten-minute window, each as often as it is there.
 
 Shared by the readers that count a cluster's messages and by the load that counts the rows it writes. Knows
-no message, no file and no numpy until it is handed an array.
+no message and no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
-
-if TYPE_CHECKING:
-    import numpy
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
@@ -69,21 +66,18 @@ class SequenceTally:
 
     @property
     def present(self) -> SequenceRanges:
-        """What is there at least once."""
         return self.layers[0]
 
     @property
     def repeated(self) -> SequenceRanges:
-        """What is there more than once."""
         return self.layers[1] if len(self.layers) > 1 else SequenceRanges()
 
     @property
     def total(self) -> int:
-        """Messages or rows counted, repeats included."""
         return sum(len(layer) for layer in self.layers)
 
     def ranges(self) -> Iterator[Range]:
-        """Every range, layer after layer; what overlaps is there more than once."""
+        """Every range, layer after layer: a number that is there twice is in two ranges."""
         for layer in self.layers:
             yield from layer
 
@@ -114,39 +108,6 @@ class SequenceCounts:
             tally = self.tallies[key] = SequenceTally()
         tally.add(first, first if last is None else last)
 
-    def add_arrays(
-        self,
-        instances: numpy.ndarray[Any, Any],
-        times_ms: numpy.ndarray[Any, Any],
-        sequences: numpy.ndarray[Any, Any],
-        producer_of: Callable[[int], tuple[str, str]],
-    ) -> None:
-        """Count many messages at once: int64 columns of equal length, one row per message.
-
-        `producer_of(row)` gives the (server, service) of a row; it is asked once per run of consecutive
-        sequence numbers, because all rows of one instance name the same producer.
-        """
-        import numpy as np  # only the warehouse side has numpy, and only it calls this
-
-        if len(sequences) == 0:
-            return
-        windows = times_ms - times_ms % WINDOW_MS
-        order = np.lexsort((sequences, windows, instances))
-        instances, windows, sequences = instances[order], windows[order], sequences[order]
-        breaks = (
-            (instances[1:] != instances[:-1])
-            | (windows[1:] != windows[:-1])
-            | (sequences[1:] != sequences[:-1] + 1)
-        )
-        starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-        ends = np.concatenate((starts[1:] - 1, [len(sequences) - 1]))
-        for row, instance, window, first, last in zip(
-            order[starts].tolist(), instances[starts].tolist(), windows[starts].tolist(),
-            sequences[starts].tolist(), sequences[ends].tolist(), strict=True,
-        ):  # fmt: skip
-            server, service = producer_of(row)
-            self.add(server, service, instance, window, first, last)
-
     def merge(self, other: SequenceCounts) -> None:
         """Count everything `other` counted; what both hold is there twice."""
         for key, tally in other.tallies.items():
@@ -165,17 +126,14 @@ class SequenceCounts:
         return rest
 
     def clear(self) -> None:
-        """Start over at nothing."""
         self.tallies.clear()
 
     @property
     def total(self) -> int:
-        """Messages or rows counted, repeats included."""
         return sum(tally.total for tally in self.tallies.values())
 
     @property
     def range_count(self) -> int:
-        """How many ranges are held: the cost in memory and on the wire."""
         return sum(layer.range_count for tally in self.tallies.values() for layer in tally.layers)
 
     def __bool__(self) -> bool:
@@ -203,11 +161,7 @@ class SequenceCounts:
     @classmethod
     def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
         """What `to_json` wrote."""
-        counts = cls()
-        for entry in entries:
-            for first, last in (*entry["ranges"], *entry["duplicates"]):
-                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
-        return counts
+        return cls._of((entry, (*entry["ranges"], *entry["duplicates"])) for entry in entries)
 
     def to_avro(self) -> list[dict[str, Any]]:
         """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
@@ -219,8 +173,12 @@ class SequenceCounts:
     @classmethod
     def from_avro(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
         """What `to_avro` wrote; ValueError when a list of ranges is broken."""
+        return cls._of((entry, from_deltas(entry["ranges"])) for entry in entries)
+
+    @classmethod
+    def _of(cls, entries: Iterable[tuple[Mapping[str, Any], Iterable[Sequence[int]]]]) -> SequenceCounts:
         counts = cls()
-        for entry in entries:
-            for first, last in from_deltas(entry["ranges"]):
+        for entry, ranges in entries:
+            for first, last in ranges:
                 counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
         return counts

@@ -21,8 +21,12 @@ from millrace.errors import MillraceError
 PREFIX_BYTES = 5
 HEADER_FIELD = "header"
 _HEADER_FIELDS = {
-    "time": "long", "server": "string", "service": "string", "instance": "long", "sequence": "long",
-}  # fmt: skip
+    "time": "long",
+    "server": "string",
+    "service": "string",
+    "instance": "long",
+    "sequence": "long",
+}
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from io import BytesIO
 from typing import Any, Protocol
@@ -34,11 +34,8 @@ _ID_BYTES = 5
 class SchemaIds(Protocol):
     """What a registry is asked for here."""
 
-    def schema(self, schema_id: int) -> Any:
-        """The schema with that id."""
-
-    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
-        """The id of the schema under that subject; a new one if it is not there yet."""
+    def schema(self, schema_id: int) -> Any: ...
+    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int: ...
 
 
 @cache
@@ -60,17 +57,9 @@ class Hello:
     topic: str
     closed_through: int = NOTHING
 
-    def to_avro(self) -> dict[str, Any]:
-        """The fields of an AuditHello."""
-        return {
-            "time": self.time, "cluster": self.cluster, "server": self.server, "service": self.service,
-            "instance": self.instance, "topic": self.topic, "closedThrough": self.closed_through,
-        }  # fmt: skip
-
     @classmethod
     def from_avro(cls, record: Mapping[str, Any]) -> Hello:
-        """What `to_avro` wrote."""
-        return cls(closed_through=record["closedThrough"], **_plain(record, "closedThrough"))
+        return cls(**_by_field(record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +85,8 @@ class Report:
     closed_through: int
     windows: Sequence[ReportedWindow]
 
-    def to_avro(self) -> dict[str, Any]:
-        """The fields of an AuditReport."""
-        windows = [
-            {
-                "topic": window.topic,
-                "window": window.window,
-                "acknowledged": to_deltas(window.acknowledged),
-                "failed": to_deltas(window.failed),
-            }
-            for window in self.windows
-        ]
-        return {
-            "time": self.time, "cluster": self.cluster, "server": self.server, "service": self.service,
-            "instance": self.instance, "number": self.number, "closedThrough": self.closed_through,
-            "windows": windows,
-        }  # fmt: skip
-
     @classmethod
     def from_avro(cls, record: Mapping[str, Any]) -> Report:
-        """What `to_avro` wrote."""
         windows = [
             ReportedWindow(
                 window["topic"],
@@ -125,8 +96,7 @@ class Report:
             )
             for window in record["windows"]
         ]
-        plain = _plain(record, "closedThrough", "windows")
-        return cls(closed_through=record["closedThrough"], windows=windows, **plain)
+        return cls(**{**_by_field(record), "windows": windows})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,24 +119,12 @@ class Heartbeat:
     reader: int
     positions: Sequence[ReaderPosition]
 
-    def to_avro(self) -> dict[str, Any]:
-        """The fields of an AuditHeartbeat."""
-        positions = [
-            {"topic": p.topic, "topicId": p.topic_id, "partition": p.partition, "offset": p.offset}
-            for p in self.positions
-        ]
-        return {
-            "time": self.time, "cluster": self.cluster, "tier": self.tier, "reader": self.reader,
-            "positions": positions,
-        }  # fmt: skip
-
     @classmethod
     def from_avro(cls, record: Mapping[str, Any]) -> Heartbeat:
-        """What `to_avro` wrote."""
         positions = [
             ReaderPosition(p["topic"], p["topicId"], p["partition"], p["offset"]) for p in record["positions"]
         ]
-        return cls(positions=positions, **_plain(record, "positions"))
+        return cls(**{**_by_field(record), "positions": positions})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,42 +164,34 @@ class Count:
     removed: SequenceCounts = field(default_factory=SequenceCounts)
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
 
-    def to_avro(self) -> dict[str, Any]:
-        """The fields of an AuditCount."""
-        source: tuple[str, dict[str, Any]]
-        if isinstance(self.source, LoadNumber):
-            source = ("millrace.audit.Load", asdict(self.source))
-        else:
-            part = self.source
-            source = (
-                "millrace.audit.OffsetRange",
-                {
-                    "reader": part.reader, "cluster": part.cluster, "topicId": part.topic_id,
-                    "partition": part.partition, "start": part.start, "end": part.end,
-                },
-            )  # fmt: skip
-        return {
-            "time": self.time, "tier": self.tier, "topic": self.topic, "source": source,
-            "foreign": self.foreign, "expired": self.expired, "counts": self.counts.to_avro(),
-            "removed": self.removed.to_avro(),
-        }  # fmt: skip
-
     @classmethod
     def from_avro(cls, record: Mapping[str, Any]) -> Count:
-        """What `to_avro` wrote."""
         part = record["source"]
-        source: OffsetRange | LoadNumber
-        if "load" in part:
-            source = LoadNumber(**part)
-        else:
-            source = OffsetRange(topic_id=part["topicId"], **_plain(part, "topicId"))
-        counts, removed = (SequenceCounts.from_avro(record[name]) for name in ("counts", "removed"))
-        plain = _plain(record, "source", "counts", "removed")
-        return cls(source=source, counts=counts, removed=removed, **plain)
+        source = LoadNumber(**part) if "load" in part else OffsetRange(**_by_field(part))
+        counts = {name: SequenceCounts.from_avro(record[name]) for name in ("counts", "removed")}
+        return cls(**{**_by_field(record), **counts, "source": source})
 
 
-def _plain(record: Mapping[str, Any], *left_out: str) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in left_out}
+_AVRO_NAMES = {"closed_through": "closedThrough", "topic_id": "topicId"}
+_FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
+_SOURCES = {OffsetRange: "millrace.audit.OffsetRange", LoadNumber: "millrace.audit.Load"}
+
+
+def _by_field(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FIELDS.get(name, name): value for name, value in record.items()}
+
+
+def _avro(value: Any) -> Any:
+    """A dataclass of this file as the record of its schema, and likewise what it holds."""
+    if isinstance(value, SequenceRanges):
+        return to_deltas(value)
+    if isinstance(value, SequenceCounts):
+        return value.to_avro()
+    if is_dataclass(value):
+        record = {_AVRO_NAMES.get(f.name, f.name): _avro(getattr(value, f.name)) for f in fields(value)}
+        union_branch = _SOURCES.get(type(value))
+        return (union_branch, record) if union_branch else record
+    return [_avro(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 AuditRecord = Hello | Report | Heartbeat | Count
@@ -271,7 +221,7 @@ class AuditCodec:
             self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
         out = BytesIO()
         out.write(self._prefixes[name])
-        fastavro.schemaless_writer(out, schema, record.to_avro())
+        fastavro.schemaless_writer(out, schema, _avro(record))
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -103,9 +102,7 @@ class AuditPublisher:
     def __enter__(self) -> AuditPublisher:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -116,8 +113,7 @@ def publish_load_counts(
 
     May be repeated as often as one likes: a load counts once. MillraceError when it does not get through.
     """
-    records = edition_records(topic, load, 1, SequenceCounts(), counts)
-    publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
+    publish_edition_counts(bootstrap, registry_url, topic=topic, load=load, editions=[counts])
 
 
 def publish_edition_counts(
@@ -146,11 +142,16 @@ def edition_records(
     now = time.time_ns() // 1_000_000
     return [
         Count(
-            time=now, tier=WAREHOUSE, topic=topic, foreign=0, counts=more, removed=less,
+            time=now,
+            tier=WAREHOUSE,
+            topic=topic,
+            foreign=0,
+            counts=more,
+            removed=less,
             source=LoadNumber(load, edition, part, len(pieces)),
         )
         for part, (more, less) in enumerate(pieces, 1)
-    ]  # fmt: skip
+    ]
 
 
 def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCounts, SequenceCounts]]:

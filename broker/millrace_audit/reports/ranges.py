@@ -52,11 +52,9 @@ class SequenceRanges:
         return present
 
     def __iter__(self) -> Iterator[Range]:
-        """Every range, in order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def __len__(self) -> int:
-        """How many numbers are in the set."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def __bool__(self) -> bool:
@@ -78,13 +76,7 @@ class SequenceRanges:
 
     @property
     def range_count(self) -> int:
-        """How many ranges the set takes: its cost in memory and on the wire."""
         return len(self._firsts)
-
-    @property
-    def first(self) -> int:
-        """The smallest number; IndexError when the set is empty."""
-        return self._firsts[0]
 
     @property
     def last(self) -> int:
@@ -95,16 +87,10 @@ class SequenceRanges:
         """[[first, last], ...] as JSON writes it."""
         return [[first, last] for first, last in self]
 
-    def copy(self) -> SequenceRanges:
-        """An independent copy."""
-        return _built(self._firsts.copy(), self._lasts.copy())
-
     def __or__(self, other: SequenceRanges) -> SequenceRanges:
-        """Union."""
         return merged((*self, *other))
 
     def __and__(self, other: SequenceRanges) -> SequenceRanges:
-        """Intersection."""
         firsts: list[int] = []
         lasts: list[int] = []
         a, b = 0, 0
@@ -121,7 +107,6 @@ class SequenceRanges:
         return _built(firsts, lasts)
 
     def __sub__(self, other: SequenceRanges) -> SequenceRanges:
-        """Difference."""
         firsts: list[int] = []
         lasts: list[int] = []
         b = 0
@@ -187,6 +172,11 @@ def from_deltas(flat: Sequence[int]) -> list[Range]:
             raise ValueError(f"a range starts at {first} and ends at {previous}")
         ranges.append((first, previous))
     return ranges
+
+
+def size(ranges: Iterable[Sequence[int]]) -> int:
+    """How many numbers disjoint ranges hold."""
+    return sum(last - first + 1 for first, last in ranges)
 
 
 def in_words(ranges: Iterable[Sequence[int]], most: int = 5) -> str:

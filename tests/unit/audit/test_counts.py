@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,15 +38,6 @@ def test_every_message_is_counted_as_often_as_it_is_there(events: list[tuple[int
     assert counts.total == len(events)
 
 
-@given(rows)
-def test_arrays_are_counted_like_single_messages(events: list[tuple[int, int, int]]) -> None:
-    columns = np.array(events, dtype=np.int64).reshape(-1, 3).T
-    counts = SequenceCounts()
-    instances, times, sequences = columns
-    counts.add_arrays(instances, times, sequences, lambda row: PRODUCERS[events[row][0]])
-    assert counts == one_by_one(events)
-
-
 @given(rows, rows)
 def test_merged_counts_are_the_counts_of_both(
     a: list[tuple[int, int, int]], b: list[tuple[int, int, int]]
@@ -78,11 +68,10 @@ def test_windows_are_aligned_to_the_epoch_and_half_open(time: int, start: int) -
     assert window_start(time) == start
 
 
-def test_numbers_from_arrays_can_be_written_as_json() -> None:
+def test_the_json_names_each_producer_and_window_by_itself() -> None:
     counts = SequenceCounts()
-    counts.add_arrays(
-        np.array([7, 7]), np.array([5, WINDOW_MS]), np.array([0, 1]), lambda _: ("web-2", "shop")
-    )
+    counts.add("web-2", "shop", 7, 0, 0)
+    counts.add("web-2", "shop", 7, WINDOW_MS, 1)
     assert json.loads(json.dumps(counts.to_json())) == [
         {
             "server": "web-2",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_audit.reports.ranges import SequenceRanges, from_deltas, in_words, merged, to_deltas
+from millrace_audit.reports.ranges import SequenceRanges, from_deltas, in_words, merged, size, to_deltas
 
 pairs = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1]))
 lists = st.lists(pairs, max_size=12)
@@ -59,6 +59,12 @@ def test_a_million_events_in_order_are_one_range() -> None:
     for first in range(0, 1_000_000, 1000):
         ranges.add(first, first + 999)
     assert (ranges.range_count, len(ranges)) == (1, 1_000_000)
+
+
+def test_ranges_that_touch_or_overlap_are_joined() -> None:
+    joined = merged([(5, 9), (0, 2), (3, 4), (8, 12), (20, 20)])
+    assert joined.pairs() == [[0, 12], [20, 20]]
+    assert size(joined) == len(joined) == 14
 
 
 @pytest.mark.parametrize("flat", [[1], [5, -1], [0, 3, 1]])
