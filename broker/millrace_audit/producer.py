@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -26,9 +25,9 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import EventSchema, NotAudited, read_header
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report, ReportedWindow
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher, text_of
-from millrace_audit.reports.ranges import Range, in_words
+from millrace_audit.reports.ranges import Range, in_words, size
 from millrace_audit.reports.topics import AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
@@ -62,6 +61,84 @@ class Delivered:
     topic: str
     acknowledged: Sequence[Range]
     failed: Sequence[Range]
+
+
+class _Encoders:
+    """The encoder of each schema that events are given with, looked up or registered once."""
+
+    def __init__(self, registry: SchemaRegistryClient) -> None:
+        self._registry = registry
+        self._by_id: dict[int, EventSchema] = {}
+        self._by_subject: dict[str, EventSchema] = {}  # whose latest version it was
+
+    def encoder(self, given: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
+        """The encoder for a parsed schema, or for the latest version of a subject."""
+        if isinstance(given, str):
+            if given not in self._by_subject:
+                self._by_subject[given] = self._latest(given, timeout_s)
+            return self._by_subject[given]
+        subject = str(given.get("name", "")).rpartition(".")[2]
+        return self._of(given, self._registry.register(subject, given, timeout_s=timeout_s))
+
+    def _latest(self, subject: str, timeout_s: float) -> EventSchema:
+        try:
+            found = self._registry.latest(subject, timeout_s=timeout_s)
+        except UnknownSchema as error:
+            url = self._registry.url
+            raise MillraceError(
+                f"{error}: register it first, `millrace schemas apply DIR --registry {url}`"
+            ) from error
+        return self._of(found.schema, found.schema_id)
+
+    def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema:
+        if schema_id not in self._by_id:
+            self._by_id[schema_id] = EventSchema(schema, schema_id)
+        return self._by_id[schema_id]
+
+
+class _Reports:
+    """What one instance says on the audit topic: hellos, and reports that keep number and content until sent.
+
+    One thread at a time.
+    """
+
+    def __init__(self, publisher: AuditPublisher, codec: AuditCodec, names: Mapping[str, Any]) -> None:
+        self.publisher = publisher
+        self._codec = codec
+        self._names = names
+        self._number = 0
+        self._unsent: deque[Report] = deque()
+        self._said = NOTHING  # how far the last hello or report closes
+
+    def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
+        """Announce a topic; with None the hello closes no time."""
+        if closed_through is not None:
+            self._said = closed_through
+        promised = NOTHING if closed_through is None else closed_through
+        hello = Hello(time=_now_ms(), topic=topic, closed_through=promised, **self._names)
+        message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
+        self.publisher.publish([message], give_up_at=give_up_at)
+
+    def report(self, news: Sequence[Sequence[ReportedWindow]], closed_through: int) -> None:
+        """Send the news, in a report for each portion, behind older reports that did not get through."""
+        if not news and closed_through != self._said:
+            news = [[]]
+        for index, windows in enumerate(news):
+            # A portion closes no window that one behind it still tells of.
+            untold = [window.window for portion in news[index + 1 :] for window in portion]
+            self._said = min(self._said, closed_through, *untold) if untold else closed_through
+            report = Report(
+                time=_now_ms(),
+                number=self._number,
+                closed_through=self._said,
+                windows=windows,
+                **self._names,
+            )
+            self._unsent.append(report)
+            self._number += 1
+        while self._unsent:
+            self.publisher.publish([self._codec.encode(self._unsent[0])])
+            self._unsent.popleft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +177,25 @@ class AuditedProducer:
         """
         self.instance = secrets.randbits(63)
         self.server = server
-        self._names: dict[str, Any] = {
-            "cluster": cluster,
-            "server": server,
-            "service": service,
-            "instance": self.instance,
-        }
+        who = {"server": server, "service": service, "instance": self.instance}
+        self._header: dict[str, Any] = {"time": 0, **who, "sequence": 0}
         self._where = f"cluster {cluster} at {bootstrap}"
         self._registry = SchemaRegistryClient(registry_url)
-        self._codec = AuditCodec(self._registry)
+        self._encoders = _Encoders(self._registry)
         settings = _settings(bootstrap, config or {})
         self._timeout_s = settings["delivery.timeout.ms"] / 1000
         self._failures: deque[Message] = deque()
         # Called from poll, in whatever thread: appending takes no lock, so nothing can wait in a circle.
         self._producer = Producer({**settings, "on_delivery": self._on_failure})
-        self._reports = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s)
+        publisher = AuditPublisher(bootstrap, AUDIT_TOPIC, timeout_s=self._timeout_s)
+        self._reports = _Reports(publisher, AuditCodec(self._registry), {"cluster": cluster, **who})
         self._lock = threading.Lock()  # the bookkeeping, and the order of events of a topic
         self._report_lock = threading.Lock()  # one report at a time; taken before _lock, never after
         self._outcomes = Outcomes()
         self._topics: dict[str, _Topic] = {}
-        self._schemas: dict[int, EventSchema] = {}
-        self._named: dict[str, EventSchema] = {}  # by the subject whose latest version it was
-        self._header = {"time": 0, "server": server, "service": service, "instance": self.instance,
-                        "sequence": 0}  # fmt: skip
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
         self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
-        self._said = NOTHING  # how far the last hello or report closes
-        self._number = 0
-        self._unsent: deque[Report] = deque()  # a report keeps its number and content until it is there
         self._told_failures = 0
         self._closed = False  # nothing is sent any more
         self._ended = False  # and the last report is there
@@ -254,7 +321,7 @@ class AuditedProducer:
         if self._topics:
             self._report()
         self._ended = True
-        self._reports.close()
+        self._reports.publisher.close()
         self._registry.close()
         self._raise_failures()
 
@@ -269,9 +336,7 @@ class AuditedProducer:
     def __enter__(self) -> AuditedProducer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.close()
             return
@@ -285,10 +350,10 @@ class AuditedProducer:
     def _use(self, topic: str, schema: str | Mapping[str, Any], give_up_at: float) -> _Topic:
         """The topic with that schema in use; the first time it is checked and announced."""
         try:
-            encoder = self._encoder(schema, give_up_at - time.monotonic())
+            encoder = self._encoders.encoder(schema, give_up_at - time.monotonic())
             with self._reporting(give_up_at):
                 if topic not in self._topics:
-                    self._reports.check_topics(topic, give_up_at=give_up_at)
+                    self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
                     self._announce(topic, give_up_at)
                 with self._lock:
                     known = _Topic(self._outcomes.topic(topic), schema, encoder)
@@ -308,35 +373,12 @@ class AuditedProducer:
         finally:
             self._report_lock.release()
 
-    def _encoder(self, given: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
-        if isinstance(given, str):
-            if given in self._named:
-                return self._named[given]
-            try:
-                found = self._registry.latest(given, timeout_s=timeout_s)
-            except UnknownSchema as error:
-                url = self._registry.url
-                raise MillraceError(
-                    f"{error}: register it first, `millrace schemas apply DIR --registry {url}`"
-                ) from error
-            schema, schema_id = found.schema, found.schema_id
-        else:
-            subject = str(given.get("name", "")).rpartition(".")[2]
-            schema, schema_id = given, self._registry.register(subject, given, timeout_s=timeout_s)
-        if schema_id not in self._schemas:
-            self._schemas[schema_id] = EventSchema(schema, schema_id)
-        if isinstance(given, str):
-            self._named[given] = self._schemas[schema_id]
-        return self._schemas[schema_id]
-
     def _announce(self, topic: str, give_up_at: float) -> None:
-        promised = NOTHING
+        promised = None
         if not self._topics:  # later there may be events of other topics that no report has told yet
             with self._lock:
-                promised = self._said = self._clock_promise(NOTHING)
-        hello = Hello(time=_now_ms(), topic=topic, closed_through=promised, **self._names)
-        message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
-        self._reports.publish([message], give_up_at=give_up_at)
+                promised = self._clock_promise(NOTHING)
+        self._reports.hello(topic, promised, give_up_at)
 
     # Outcomes and reports.
 
@@ -398,23 +440,11 @@ class AuditedProducer:
                 promised = self._clock_promise(self._promised)
                 closed_through = min(promised, self._outcomes.open_from)
                 news = self._outcomes.take_news(RANGES_PER_REPORT)
-            if not news and closed_through != self._said:
-                news = [[]]
-            for index, windows in enumerate(news):
-                # A portion closes no window that one behind it still tells of.
-                untold = [window.window for portion in news[index + 1 :] for window in portion]
-                self._said = min(self._said, closed_through, *untold) if untold else closed_through
-                report = Report(time=_now_ms(), number=self._number, closed_through=self._said,
-                                windows=windows, **self._names)  # fmt: skip
-                self._unsent.append(report)
-                self._number += 1
-            while self._unsent:
-                self._reports.publish([self._codec.encode(self._unsent[0])])
-                self._unsent.popleft()
+            self._reports.report(news, closed_through)
 
     def _raise_failures(self) -> None:
         failed = {state.topic: list(state.failed) for state in self._outcomes.topics.values() if state.failed}
-        count = sum(last - first + 1 for ranges in failed.values() for first, last in ranges)
+        count = sum(map(size, failed.values()))
         if count > self._told_failures:
             new, self._told_failures = count - self._told_failures, count
             named = "; ".join(f"{topic} {in_words(ranges)}" for topic, ranges in failed.items())

@@ -197,7 +197,7 @@ def test_closing_again_sends_the_last_report_that_did_not_get_through(
         raise MillraceError("no broker takes it")
 
     with monkeypatch.context() as patched:
-        patched.setattr(producer._reports, "publish", refuse)
+        patched.setattr(producer._reports.publisher, "publish", refuse)
         with pytest.raises(MillraceError, match="no broker takes it"):
             producer.close()
     with pytest.raises(MillraceError, match="is closed"):
@@ -368,7 +368,7 @@ def test_the_clock_closes_no_window_of_an_event_that_waits_in_send(
         lateness_ms=MINUTE_MS,
         config={"queue.buffering.max.messages": 1, "linger.ms": 100},
     ) as producer:
-        check_topics, wait_for_room = producer._reports.check_topics, producer._wait_for_room
+        check_topics, wait_for_room = producer._reports.publisher.check_topics, producer._wait_for_room
 
         def check_long(*arguments: Any, **options: Any) -> None:
             check_topics(*arguments, **options)
@@ -384,7 +384,7 @@ def test_the_clock_closes_no_window_of_an_event_that_waits_in_send(
             wait_for_room(*arguments)
 
         with monkeypatch.context() as patched:
-            patched.setattr(producer._reports, "check_topics", check_long)
+            patched.setattr(producer._reports.publisher, "check_topics", check_long)
             producer.send(topic, PAGE_VIEW, EVENT, time_ms=clock.now_ms)
         pass
         monkeypatch.setattr(producer, "_wait_for_room", wait_long)

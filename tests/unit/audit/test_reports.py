@@ -114,7 +114,7 @@ def test_an_event_waits_for_brokers_that_are_away_only_as_long_as_its_caller_wan
         send(producer, timeout_s=0.2)
     with producer._report_lock, pytest.raises(NotSent, match="nothing was sent, because a report waits for"):
         send(producer, timeout_s=0.2)
-    monkeypatch.setattr(producer, "_reports", reports)
+    monkeypatch.setattr(producer._reports, "publisher", reports)
     assert send(producer, timeout_s=60) == 0
     with pytest.raises(NotSent, match="nothing was sent, because the queue is full and cluster c at"):
         send(producer, timeout_s=0.2)
