@@ -6,16 +6,32 @@ import json
 import logging
 import sys
 import threading
+from contextlib import closing
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
 from millrace.errors import MillraceError
 from millrace.signals import stop_on_signals
 from millrace_audit import client
+from millrace_audit.answer import Completeness
 from millrace_audit.show import print_completeness
 
+if TYPE_CHECKING:
+    from millrace.service.web import WebServer
+    from millrace_audit.auditor.auditor import Auditor
+
 log = logging.getLogger("millrace.audit")
+
+_registry_option = click.option(
+    "--registry",
+    "registry_url",
+    envvar="MILLRACE_REGISTRY",
+    metavar="URL",
+    required=True,
+    help="The schema registry.",
+)
 
 
 @click.command(
@@ -38,14 +54,7 @@ log = logging.getLogger("millrace.audit")
     help="sqlite:////PATH/FILE.db or postgresql://USER:PASSWORD@HOST/NAME.",
 )
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the aggregate cluster.")
-@click.option(
-    "--registry",
-    "registry_url",
-    envvar="MILLRACE_REGISTRY",
-    metavar="URL",
-    required=True,
-    help="The schema registry.",
-)
+@_registry_option
 @click.option(
     "--origins",
     metavar="NAME,NAME",
@@ -69,7 +78,7 @@ def auditor(
     from millrace_audit.auditor.auditor import Auditor
     from millrace_audit.auditor.store import AuditStore
 
-    names = [name.strip() for name in origins.split(",") if name.strip()]
+    names = _names(origins)
     if not names:
         raise MillraceError("--origins names no cluster: write --origins dc1,dc2")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
@@ -78,6 +87,11 @@ def auditor(
     worker = Auditor(store, rules, bootstrap, registry_url)
     worker.check()
     server = WebServer(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
+    with closing(store):
+        _serve_while_applying(server, worker)
+
+
+def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
     stop, failure = threading.Event(), list[Exception]()
 
     def apply() -> None:
@@ -95,7 +109,6 @@ def auditor(
     finally:
         stop.set()
         thread.join()
-        store.close()
     if failure:
         raise MillraceError(f"the auditor stopped: {failure[0]}")
 
@@ -108,14 +121,7 @@ def auditor(
 @click.option("--cluster", metavar="NAME", required=True, help="Name of the cluster to count.")
 @click.option("--tier", metavar="NAME", help="What it stands for: its own name (the default), or `offline`.")
 @click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of the cluster.")
-@click.option(
-    "--registry",
-    "registry_url",
-    envvar="MILLRACE_REGISTRY",
-    metavar="URL",
-    required=True,
-    help="The schema registry.",
-)
+@_registry_option
 @click.option(
     "--audit-topic",
     metavar="TOPIC",
@@ -153,7 +159,7 @@ def audit_reader(
         bootstrap=bootstrap,
         registry=registry_url,
         audit_topic=audit_topic,
-        topics=[name for name in topics.split(",") if name],
+        topics=_names(topics),
         interval_ms=interval_ms,
     )
     stop = threading.Event()
@@ -173,8 +179,15 @@ def audit_reader(
 @click.argument("topic")
 @click.option("--from", "start", metavar="TIME", help="ISO 8601, UTC when it names no zone.")
 @click.option("--to", "end", metavar="TIME", help="End of the time asked for, not included.")
-@click.option("--auditor", "url", metavar="URL", envvar="MILLRACE_AUDITOR", default="http://127.0.0.1:8082",
-              show_default=True, help="The auditor to ask.")  # fmt: skip
+@click.option(
+    "--auditor",
+    "url",
+    metavar="URL",
+    envvar="MILLRACE_AUDITOR",
+    default="http://127.0.0.1:8082",
+    show_default=True,
+    help="The auditor to ask.",
+)
 @click.option("--windows", is_flag=True, help="A line for each ten-minute window, not for each hour.")
 @click.option(
     "--accept",
@@ -214,7 +227,7 @@ def audit(
     if as_json:
         click.echo(json.dumps(answer, indent=1))
     else:
-        print_completeness(client.Completeness.from_json(answer), by_window=windows)
+        print_completeness(Completeness.from_json(answer), by_window=windows)
     context.exit(0 if answer["verdict"] == "complete" else 1)
 
 
@@ -224,3 +237,7 @@ def _time(text: str, option: str) -> datetime:
     except ValueError:
         raise MillraceError(f"{option} {text!r} is no time: write it as 2015-05-17T10:00:00Z") from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
