@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.dataset as pads
 
+from millrace_audit.reports.ranges import in_words, size
+
 Sequences = npt.NDArray[np.int64]
 
 
@@ -29,8 +31,7 @@ class Published:
 
     @property
     def count(self) -> int:
-        """How many messages were acknowledged."""
-        return sum(last - first + 1 for first, last in self.ranges)
+        return size(self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +46,12 @@ class Finding:
 
     @property
     def count(self) -> int:
-        """How many messages this is about."""
-        return sum(last - first + 1 for first, last in self.sequences)
+        return size(self.sequences)
 
     def __str__(self) -> str:
-        ranges = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in self.sequences[:5])
-        more = f" and {len(self.sequences) - 5} more ranges" if len(self.sequences) > 5 else ""
         return (
             f"{self.count} {self.kind}: {self.topic}, server {self.server}, instance {self.instance},"
-            f" sequences {ranges}{more}"
+            f" sequences {in_words(self.sequences)}"
         )
 
 
@@ -119,17 +117,6 @@ def _compare_instance(entry: Published, found: Sequences) -> list[Finding]:
         for kind, sequences in kinds.items()
         if len(sequences)
     ]
-
-
-def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Closed ranges sorted, those that touch or overlap joined."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
-        else:
-            joined.append((first, last))
-    return joined
 
 
 def _ranges(sequences: Sequences) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 
@@ -25,9 +26,12 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
 from millrace.records import split_batches
 from millrace.wire.fetch import error_name
-from millrace_audit.client import Completeness, completeness
-from millrace_demo.proof import Finding, Proof, compare, merged
+from millrace_audit.answer import Completeness
+from millrace_audit.client import completeness
+from millrace_audit.reports.ranges import merged
+from millrace_demo.proof import Finding, Proof, Published, compare
 from millrace_demo.publish import (
+    Span,
     publish_access_log,
     publish_made_events,
     register_schemas,
@@ -94,12 +98,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     with _everything_up(options) as endpoints:
         tell(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
-        if options.access_log is not None:
-            span = span_of_log(options.access_log)
-            published = publish_access_log(options.access_log, endpoints, console)
-        else:
-            span = past_hours(options.hours)
-            published = publish_made_events(options.events, span, endpoints, console)
+        published, span = _publish(options, endpoints, console)
         topics = sorted({entry.topic for entry in published})
         tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
         tell("running the DAG warehouse_load through Airflow")
@@ -123,6 +122,15 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     return outcome
 
 
+def _publish(options: DemoOptions, endpoints: Endpoints, console: Console) -> tuple[list[Published], Span]:
+    """What was acknowledged, and the whole hours that it lies in."""
+    if options.access_log is not None:
+        span = span_of_log(options.access_log)
+        return publish_access_log(options.access_log, endpoints, console), span
+    span = past_hours(options.hours)
+    return publish_made_events(options.events, span, endpoints, console), span
+
+
 def _outcome(
     proof: Proof,
     answers: Sequence[Completeness],
@@ -139,7 +147,7 @@ def _outcome(
         failures.append(f"the aggregate cluster has {mirrored} messages of {proof.published}")
     if complete < len(hours) and not failures:
         open_hours = ", ".join(
-            f"{hour.topic} {hour.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete
+            f"{hour.topic} {hour.audited.start:%Y-%m-%dT%H}" for hour in hours if not hour.complete
         )
         failures.append(f"not complete: {open_hours}")
     if not hours or proof.published == 0:
@@ -158,14 +166,14 @@ def _outcome(
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
     """What the auditor names, one line for each kind, tier and instance."""
-    found: dict[tuple[str, str, str, int, str], list[tuple[int, int]]] = {}
+    found: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:
             for item in window.findings:
                 key = (item.kind, item.tier, item.server, item.instance, answer.topic)
-                found.setdefault(key, []).extend((first, last) for first, last in item.sequences)
+                found.setdefault(key, []).extend(item.sequences)
     return [
-        f"audit at tier {tier}: {Finding(kind, topic, server, instance, merged(sequences))}"
+        f"audit at tier {tier}: {Finding(kind, topic, server, instance, list(merged(sequences)))}"
         for (kind, tier, server, instance, topic), sequences in found.items()
     ]
 
@@ -232,7 +240,7 @@ def _run_dag(
     options: DemoOptions,
     endpoints: Endpoints,
     topics: Sequence[str],
-    span: tuple[datetime, datetime],
+    span: Span,
     tell: Callable[[str], None],
 ) -> str | None:
     """Run the DAG once through Airflow, telling each task's end; None, or why it failed."""
@@ -244,27 +252,8 @@ def _run_dag(
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
     }
-    command = [
-        sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load",
-        "--dags-folder", str(options.dags),
-        "--airflow-home", str(options.scratch / "airflow"),
-        "--start", span[0].isoformat(),
-        "--end", span[1].isoformat(),
-    ]  # fmt: skip
     last = ""
-    with (
-        log.open("w") as errors,
-        start_child(
-            lambda ends_with_us: subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                preexec_fn=ends_with_us,
-            )
-        ) as airflow,
-    ):
+    with log.open("w") as errors, _start_airflow(options, span, environment, errors) as airflow:
         assert airflow.stdout is not None
         try:
             for line in airflow.stdout:
@@ -278,6 +267,24 @@ def _run_dag(
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
 
 
+def _start_airflow(
+    options: DemoOptions, span: Span, environment: Mapping[str, str], errors: TextIO
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
+    command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
+    command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
+    return start_child(
+        lambda ends_with_us: subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=ends_with_us,
+        )
+    )
+
+
 def _end(airflow: subprocess.Popen[str]) -> None:
     """Let Airflow end its jobs, then itself; told again, because a task that begins may take the signal."""
     for _ in range(END_TRIES):
@@ -289,7 +296,6 @@ def _end(airflow: subprocess.Popen[str]) -> None:
 
 
 def _connection(options: DemoOptions, endpoints: Endpoints) -> Mapping[str, object]:
-    """The connection that the DAG's operators use."""
     return {
         "conn_type": "millrace",
         "host": endpoints.bootstraps[endpoints.aggregate],
@@ -321,7 +327,7 @@ def _count_records(bootstrap: str, topic: str) -> int:
     return total
 
 
-def past_hours(hours: int, now: datetime | None = None) -> tuple[datetime, datetime]:
+def past_hours(hours: int, now: datetime | None = None) -> Span:
     """The last `hours` whole hours, as [start, end)."""
     end = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
     if hours < 1:

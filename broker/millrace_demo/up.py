@@ -10,13 +10,14 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import LogConfig, parse_address
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import Child
+from millrace_audit.reports.messages import OFFLINE
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS
 
 READY_TIMEOUT_S = 60.0
@@ -172,32 +173,96 @@ def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str
     `broker_command` replaces the command that runs the aggregate cluster's brokers (fault injection).
     Raises MillraceError when something does not come up; the caller stops the supervisor in any case.
     """
-    aggregate = _aggregate(config)
-    data = Path(config.data_dir)
-    data.mkdir(parents=True, exist_ok=True)
-    _, port = parse_address(config.zookeeper, "zookeeper")
-    zookeeper = supervisor.start(
-        "zookeeper", "zookeeper", "--port", str(port), "--data-dir", str(data / "zookeeper"),
-        again=lambda address: ("--port", address.rpartition(":")[2]),
-    )  # fmt: skip
-    database = f"sqlite:///{(data / 'registry.db').absolute()}"
-    registry = supervisor.start(
-        "registry", "registry", "--listen", config.registry, "--database-url", database, again=_listen
-    )
-    zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
+    return _Deployment(config, supervisor, broker_command).start()
 
-    bootstraps: dict[str, str] = {}
-    for name, cluster in config.clusters.items():
-        bootstraps[name] = cluster.bootstrap
-        if cluster.brokers:
-            settings = _broker_settings(config, name, bootstraps, zookeeper_address, data)
-            program = broker_command if name == aggregate else ()
-            bootstraps[name] = _start_brokers(name, cluster, settings, supervisor, data, program)
-        _create_topics(bootstraps[name], cluster)
-    registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
 
-    auditor_url = _start_audit(config, aggregate, bootstraps, registry_url, supervisor, data)
-    return Endpoints(zookeeper_address, registry_url, auditor_url, bootstraps, aggregate)
+class _Deployment:
+    """Starts the parts of one deployment in order, each with the addresses of those before it."""
+
+    def __init__(self, config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str]) -> None:
+        self._config = config
+        self._supervisor = supervisor
+        self._broker_command = broker_command
+        self._aggregate = _aggregate(config)
+        self._data = Path(config.data_dir)
+        self._bootstraps: dict[str, str] = {}
+
+    def start(self) -> Endpoints:
+        self._data.mkdir(parents=True, exist_ok=True)
+        _, port = parse_address(self._config.zookeeper, "zookeeper")
+        options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
+        zookeeper = self._supervisor.start("zookeeper", "zookeeper", *options, again=_port)
+        options = ("--listen", self._config.registry, "--database-url", self._database("registry"))
+        registry = self._supervisor.start("registry", "registry", *options, again=_listen)
+        zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
+        for name, cluster in self._config.clusters.items():
+            bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
+            self._bootstraps[name] = bootstrap
+            _create_topics(bootstrap, cluster)
+        registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
+        auditor_url = self._start_audit(registry_url)
+        return Endpoints(zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate)
+
+    def _database(self, service: str) -> str:
+        return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
+
+    def _start_brokers(self, name: str, zookeeper: str) -> str:
+        """Start a cluster's brokers and wait for all; its bootstrap addresses."""
+        cluster = self._config.clusters[name]
+        shared = self._broker_settings(name, zookeeper)
+        metrics = cluster.metrics or [""] * len(cluster.brokers)
+        brokers = []
+        for broker_id, addresses in enumerate(zip(cluster.brokers, metrics, strict=True), start=1):
+            label = f"{name}-{broker_id}"
+            file = self._data / f"{label}.toml"
+            own = [
+                f"broker_id = {broker_id}",
+                f"listen = {json.dumps(addresses[0])}",
+                f"metrics_listen = {json.dumps(addresses[1])}",
+                f"log_dir = {json.dumps(str(self._data / label))}",
+            ]
+            file.write_text("\n".join([*own, *shared]) + "\n")
+            if self._broker_command and name == self._aggregate:
+                brokers.append(self._supervisor.start_program(label, [*self._broker_command, str(file)]))
+            else:
+                brokers.append(self._supervisor.start(label, "broker", str(file), again=_set_listen))
+        return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
+
+    def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
+        """The lines of a broker's file that all brokers of the cluster share, as TOML."""
+        cluster = self._config.clusters[name]
+        lines = [f"cluster = {json.dumps(name)}", f"zookeeper = {json.dumps(zookeeper)}", "", "[log]"]
+        lines += [f"{key} = {-1 if value is None else value}" for key, value in asdict(cluster.log).items()]
+        if cluster.mirror is not None:
+            for origin in cluster.mirror.origins:
+                lines += [
+                    "",
+                    f"[mirror.{origin}]",
+                    f"bootstrap = {json.dumps(self._bootstraps[origin])}",
+                    f"topics = {json.dumps(list(cluster.mirror.topics))}",
+                    f"batch_topics = {json.dumps(list(cluster.mirror.batch_topics))}",
+                ]
+        return lines
+
+    def _start_audit(self, registry_url: str) -> str:
+        """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
+        config, registry = self._config, ("--registry", registry_url)
+        options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
+        options += ["--bootstrap", self._bootstraps[self._aggregate]]
+        options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
+        options += ["--grace-s", str(config.grace_s)]
+        auditor = self._supervisor.start("auditor", "auditor", *options, again=_listen)
+        for name, bootstrap in self._bootstraps.items():
+            options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name]
+            options += ["--bootstrap", bootstrap, *registry]
+            options += ["--audit-topic", config.clusters[name].audit_topic]
+            options += ["--interval-ms", str(config.audit_interval_ms)]
+            self._supervisor.start(f"{name}-reader", "audit-reader", *options)
+        return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
+
+
+def _port(address: str) -> Sequence[str]:
+    return ("--port", address.rpartition(":")[2])
 
 
 def _listen(address: str) -> Sequence[str]:
@@ -209,17 +274,8 @@ def _set_listen(address: str) -> Sequence[str]:
 
 
 def _aggregate(config: UpConfig) -> str:
-    for name, cluster in config.clusters.items():
-        if bool(cluster.brokers) == bool(cluster.bootstrap):
-            raise ConfigError(
-                f"clusters.{name} needs `brokers` to start, or `bootstrap` of what runs already"
-            )
-    elsewhere = [cluster.bootstrap for cluster in config.clusters.values() if cluster.bootstrap]
-    if len(elsewhere) > len(set(elsewhere)):
-        raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
-    for name, cluster in config.clusters.items():
-        if cluster.metrics and len(cluster.metrics) != len(cluster.brokers):
-            raise ConfigError(f"clusters.{name}.metrics needs an address for each of its brokers, or none")
+    """The name of the aggregate cluster; ConfigError when the clusters do not make a deployment."""
+    _check_clusters(config.clusters)
     names = [name for name, cluster in config.clusters.items() if cluster.mirror]
     if len(names) != 1:
         raise ConfigError("exactly one cluster needs a `mirror` table: the aggregate one")
@@ -237,53 +293,18 @@ def _aggregate(config: UpConfig) -> str:
     return aggregate
 
 
-def _broker_settings(
-    config: UpConfig, name: str, bootstraps: Mapping[str, str], zookeeper: str, data: Path
-) -> list[str]:
-    """The lines of a broker's file that all brokers of the cluster share, as TOML."""
-    cluster = config.clusters[name]
-    lines = [f"cluster = {json.dumps(name)}", f"zookeeper = {json.dumps(zookeeper)}", "", "[log]"]
-    for key in LogConfig.__dataclass_fields__:
-        value = getattr(cluster.log, key)
-        lines.append(f"{key} = {-1 if value is None else value}")
-    if cluster.mirror is not None:
-        for origin in cluster.mirror.origins:
-            lines += [
-                "",
-                f"[mirror.{origin}]",
-                f"bootstrap = {json.dumps(bootstraps[origin])}",
-                f"topics = {json.dumps(list(cluster.mirror.topics))}",
-                f"batch_topics = {json.dumps(list(cluster.mirror.batch_topics))}",
-            ]
-    return lines
-
-
-def _start_brokers(
-    name: str,
-    cluster: ClusterConfig,
-    settings: Sequence[str],
-    supervisor: Supervisor,
-    data: Path,
-    program: Sequence[str],
-) -> str:
-    """Start a cluster's brokers and wait for all; its bootstrap addresses."""
-    brokers = []
-    metrics = cluster.metrics or [""] * len(cluster.brokers)
-    for broker_id, (listen, metrics_listen) in enumerate(zip(cluster.brokers, metrics, strict=True), start=1):
-        label = f"{name}-{broker_id}"
-        file = data / f"{label}.toml"
-        own = [
-            f"broker_id = {broker_id}",
-            f"listen = {json.dumps(listen)}",
-            f"metrics_listen = {json.dumps(metrics_listen)}",
-            f"log_dir = {json.dumps(str(data / label))}",
-        ]
-        file.write_text("\n".join([*own, *settings]) + "\n")
-        if program:
-            brokers.append(supervisor.start_program(label, [*program, str(file)]))
-        else:
-            brokers.append(supervisor.start(label, "broker", str(file), again=_set_listen))
-    return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
+def _check_clusters(clusters: Mapping[str, ClusterConfig]) -> None:
+    for name, cluster in clusters.items():
+        if bool(cluster.brokers) == bool(cluster.bootstrap):
+            raise ConfigError(
+                f"clusters.{name} needs `brokers` to start, or `bootstrap` of what runs already"
+            )
+    elsewhere = [cluster.bootstrap for cluster in clusters.values() if cluster.bootstrap]
+    if len(elsewhere) > len(set(elsewhere)):
+        raise ConfigError("two clusters have one `bootstrap`: its messages would be counted twice")
+    for name, cluster in clusters.items():
+        if cluster.metrics and len(cluster.metrics) != len(cluster.brokers):
+            raise ConfigError(f"clusters.{name}.metrics needs an address for each of its brokers, or none")
 
 
 def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
@@ -294,36 +315,3 @@ def _create_topics(bootstrap: str, cluster: ClusterConfig) -> None:
             if topic not in existing:
                 settings = AUDIT_TOPIC_SETTINGS if topic == cluster.audit_topic else {}
                 client.create_topic(topic, partitions, settings)
-
-
-def _start_audit(
-    config: UpConfig,
-    aggregate: str,
-    bootstraps: Mapping[str, str],
-    registry_url: str,
-    supervisor: Supervisor,
-    data: Path,
-) -> str:
-    """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
-    origins = ",".join(name for name in bootstraps if name != aggregate)
-    auditor = supervisor.start(
-        "auditor", "auditor",
-        "--listen", config.auditor,
-        "--database-url", f"sqlite:///{(data / 'auditor.db').absolute()}",
-        "--bootstrap", bootstraps[aggregate],
-        "--registry", registry_url,
-        "--origins", origins,
-        "--grace-s", str(config.grace_s),
-        again=_listen,
-    )  # fmt: skip
-    for name, bootstrap in bootstraps.items():
-        supervisor.start(
-            f"{name}-reader", "audit-reader",
-            "--cluster", name,
-            "--tier", "offline" if name == aggregate else name,
-            "--bootstrap", bootstrap,
-            "--registry", registry_url,
-            "--audit-topic", config.clusters[name].audit_topic,
-            "--interval-ms", str(config.audit_interval_ms),
-        )  # fmt: skip
-    return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"

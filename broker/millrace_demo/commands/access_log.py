@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from millrace_audit.producer import AuditedProducer
+from millrace_audit.reports.ranges import size
 from millrace_demo.access_log import Part, check_log, publish_log
 
 
@@ -76,19 +77,15 @@ def publish_access_log(
             skip_bad_lines=skip_bad_lines,
             on_event=lambda: progress.advance(task),
         )
-    acknowledged = sum(last - first + 1 for first, last in outcome.delivered.acknowledged)
-    if as_json:
-        answer = {
-            "topic": topic,
-            "cluster": cluster,
-            "instance": outcome.instance,
-            "acknowledged": acknowledged,
-            "bad_lines": outcome.bad_lines,
-        }
-        click.echo(json.dumps(answer))
-    else:
-        skipped = f", {outcome.bad_lines} lines left out" if outcome.bad_lines else ""
-        click.echo(
-            f"published: {acknowledged} events to {topic} in {cluster}, instance {outcome.instance}{skipped}"
-        )
+    acknowledged = size(outcome.delivered.acknowledged)
+    answer = {
+        "topic": topic,
+        "cluster": cluster,
+        "instance": outcome.instance,
+        "acknowledged": acknowledged,
+        "bad_lines": outcome.bad_lines,
+    }
+    skipped = f", {outcome.bad_lines} lines left out" if outcome.bad_lines else ""
+    words = f"published: {acknowledged} events to {topic} in {cluster}, instance {outcome.instance}{skipped}"
+    click.echo(json.dumps(answer) if as_json else words)
     sys.stdout.flush()

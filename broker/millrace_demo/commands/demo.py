@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -28,34 +29,53 @@ def _cluster(option: str) -> tuple[str, str]:
 
 
 @click.command()
-@click.option("--events", type=click.IntRange(min=1), default=200_000, show_default=True,
-              help="How many events to make up.")  # fmt: skip
-@click.option("--hours", type=click.IntRange(min=1), default=4, show_default=True,
-              help="Over how many past hours they spread.")  # fmt: skip
+@click.option(
+    "--events",
+    type=click.IntRange(min=1),
+    default=200_000,
+    show_default=True,
+    help="How many events to make up.",
+)
+@click.option(
+    "--hours",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Over how many past hours they spread.",
+)
 @click.option("--access-log", type=EXISTING_FILE, help="Publish a web server's log instead of made events.")
 @click.option(
     "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
 )
-@click.option("--kafka", multiple=True, metavar="NAME=HOST:PORT",
-              help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.")  # fmt: skip
-@click.option("--deployment", type=EXISTING_FILE, default=shipped("deploy/local.toml"), show_default=COMES,
-              help="What to run: a file of `millrace up`; its ports are not used.")  # fmt: skip
-@click.option("--dags", type=EXISTING_FOLDER, default=shipped("dags"), show_default=COMES,
-              help="Where the DAG is.")  # fmt: skip
-@click.option("--schemas", type=EXISTING_FOLDER, default=shipped("schemas"), show_default=COMES,
-              help="The schemas to register.")  # fmt: skip
+@click.option(
+    "--kafka",
+    multiple=True,
+    metavar="NAME=HOST:PORT",
+    help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.",
+)
+@click.option(
+    "--deployment",
+    type=EXISTING_FILE,
+    default=shipped("deploy/local.toml"),
+    show_default=COMES,
+    help="What to run: a file of `millrace up`; its ports are not used.",
+)
+@click.option(
+    "--dags",
+    type=EXISTING_FOLDER,
+    default=shipped("dags"),
+    show_default=COMES,
+    help="Where the DAG is.",
+)
+@click.option(
+    "--schemas",
+    type=EXISTING_FOLDER,
+    default=shipped("schemas"),
+    show_default=COMES,
+    help="The schemas to register.",
+)
 @click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
-def demo(
-    events: int,
-    hours: int,
-    access_log: Path | None,
-    fault: str | None,
-    kafka: tuple[str, ...],
-    deployment: Path,
-    dags: Path,
-    schemas: Path,
-    keep: Path | None,
-) -> None:
+def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
     """Run the whole path once on real processes, then prove that nothing was lost or repeated.
 
     The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
@@ -69,27 +89,17 @@ def demo(
 
     clusters = dict(map(_cluster, kafka))
     scratch = _new_folder(keep)
-    options = DemoOptions(
-        events=events,
-        hours=hours,
-        access_log=access_log,
-        fault=fault,
-        kafka=clusters,
-        deployment=deployment,
-        dags=dags,
-        schemas=schemas,
-        scratch=scratch.absolute(),
-    )
+    options = DemoOptions(kafka=clusters, scratch=scratch.absolute(), **chosen)
     try:
         with interruptible():
             outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
     except (MillraceError, KeyboardInterrupt) as error:
         click.echo(f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}")
         raise SystemExit(1) from error
-    if keep is None and not outcome.failures:
-        shutil.rmtree(scratch)
     if outcome.failures:
         click.echo("\n".join([*outcome.failures, f"logs and data are in {scratch}"]))
+    elif keep is None:
+        shutil.rmtree(scratch)
     click.echo(str(outcome))
     if outcome.failures:
         raise SystemExit(1)

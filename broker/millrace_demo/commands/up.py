@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,7 +12,7 @@ from millrace import config as settings
 from millrace.errors import MillraceError
 from millrace.installation import shipped
 from millrace.signals import interruptible
-from millrace_demo.up import Supervisor, UpConfig, start
+from millrace_demo.up import Endpoints, Supervisor, UpConfig, start
 
 
 @click.command()
@@ -31,17 +32,7 @@ def up(file: Path | None, overrides: tuple[str, ...]) -> None:
     ready = False
     try:
         with interruptible():
-            endpoints = start(config, supervisor)
-            click.echo(f"zookeeper  {endpoints.zookeeper}")
-            for name, bootstrap in endpoints.bootstraps.items():
-                click.echo(f"{name:<10} {bootstrap}")
-            for name, cluster in config.clusters.items():
-                for address in cluster.metrics:
-                    click.echo(f"metrics    http://{address}/metrics of {name}")
-            click.echo(f"registry   {endpoints.registry_url}")
-            click.echo(f"auditor    {endpoints.auditor_url}")
-            click.echo(f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}")
-            sys.stdout.flush()
+            _tell(*_addresses(config, start(config, supervisor)))
             ready = True
             supervisor.watch(_tell)
     except KeyboardInterrupt:
@@ -54,6 +45,19 @@ def up(file: Path | None, overrides: tuple[str, ...]) -> None:
             click.echo("stopped")
 
 
-def _tell(line: str) -> None:
-    click.echo(line)
+def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
+    """A line for each thing that was started, and the ready line."""
+    yield f"zookeeper  {endpoints.zookeeper}"
+    for name, bootstrap in endpoints.bootstraps.items():
+        yield f"{name:<10} {bootstrap}"
+    for name, cluster in config.clusters.items():
+        for address in cluster.metrics:
+            yield f"metrics    http://{address}/metrics of {name}"
+    yield f"registry   {endpoints.registry_url}"
+    yield f"auditor    {endpoints.auditor_url}"
+    yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
+
+
+def _tell(*lines: str) -> None:
+    click.echo("\n".join(lines))
     sys.stdout.flush()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace_demo.proof import Published, compare, merged
+from millrace_demo.proof import Published, compare
 
 PUBLISHED = [
     Published("PageView", "web-1", 11, [(0, 99)]),
@@ -57,7 +57,3 @@ def test_every_difference_is_named(tmp_path: Path, rows: list[tuple[int, int]], 
 def test_a_topic_without_files_is_lost_whole() -> None:
     proof = compare(PUBLISHED, {"PageView": []})
     assert proof.count("lost") == proof.published == 190
-
-
-def test_ranges_that_touch_or_overlap_are_joined() -> None:
-    assert merged([(5, 9), (0, 2), (3, 4), (8, 12), (20, 20)]) == [(0, 12), (20, 20)]
