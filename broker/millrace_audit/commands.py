@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,6 @@ log = logging.getLogger("millrace.audit")
 
 _registry_option = click.option(
     "--registry",
-    "registry_url",
     envvar="MILLRACE_REGISTRY",
     metavar="URL",
     required=True,
@@ -69,7 +68,7 @@ _registry_option = click.option(
     help="A window can be final this long after its end at the earliest: how far clocks differ.",
 )
 def auditor(
-    listen: str, database_url: str, bootstrap: str, registry_url: str, origins: str, grace_s: int
+    listen: str, database_url: str, bootstrap: str, registry: str, origins: str, grace_s: int
 ) -> None:
     """Run the auditor: collect what producers, readers and loads report, and answer what is complete."""
     from millrace.service.web import WebServer
@@ -84,7 +83,7 @@ def auditor(
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
     rules = AuditRules(origins=names, grace_ms=grace_s * 1000)
     store = AuditStore(database_url)
-    worker = Auditor(store, rules, bootstrap, registry_url)
+    worker = Auditor(store, rules, bootstrap, registry)
     worker.check()
     server = WebServer(build_app(store, rules, lambda: worker.trouble), listen, "auditor")
     with closing(store):
@@ -139,35 +138,19 @@ def _serve_while_applying(server: WebServer, worker: Auditor) -> None:
     show_default=True,
     help="How often it looks for new messages and publishes.",
 )
-def audit_reader(
-    cluster: str,
-    tier: str | None,
-    bootstrap: str,
-    registry_url: str,
-    audit_topic: str,
-    topics: str,
-    interval_ms: int,
-) -> None:
+def audit_reader(tier: str | None, topics: str, **named: Any) -> None:
     """Count every message of one cluster and publish the counts, until SIGTERM. Keeps no state of its own."""
     from millrace_audit.reader.reader import AuditReader, ReaderConfig
 
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line for every request to the registry
-    config = ReaderConfig(
-        cluster=cluster,
-        tier=tier or cluster,
-        bootstrap=bootstrap,
-        registry=registry_url,
-        audit_topic=audit_topic,
-        topics=_names(topics),
-        interval_ms=interval_ms,
-    )
+    config = ReaderConfig(tier=tier or named["cluster"], topics=_names(topics), **named)
     stop = threading.Event()
     stop_on_signals(stop.set, limited=True)
     reader = AuditReader(config)
     reader.check()
     reader.take_over()
-    click.echo(f"ready: audit-reader of {cluster} on {bootstrap.partition(',')[0]}")
+    click.echo(f"ready: audit-reader of {config.cluster} on {config.bootstrap.partition(',')[0]}")
     sys.stdout.flush()
     reader.run(stop)
 

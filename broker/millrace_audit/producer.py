@@ -128,11 +128,7 @@ class _Reports:
             untold = [window.window for portion in news[index + 1 :] for window in portion]
             self._said = min(self._said, closed_through, *untold) if untold else closed_through
             report = Report(
-                time=_now_ms(),
-                number=self._number,
-                closed_through=self._said,
-                windows=windows,
-                **self._names,
+                time=_now_ms(), number=self._number, closed_through=self._said, windows=windows, **self._names
             )
             self._unsent.append(report)
             self._number += 1

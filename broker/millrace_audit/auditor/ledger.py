@@ -14,50 +14,23 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 
 from millrace.errors import MillraceError
-from millrace_audit.auditor.store import (
-    CountedRow,
-    CoverageRow,
-    EditionRow,
-    EndedReaderRow,
-    InstanceRow,
-    InstanceTopicRow,
-    LoadPartRow,
-    LoadRow,
-    ReportedRow,
-    Row,
-    TierRow,
-    TopicRow,
-    UncountedRow,
-    UnheardRow,
-    WindowRow,
-    slices,
-)
+from millrace_audit.auditor import store
+from millrace_audit.reports import messages
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
-from millrace_audit.reports.messages import (
-    FOR_EVER,
-    NOTHING,
-    AuditRecord,
-    Count,
-    Heartbeat,
-    Hello,
-    LoadNumber,
-    OffsetRange,
-    ReaderPosition,
-    Report,
-)
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditRecord
 from millrace_audit.reports.ranges import SequenceRanges, merged
 
-R = TypeVar("R", bound=Row)
-W = TypeVar("W", WindowRow, ReportedRow, CountedRow)
+R = TypeVar("R", bound=store.Row)
+W = TypeVar("W", store.WindowRow, store.ReportedRow, store.CountedRow)
 
 
 def apply(session: Session, record: AuditRecord) -> None:
     """Take one audit record in; nothing happens if it was taken in before."""
-    if isinstance(record, Hello):
+    if isinstance(record, messages.Hello):
         _hello(session, record)
-    elif isinstance(record, Report):
+    elif isinstance(record, messages.Report):
         _report(session, record)
-    elif isinstance(record, Heartbeat):
+    elif isinstance(record, messages.Heartbeat):
         _heartbeat(session, record)
     else:
         _count(session, record)
@@ -65,25 +38,27 @@ def apply(session: Session, record: AuditRecord) -> None:
 
 def unheard(session: Session, topic_id: str, partition: int, start: int, end: int) -> None:
     """Records [start, end) of an audit topic's partition expired before they were applied."""
-    heard = session.scalar(select(func.min(TierRow.heartbeat)))
+    heard = session.scalar(select(func.min(store.TierRow.heartbeat)))
     since = NOTHING if heard is None else heard
     session.add(
-        UnheardRow(topic_id=topic_id, partition=partition, start=start, end=end, since=since, until=FOR_EVER)
+        store.UnheardRow(
+            topic_id=topic_id, partition=partition, start=start, end=end, since=since, until=FOR_EVER
+        )
     )
 
 
 def heard_again(session: Session, topic_id: str, partition: int, records: Iterable[AuditRecord]) -> None:
     """Close the gap before these records, if there is one, with their first heartbeat."""
-    here = (UnheardRow.topic_id == topic_id, UnheardRow.partition == partition)
-    for row in session.scalars(select(UnheardRow).where(*here, UnheardRow.until == FOR_EVER)):
-        times = (r.time for r in records if isinstance(r, Heartbeat) and r.time != NOTHING)
+    here = (store.UnheardRow.topic_id == topic_id, store.UnheardRow.partition == partition)
+    for row in session.scalars(select(store.UnheardRow).where(*here, store.UnheardRow.until == FOR_EVER)):
+        times = (r.time for r in records if isinstance(r, messages.Heartbeat) and r.time != NOTHING)
         row.until = next(times, FOR_EVER)
 
 
 def check_known(session: Session, instance: int) -> None:
     """MillraceError when neither a word nor an event of the instance was ever heard of."""
-    of_it = select(CountedRow.instance).where(CountedRow.instance == instance).limit(1)
-    if session.get(InstanceRow, instance) is None and session.scalar(of_it) is None:
+    of_it = select(store.CountedRow.instance).where(store.CountedRow.instance == instance).limit(1)
+    if session.get(store.InstanceRow, instance) is None and session.scalar(of_it) is None:
         raise MillraceError(
             f"nobody has heard of instance {instance}: the reasons beside a window name those that are silent"
         )
@@ -91,19 +66,19 @@ def check_known(session: Session, instance: int) -> None:
 
 def accept(session: Session, instance: int, reason: str, now_ms: int) -> None:
     """Go on without an instance's word from now on; the reason is kept, a later one replaces it."""
-    row = _get_or_add(session, InstanceRow, {"instance": instance})
+    row = _get_or_add(session, store.InstanceRow, {"instance": instance})
     row.accepted, row.accepted_at = _storable(reason), now_ms
 
 
-def _hello(session: Session, hello: Hello) -> None:
+def _hello(session: Session, hello: messages.Hello) -> None:
     row = _instance(session, hello)
     if not row.reports:
         row.closed_through = max(row.closed_through, hello.closed_through)
     _join(session, hello.instance, hello.topic)
 
 
-def _instance(session: Session, word: Hello | Report) -> InstanceRow:
-    row = _get_or_add(session, InstanceRow, {"instance": word.instance})
+def _instance(session: Session, word: messages.Hello | messages.Report) -> store.InstanceRow:
+    row = _get_or_add(session, store.InstanceRow, {"instance": word.instance})
     row.cluster, row.server, row.service = map(_storable, (word.cluster, word.server, word.service))
     row.heard_at = max(row.heard_at, word.time)
     return row
@@ -111,14 +86,14 @@ def _instance(session: Session, word: Hello | Report) -> InstanceRow:
 
 def _join(session: Session, instance: int, topic: str) -> None:
     _topic(session, topic)
-    _get_or_add(session, InstanceTopicRow, {"topic": topic, "instance": instance})
+    _get_or_add(session, store.InstanceTopicRow, {"topic": topic, "instance": instance})
 
 
-def _topic(session: Session, topic: str) -> TopicRow:
-    return _get_or_add(session, TopicRow, {"topic": topic})
+def _topic(session: Session, topic: str) -> store.TopicRow:
+    return _get_or_add(session, store.TopicRow, {"topic": topic})
 
 
-def _report(session: Session, report: Report) -> None:
+def _report(session: Session, report: messages.Report) -> None:
     row = _instance(session, report)
     numbers = SequenceRanges(row.reports)
     if report.number in numbers:
@@ -134,12 +109,12 @@ def _report(session: Session, report: Report) -> None:
     row.done = row.closed_through == FOR_EVER and row.reports == [[0, numbers.last]]
 
 
-def _report_windows(session: Session, report: Report, topic: str, promised: int) -> None:
+def _report_windows(session: Session, report: messages.Report, topic: str, promised: int) -> None:
     """What a report says of one topic; `promised` is what its instance had closed before."""
     told = {window.window: window for window in report.windows if window.topic == topic}
     windows = _windows(session, topic, told)
-    mine = ReportedRow.instance == report.instance
-    rows = {row.window: row for row in _rows(session, ReportedRow, topic, told, mine)}
+    mine = store.ReportedRow.instance == report.instance
+    rows = {row.window: row for row in _rows(session, store.ReportedRow, topic, told, mine)}
     for start, news in told.items():
         window = windows[start]
         late = promised >= start + WINDOW_MS  # it had said that nothing would follow
@@ -147,14 +122,14 @@ def _report_windows(session: Session, report: Report, topic: str, promised: int)
             window.revision += 1
         window.settled = None
         row = rows.get(start) or _added(
-            session, ReportedRow(topic=topic, window=start, instance=report.instance)
+            session, store.ReportedRow(topic=topic, window=start, instance=report.instance)
         )
         row.acknowledged = merged((*row.acknowledged, *news.acknowledged)).pairs()
         row.failed = merged((*row.failed, *news.failed)).pairs()
         row.reported_at = max(row.reported_at, report.time)
 
 
-def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
+def _heartbeat(session: Session, heartbeat: messages.Heartbeat) -> None:
     tier = _turn(session, heartbeat.tier, heartbeat.reader)
     # The newest word counts, not the largest: a clock that ran ahead is set right again.
     if tier is not None and heartbeat.time != NOTHING:
@@ -163,23 +138,23 @@ def _heartbeat(session: Session, heartbeat: Heartbeat) -> None:
         _follow_positions(session, heartbeat)
 
 
-def _follow_positions(session: Session, heartbeat: Heartbeat) -> None:
+def _follow_positions(session: Session, heartbeat: messages.Heartbeat) -> None:
     """Where a reader stands beyond what it was heard of, the counts between have expired unread."""
-    rows = session.scalars(select(CoverageRow).where(CoverageRow.tier == heartbeat.tier))
+    rows = session.scalars(select(store.CoverageRow).where(store.CoverageRow.tier == heartbeat.tier))
     covered = {(row.topic_id, row.partition): row for row in rows}
     for position in heartbeat.positions:
         row = covered.get((position.topic_id, position.partition))
         if row is None:  # nothing of it is counted yet, or not since this database began
             key = _partition_key(heartbeat.tier, position)
-            session.add(CoverageRow(**key, topic=position.topic, end=position.offset))
+            session.add(store.CoverageRow(**key, topic=position.topic, end=position.offset))
         elif row.end < position.offset:
             _uncounted(session, row, position.offset, heartbeat.time)
             row.end = position.offset
 
 
-def _uncounted(session: Session, row: CoverageRow, end: int, noticed_at: int) -> None:
+def _uncounted(session: Session, row: store.CoverageRow, end: int, noticed_at: int) -> None:
     since = _topic(session, row.topic).settled_through
-    gap = UncountedRow(
+    gap = store.UncountedRow(
         **_partition_key(row.tier, row),
         topic=row.topic,
         start=row.end,
@@ -190,22 +165,24 @@ def _uncounted(session: Session, row: CoverageRow, end: int, noticed_at: int) ->
     session.add(gap)
 
 
-def _partition_key(tier: str, of: CoverageRow | OffsetRange | ReaderPosition) -> dict[str, Any]:
+def _partition_key(
+    tier: str, of: store.CoverageRow | messages.OffsetRange | messages.ReaderPosition
+) -> dict[str, Any]:
     return {"tier": tier, "topic_id": of.topic_id, "partition": of.partition}
 
 
-def _turn(session: Session, tier: str, reader: int) -> TierRow | None:
+def _turn(session: Session, tier: str, reader: int) -> store.TierRow | None:
     """The tier, if it is that reader's turn (an unknown one takes over); the rule of `turns.Turns`."""
-    if session.get(EndedReaderRow, (tier, reader)) is not None:
+    if session.get(store.EndedReaderRow, (tier, reader)) is not None:
         return None
-    row = _get_or_add(session, TierRow, {"tier": tier})
+    row = _get_or_add(session, store.TierRow, {"tier": tier})
     if row.reader is not None and row.reader != reader:
-        session.add(EndedReaderRow(tier=tier, reader=row.reader))
+        session.add(store.EndedReaderRow(tier=tier, reader=row.reader))
     row.reader = reader
     return row
 
 
-def _count(session: Session, count: Count) -> None:
+def _count(session: Session, count: messages.Count) -> None:
     if not _is_new(session, count):
         return
     topic = _topic(session, count.topic)
@@ -216,11 +193,11 @@ def _count(session: Session, count: Count) -> None:
         if window.settled == "complete":
             window.revision += 1
         window.settled = None
-    here = CountedRow.tier == count.tier
-    rows = {(r.window, r.instance): r for r in _rows(session, CountedRow, count.topic, starts, here)}
+    here = store.CountedRow.tier == count.tier
+    rows = {(r.window, r.instance): r for r in _rows(session, store.CountedRow, count.topic, starts, here)}
     for key, tally in count.counts.tallies.items():
         if (row := rows.get((key.window, key.instance))) is None:
-            row = CountedRow(
+            row = store.CountedRow(
                 topic=count.topic,
                 window=key.window,
                 instance=key.instance,
@@ -244,15 +221,15 @@ def _changed(
     return [[first, last] for first, last in tally.ranges()]
 
 
-def _is_new(session: Session, count: Count) -> bool:
+def _is_new(session: Session, count: messages.Count) -> bool:
     """True if the source was not counted before; it is from now on."""
     source = count.source
-    if isinstance(source, LoadNumber):
+    if isinstance(source, messages.LoadNumber):
         return _is_next_part(session, count.tier, count.topic, source)
     if _turn(session, count.tier, source.reader) is None:
         return False
     key = _partition_key(count.tier, source)
-    row = _get_or_add(session, CoverageRow, key, topic=count.topic, end=source.start)
+    row = _get_or_add(session, store.CoverageRow, key, topic=count.topic, end=source.start)
     if row.end != source.start:
         return False
     if count.expired:
@@ -261,39 +238,39 @@ def _is_new(session: Session, count: Count) -> bool:
     return True
 
 
-def _is_next_part(session: Session, tier: str, topic: str, source: LoadNumber) -> bool:
+def _is_next_part(session: Session, tier: str, topic: str, source: messages.LoadNumber) -> bool:
     """True if it is the next thing to count of its load, which is counted once its last part is."""
     load: dict[str, Any] = {"tier": tier, "topic": topic, "load": source.load}
     edition = source.edition
 
     def is_counted(number: int) -> bool:
         if number == 1:
-            return session.get(LoadRow, load) is not None
-        return session.get(EditionRow, {**load, "edition": number}) is not None
+            return session.get(store.LoadRow, load) is not None
+        return session.get(store.EditionRow, {**load, "edition": number}) is not None
 
     # An edition says nothing without the one before.
     if is_counted(edition) or (edition > 1 and not is_counted(edition - 1)):
         return False
-    begun = session.get(LoadPartRow, {**load, "edition": edition}) if source.parts > 1 else None
+    begun = session.get(store.LoadPartRow, {**load, "edition": edition}) if source.parts > 1 else None
     if source.part != (begun.counted if begun is not None else 0) + 1:
         return False
     if source.part == source.parts:
-        session.add(LoadRow(**load) if edition == 1 else EditionRow(**load, edition=edition))
+        session.add(store.LoadRow(**load) if edition == 1 else store.EditionRow(**load, edition=edition))
     if begun is not None:
         begun.counted = source.part
     elif source.parts > 1:
-        session.add(LoadPartRow(**load, edition=edition, counted=source.part))
+        session.add(store.LoadPartRow(**load, edition=edition, counted=source.part))
     return True
 
 
-def _windows(session: Session, topic: str, starts: Iterable[int]) -> dict[int, WindowRow]:
+def _windows(session: Session, topic: str, starts: Iterable[int]) -> dict[int, store.WindowRow]:
     """The rows of the windows; a new one of a time that was final already begins at revision 1."""
-    rows = {row.window: row for row in _rows(session, WindowRow, topic, starts)}
+    rows = {row.window: row for row in _rows(session, store.WindowRow, topic, starts)}
     settled_through = _topic(session, topic).settled_through
     for start in starts:
         if start not in rows:
             revision = int(start + WINDOW_MS <= settled_through)
-            rows[start] = _added(session, WindowRow(topic=topic, window=start, revision=revision))
+            rows[start] = _added(session, store.WindowRow(topic=topic, window=start, revision=revision))
     return rows
 
 
@@ -301,7 +278,7 @@ def _rows(
     session: Session, table: type[W], topic: str, starts: Iterable[int], *also: ColumnElement[bool]
 ) -> Iterator[W]:
     """The rows of those windows; asking for each by itself would cost as much as everything else here."""
-    for some in slices(sorted(starts)):
+    for some in store.slices(sorted(starts)):
         yield from session.scalars(select(table).where(table.topic == topic, table.window.in_(some), *also))
 
 

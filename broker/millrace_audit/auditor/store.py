@@ -11,18 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
-from sqlalchemy import (
-    JSON,
-    URL,
-    BigInteger,
-    Connection,
-    Engine,
-    String,
-    Text,
-    create_engine,
-    event,
-    make_url,
-)
+from sqlalchemy import JSON, URL, BigInteger, Connection, Engine, String, Text, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from io import BytesIO
 from typing import Any, Protocol
@@ -174,6 +174,11 @@ class Count:
 
 _AVRO_NAMES = {"closed_through": "closedThrough", "topic_id": "topicId"}
 _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
+_COLUMNS = {
+    kind: [(each.name, _AVRO_NAMES.get(each.name, each.name)) for each in fields(kind)]
+    for kind in (Hello, ReportedWindow, Report, ReaderPosition, Heartbeat, OffsetRange, LoadNumber, Count)
+}
+"""Each field of a dataclass of this file, and its name in the schema."""
 _SOURCES = {OffsetRange: "millrace.audit.OffsetRange", LoadNumber: "millrace.audit.Load"}
 
 
@@ -183,15 +188,17 @@ def _by_field(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
+    if isinstance(value, int | str):
+        return value
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
     if isinstance(value, SequenceCounts):
         return value.to_avro()
-    if is_dataclass(value):
-        record = {_AVRO_NAMES.get(f.name, f.name): _avro(getattr(value, f.name)) for f in fields(value)}
-        union_branch = _SOURCES.get(type(value))
-        return (union_branch, record) if union_branch else record
-    return [_avro(item) for item in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_avro(item) for item in value]
+    record = {name: _avro(getattr(value, attribute)) for attribute, name in _COLUMNS[type(value)]}
+    union_branch = _SOURCES.get(type(value))
+    return (union_branch, record) if union_branch else record
 
 
 AuditRecord = Hello | Report | Heartbeat | Count
