@@ -94,10 +94,7 @@ def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
     if not files:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     table = pads.dataset([str(file) for file in files], format="parquet").to_table(
-        columns={
-            "instance": pads.field("header", "instance"),
-            "sequence": pads.field("header", "sequence"),
-        }
+        columns={"instance": pads.field("header", "instance"), "sequence": pads.field("header", "sequence")}
     )
     return table["instance"].to_numpy(), table["sequence"].to_numpy()
 

@@ -25,6 +25,7 @@ STOP_TIMEOUT_S = 15.0
 MAX_RESTARTS = 3
 RESTARTS_WITHIN_S = 60.0
 """A child that ends more often in this time will not stay by being started once more."""
+_LISTEN = ("--listen", "{address}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +93,14 @@ class Endpoints:
         return {name: value for name, value in self.bootstraps.items() if name != self.aggregate}
 
 
-Again = Callable[[str], Sequence[str]]
-"""What a command that had this address is given in addition, to have it again."""
-
-
 @dataclass(slots=True)
 class _Supervised:
     """A child, and how it is started again."""
 
     child: Child
     command: Sequence[str]
-    again: Again
+    again: Sequence[str]
+    """Further words for the command to listen where it did: they may hold `{address}` and `{port}`."""
     ended_at: list[float] = field(default_factory=list)
 
 
@@ -119,11 +117,11 @@ class Supervisor:
                 f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
             ) from None
 
-    def start(self, name: str, *command: str, again: Again = lambda _: ()) -> Child:
+    def start(self, name: str, *command: str, again: Sequence[str] = ()) -> Child:
         """Start `millrace COMMAND...` under a name, its output in <logs>/<name>.log."""
         return self.start_program(name, [sys.executable, "-m", "millrace.cli", *command], again)
 
-    def start_program(self, name: str, command: Sequence[str], again: Again = lambda _: ()) -> Child:
+    def start_program(self, name: str, command: Sequence[str], again: Sequence[str] = ()) -> Child:
         """Start any program under a name; it must print a ready line as the servers do."""
         child = Child(name, command, self._logs / f"{name}.log")
         self._children.append(_Supervised(child, command, again))
@@ -153,8 +151,9 @@ class Supervisor:
             )
         tell(f"{_end_of(child)}; starting it again (see {child.log})")
         if child.address is not None:
-            ended.command = [*ended.command, *ended.again(child.address)]
-            ended.again = lambda _: ()
+            port = child.address.rpartition(":")[2]
+            again = [word.format(address=child.address, port=port) for word in ended.again]
+            ended.command, ended.again = [*ended.command, *again], ()
         ended.child = Child(child.name, ended.command, child.log)
 
     def stop(self) -> None:
@@ -191,9 +190,9 @@ class _Deployment:
         self._data.mkdir(parents=True, exist_ok=True)
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
-        zookeeper = self._supervisor.start("zookeeper", "zookeeper", *options, again=_port)
+        zookeeper = self._supervisor.start("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
         options = ("--listen", self._config.registry, "--database-url", self._database("registry"))
-        registry = self._supervisor.start("registry", "registry", *options, again=_listen)
+        registry = self._supervisor.start("registry", "registry", *options, again=_LISTEN)
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
@@ -225,7 +224,8 @@ class _Deployment:
             if self._broker_command and name == self._aggregate:
                 brokers.append(self._supervisor.start_program(label, [*self._broker_command, str(file)]))
             else:
-                brokers.append(self._supervisor.start(label, "broker", str(file), again=_set_listen))
+                again = ("--set", "listen={address}")
+                brokers.append(self._supervisor.start(label, "broker", str(file), again=again))
         return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
@@ -251,7 +251,7 @@ class _Deployment:
         options += ["--bootstrap", self._bootstraps[self._aggregate]]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
         options += ["--grace-s", str(config.grace_s)]
-        auditor = self._supervisor.start("auditor", "auditor", *options, again=_listen)
+        auditor = self._supervisor.start("auditor", "auditor", *options, again=_LISTEN)
         for name, bootstrap in self._bootstraps.items():
             options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name]
             options += ["--bootstrap", bootstrap, *registry]
@@ -259,18 +259,6 @@ class _Deployment:
             options += ["--interval-ms", str(config.audit_interval_ms)]
             self._supervisor.start(f"{name}-reader", "audit-reader", *options)
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
-
-
-def _port(address: str) -> Sequence[str]:
-    return ("--port", address.rpartition(":")[2])
-
-
-def _listen(address: str) -> Sequence[str]:
-    return ("--listen", address)
-
-
-def _set_listen(address: str) -> Sequence[str]:
-    return ("--set", f"listen={address}")
 
 
 def _aggregate(config: UpConfig) -> str:

@@ -61,11 +61,7 @@ def _cluster(option: str) -> tuple[str, str]:
     help="What to run: a file of `millrace up`; its ports are not used.",
 )
 @click.option(
-    "--dags",
-    type=EXISTING_FOLDER,
-    default=shipped("dags"),
-    show_default=COMES,
-    help="Where the DAG is.",
+    "--dags", type=EXISTING_FOLDER, default=shipped("dags"), show_default=COMES, help="Where the DAG is."
 )
 @click.option(
     "--schemas",

@@ -27,7 +27,7 @@ def test_a_child_that_ends_again_and_again_ends_everything_with_a_line_that_says
 ) -> None:
     told: list[str] = []
     command = [sys.executable, "-c", ENDS]
-    child = supervisor.start_program("it", command, lambda address: ("--listen", address))
+    child = supervisor.start_program("it", command, ("--listen", "{address}"))
     assert wait_until("it says where it listens", lambda: child.address) == "h:1"
     with pytest.raises(MillraceError, match=r"it ended with exit code 3: .*; it has ended 4 times") as error:
         supervisor.watch(told.append)
