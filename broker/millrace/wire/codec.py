@@ -141,9 +141,10 @@ class _Source:
         return self.encoded[start:end]
 
     def varint(self) -> int:
-        number = self.encoded[self.position]
+        start = self.position
+        number = self.encoded[start]
         if number < 0x80:
-            self.position += 1
+            self.position = start + 1
             return number
         number = 0
         for shift in range(0, _MAX_VARINT_BITS, 7):
@@ -194,6 +195,8 @@ class _Source:
 
     def skip_tagged_fields(self) -> None:
         tags = self.varint()
+        if not tags:
+            return
         self.count(tags)
         for _ in range(tags):
             self.varint()

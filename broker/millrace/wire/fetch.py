@@ -27,11 +27,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
+from millrace.wire.reader import INT16, INT32, INT64, Reader, encoded
 
 _FIRST = struct.Struct(">ihqq")
-_INT32 = struct.Struct(">i")
-_INT64 = struct.Struct(">q")
-_INT16 = struct.Struct(">h")
 _PAIR = struct.Struct(">qq")
 _REQUEST = struct.Struct(">iiiib")
 _WANTED_11 = struct.Struct(">iiqqi")
@@ -91,12 +89,11 @@ def encode_request(
     """
     parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _NO_SESSION]
     runs = [(topic, list(wanted)) for topic, wanted in groupby(asked, key=itemgetter(0))]
-    parts.append(_INT32.pack(len(runs)))
+    parts.append(INT32.pack(len(runs)))
     for topic, wanted in runs:
-        name = topic.encode()
-        parts.append(_INT16.pack(len(name)) + name + _INT32.pack(len(wanted)))
+        parts.append(encoded(topic) + INT32.pack(len(wanted)))
         parts += [_WANTED_11.pack(number, -1, offset, -1, most) for _, number, offset, most in wanted]
-    parts.append(_INT32.pack(0) + _INT16.pack(0))
+    parts.append(INT32.pack(0) + INT16.pack(0))
     return b"".join(parts)
 
 
@@ -107,13 +104,13 @@ def decode_request(version: int, body: memoryview) -> AskedFetch:
     try:
         _, max_wait, min_bytes, max_bytes, _ = _REQUEST.unpack_from(body)
         position = _REQUEST.size + (8 if version >= 7 else 0)
-        (topic_count,) = _INT32.unpack_from(body, position)
+        (topic_count,) = INT32.unpack_from(body, position)
         position += 4
         topics, room = [], MAX_ASKED_PARTITIONS
         for _ in range(topic_count):
             name_at = position + 2
-            count_at = name_at + _INT16.unpack_from(body, position)[0]
-            (count,) = _INT32.unpack_from(body, count_at)
+            count_at = name_at + INT16.unpack_from(body, position)[0]
+            (count,) = INT32.unpack_from(body, count_at)
             position = count_at + 4 + count * layout.size
             room -= 1 + count
             if not name_at <= count_at or count < 0 or room < 0 or position > len(body):
@@ -134,13 +131,13 @@ def decode_request(version: int, body: memoryview) -> AskedFetch:
 def _end(version: int, body: memoryview, position: int) -> int:
     """The position behind what follows the topics: nobody reads it, but it must be there."""
     if version >= 7:
-        (forgotten,) = _INT32.unpack_from(body, position)
+        (forgotten,) = INT32.unpack_from(body, position)
         position += 4
         for _ in range(forgotten):
-            position += 2 + max(0, _INT16.unpack_from(body, position)[0])
-            position += 4 + 4 * max(0, _INT32.unpack_from(body, position)[0])
+            position += 2 + max(0, INT16.unpack_from(body, position)[0])
+            position += 4 + 4 * max(0, INT32.unpack_from(body, position)[0])
     if version >= 11:
-        position += 2 + max(0, _INT16.unpack_from(body, position)[0])
+        position += 2 + max(0, INT16.unpack_from(body, position)[0])
     return position
 
 
@@ -152,17 +149,16 @@ def encode_response(
     `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])].
     """
     parts: list[bytes | S] = []
-    pending = [b"\0\0\0\0" + (b"\0\0\0\0\0\0" if version >= 7 else b"") + _INT32.pack(len(topics))]
+    pending = [b"\0\0\0\0" + (b"\0\0\0\0\0\0" if version >= 7 else b"") + INT32.pack(len(topics))]
     for name, partitions in topics:
-        encoded = name.encode()
-        pending.append(_INT16.pack(len(encoded)) + encoded + _INT32.pack(len(partitions)))
+        pending.append(encoded(name) + INT32.pack(len(partitions)))
         for index, error, high_watermark, log_start, records in partitions:
             size = 0 if records is None else records.length
             # Nothing here is transactional, so the last stable offset is the high watermark.
             if version >= 11:
                 head = _PARTITION_11.pack(
                     index, error, high_watermark, high_watermark, log_start, 0, -1, size
-                )  # fmt: skip
+                )
             elif version >= 5:
                 head = _PARTITION_5.pack(index, error, high_watermark, high_watermark, log_start, 0, size)
             else:
@@ -181,18 +177,18 @@ def decode_response(version: int, body: Buffer) -> dict[str, dict[int, FetchedPa
 
     Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
     """
-    reader = _Reader(memoryview(body))
-    reader.take(_INT32)
+    reader = Reader("fetch response", body)
+    reader.take(INT32)
     if version >= 7:
-        error = reader.take(_INT16)
-        reader.take(_INT32)
+        error = reader.take(INT16)
+        reader.take(INT32)
         if error:
             raise InvalidRequest(f"the whole fetch was refused with error {error} ({error_name(error)})")
     result: dict[str, dict[int, FetchedPartition]] = {}
-    for _ in range(reader.take(_INT32)):
-        name = bytes(reader.slice(reader.take(_INT16))).decode()
+    for _ in range(reader.take(INT32)):
+        name = reader.string()
         partitions = result.setdefault(name, {})
-        for _ in range(reader.take(_INT32)):
+        for _ in range(reader.take(INT32)):
             index, fetched = _decode_partition(version, reader)
             partitions[index] = fetched
     return result
@@ -206,40 +202,11 @@ def error_name(code: int) -> str:
         return f"error {code}"
 
 
-def _decode_partition(version: int, reader: _Reader) -> tuple[int, FetchedPartition]:
+def _decode_partition(version: int, reader: Reader) -> tuple[int, FetchedPartition]:
     index, error, high_watermark, last_stable = reader.take_all(_FIRST)
-    log_start = reader.take(_INT64) if version >= 5 else -1
-    aborted = [(pair[0], pair[1]) for _ in range(reader.take(_INT32)) if (pair := reader.take_all(_PAIR))]
+    log_start = reader.take(INT64) if version >= 5 else -1
+    aborted = [(pair[0], pair[1]) for _ in range(reader.take(INT32)) if (pair := reader.take_all(_PAIR))]
     if version >= 11:
-        reader.take(_INT32)
-    records = reader.slice(max(0, reader.take(_INT32)))
+        reader.take(INT32)
+    records = reader.slice(max(0, reader.take(INT32)))
     return index, FetchedPartition(error, high_watermark, last_stable, log_start, records, tuple(aborted))
-
-
-class _Reader:
-    """A position in a buffer; every step checks that the bytes are there."""
-
-    __slots__ = ("_position", "_view")
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._position = 0
-
-    def take_all(self, layout: struct.Struct) -> tuple[int, ...]:
-        try:
-            values = layout.unpack_from(self._view, self._position)
-        except struct.error:
-            raise InvalidRequest("a fetch response ends too early") from None
-        self._position += layout.size
-        return values
-
-    def take(self, layout: struct.Struct) -> int:
-        return self.take_all(layout)[0]
-
-    def slice(self, size: int) -> memoryview:
-        end = self._position + size
-        if size < 0 or end > len(self._view):
-            raise InvalidRequest("a fetch response ends too early")
-        part = self._view[self._position : end]
-        self._position = end
-        return part

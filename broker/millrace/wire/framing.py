@@ -70,9 +70,17 @@ class RequestFramer:
     """
 
     __slots__ = (
-        "_buffers", "_data", "_filled", "_kept", "_own", "_position", "_wanted", "gathered", "held",
+        "_buffers",
+        "_data",
+        "_filled",
+        "_kept",
+        "_own",
+        "_position",
+        "_wanted",
+        "gathered",
+        "held",
         "max_frame_bytes",
-    )  # fmt: skip
+    )
 
     def __init__(self, max_frame_bytes: int, buffers: FrameBuffers) -> None:
         self.max_frame_bytes = max_frame_bytes

@@ -29,17 +29,16 @@ from millrace.errors import InvalidRequest
 from millrace.records import Cursor
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace.wire.reader import INT8, INT16, INT32, Reader, encoded
 
 MIRROR_APPEND_VERSION = 0
 BYTE_OFFSETS_PREFIX = "millrace-"
 """How every Millrace cluster's id begins, and no Apache Kafka cluster's: its offsets are byte positions."""
 
-_INT8 = struct.Struct(">b")
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
-_INT64 = struct.Struct(">q")
-_CURSOR = struct.Struct(">qq")
-_TOTALS = struct.Struct(">qqqq?")
+_REQUEST_END = struct.Struct(">qqqqq?i")
+_PARTITION = struct.Struct(">ii?")
+_POSITION = struct.Struct(">qqqqqqq?")
+_RESPONSE_END = struct.Struct(">qq")
 
 
 class MirrorMode(IntEnum):
@@ -88,121 +87,108 @@ class MirrorAppended:
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
     """The body of a request for the target topic, in parts: the records are not copied."""
-    cursor = request.cursor
-    head = [
-        _INT8.pack(request.mode), _string(topic), _origin(request.origin),
-        _INT64.pack(-1 if request.expected is None else request.expected), _INT64.pack(request.start),
-        _cursor(cursor), _INT64.pack(request.dropped), _INT8.pack(request.numbered),
-        _INT32.pack(len(request.records)),
-    ]  # fmt: skip
-    return [b"".join(head), request.records]
+    expected = -1 if request.expected is None else request.expected
+    end = _REQUEST_END.pack(
+        expected,
+        request.start,
+        *_numbers(request.cursor),
+        request.dropped,
+        request.numbered,
+        len(request.records),
+    )
+    return [INT8.pack(request.mode) + encoded(topic) + _origin(request.origin) + end, request.records]
 
 
 def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
     """Target topic and request; the records are a view of `body`. InvalidRequest when it does not fit."""
-    reader = _Reader(body)
+    reader = Reader("MirrorAppend message", body)
     try:
-        mode, topic, origin = MirrorMode(reader.take(_INT8)), reader.string(), reader.origin()
+        mode = MirrorMode(reader.take(INT8))
     except ValueError as error:
         raise InvalidRequest(f"a MirrorAppend request is malformed: {error}") from None
-    expected, start, cursor = reader.take(_INT64), reader.take(_INT64), reader.cursor()
-    dropped, numbered = reader.take(_INT64), bool(reader.take(_INT8))
-    records = reader.slice(reader.take(_INT32))
+    topic, origin = reader.string(), _read_origin(reader)
+    expected, start, next_offset, next_base, dropped, numbered, size = reader.take_all(_REQUEST_END)
+    records = reader.slice(size)
     reader.end()
     if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
         raise InvalidRequest("only an append carries records")
     return topic, MirrorAppend(
-        mode=mode, origin=origin, expected=None if expected < 0 else expected, start=start, cursor=cursor,
-        dropped=dropped, numbered=numbered, records=records,
-    )  # fmt: skip
+        mode=mode,
+        origin=origin,
+        expected=None if expected < 0 else expected,
+        start=start,
+        cursor=_cursor(next_offset, next_base),
+        dropped=dropped,
+        numbered=bool(numbered),
+        records=records,
+    )
 
 
 def encode_response(response: MirrorAppended) -> bytes:
     """The body of a response."""
-    parts = [
-        _INT16.pack(response.error), _string(response.message), _string(response.state),
-        _INT32.pack(response.partition), _INT32.pack(response.leader),
-        _INT8.pack(response.position is not None),
-    ]  # fmt: skip
-    if (position := response.position) is not None:
-        parts += [
-            _origin(position.origin), _INT64.pack(position.start), _cursor(position.cursor),
-            _TOTALS.pack(
-                position.batches, position.records, position.dropped, position.reset_at, position.numbered
-            ),
-        ]  # fmt: skip
+    position = response.position
     latency_ms = -1 if response.latency_ms is None else response.latency_ms
-    return b"".join([*parts, _INT64.pack(response.high_watermark), _INT64.pack(latency_ms)])
+    return b"".join(
+        [
+            INT16.pack(response.error),
+            encoded(response.message),
+            encoded(response.state),
+            _PARTITION.pack(response.partition, response.leader, position is not None),
+            b"" if position is None else _encode_position(position),
+            _RESPONSE_END.pack(response.high_watermark, latency_ms),
+        ]
+    )
 
 
 def decode_response(body: Buffer) -> MirrorAppended:
     """The response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
-    reader = _Reader(body)
-    error, message, state = reader.take(_INT16), reader.string(), reader.string()
-    partition, leader, recorded = reader.take(_INT32), reader.take(_INT32), reader.take(_INT8)
-    position = None
-    if recorded:
-        origin, start, cursor = reader.origin(), reader.take(_INT64), reader.cursor()
-        if cursor is None:
-            raise InvalidRequest("a MirrorAppend response records a position without an offset")
-        totals = _TOTALS.unpack(reader.slice(_TOTALS.size))
-        position = MirrorPosition(origin, start, cursor, *totals)
-    high_watermark, latency_ms = reader.take(_INT64), reader.take(_INT64)
+    reader = Reader("MirrorAppend message", body)
+    error, message, state = reader.take(INT16), reader.string(), reader.string()
+    partition, leader, recorded = reader.take_all(_PARTITION)
+    position = _read_position(reader) if recorded else None
+    high_watermark, latency_ms = reader.take_all(_RESPONSE_END)
     reader.end()
     return MirrorAppended(
-        error=error, message=message, state=state, partition=partition, leader=leader, position=position,
-        high_watermark=high_watermark, latency_ms=None if latency_ms < 0 else latency_ms,
-    )  # fmt: skip
+        error=error,
+        message=message,
+        state=state,
+        partition=partition,
+        leader=leader,
+        position=position,
+        high_watermark=high_watermark,
+        latency_ms=None if latency_ms < 0 else latency_ms,
+    )
 
 
-def _string(text: str) -> bytes:
-    encoded = text.encode()
-    return _INT16.pack(len(encoded)) + encoded
+def _encode_position(position: MirrorPosition) -> bytes:
+    totals = (position.batches, position.records, position.dropped, position.reset_at, position.numbered)
+    return _origin(position.origin) + _POSITION.pack(position.start, *_numbers(position.cursor), *totals)
+
+
+def _read_position(reader: Reader) -> MirrorPosition:
+    origin = _read_origin(reader)
+    start, next_offset, next_base, batches, records, dropped, reset_at, numbered = reader.take_all(_POSITION)
+    cursor = _cursor(next_offset, next_base)
+    if cursor is None:
+        raise InvalidRequest("a MirrorAppend response records a position without an offset")
+    return MirrorPosition(origin, start, cursor, batches, records, dropped, reset_at, bool(numbered))
 
 
 def _origin(origin: Origin) -> bytes:
-    names = _string(origin.cluster) + _string(origin.topic)
-    return names + origin.topic_id.bytes + _INT32.pack(origin.partition)
+    names = encoded(origin.cluster) + encoded(origin.topic)
+    return names + origin.topic_id.bytes + INT32.pack(origin.partition)
 
 
-def _cursor(cursor: Cursor | None) -> bytes:
+def _read_origin(reader: Reader) -> Origin:
+    cluster, topic = reader.string(), reader.string()
+    return Origin(cluster, topic, UUID(bytes=bytes(reader.slice(16))), reader.take(INT32))
+
+
+def _numbers(cursor: Cursor | None) -> tuple[int, int]:
     if cursor is None:
-        return _CURSOR.pack(-1, -1)
-    return _CURSOR.pack(cursor.next_offset, -1 if cursor.next_base is None else cursor.next_base)
+        return -1, -1
+    return cursor.next_offset, -1 if cursor.next_base is None else cursor.next_base
 
 
-class _Reader:
-    """A position in a message; every step checks that the bytes are there."""
-
-    def __init__(self, body: Buffer) -> None:
-        self._view = memoryview(body)
-        self._position = 0
-
-    def take(self, layout: struct.Struct) -> int:
-        return int(layout.unpack(self.slice(layout.size))[0])
-
-    def slice(self, size: int) -> memoryview:
-        end = self._position + size
-        if size < 0 or end > len(self._view):
-            raise InvalidRequest("a MirrorAppend message ends too early")
-        part = self._view[self._position : end]
-        self._position = end
-        return part
-
-    def string(self) -> str:
-        try:
-            return bytes(self.slice(self.take(_INT16))).decode()
-        except UnicodeDecodeError:
-            raise InvalidRequest("a MirrorAppend message holds text that is not UTF-8") from None
-
-    def origin(self) -> Origin:
-        cluster, topic = self.string(), self.string()
-        return Origin(cluster, topic, UUID(bytes=bytes(self.slice(16))), self.take(_INT32))
-
-    def cursor(self) -> Cursor | None:
-        next_offset, next_base = self.take(_INT64), self.take(_INT64)
-        return None if next_offset < 0 else Cursor(next_offset, None if next_base < 0 else next_base)
-
-    def end(self) -> None:
-        if self._position != len(self._view):
-            raise InvalidRequest("a MirrorAppend message has bytes after its end")
+def _cursor(next_offset: int, next_base: int) -> Cursor | None:
+    return None if next_offset < 0 else Cursor(next_offset, None if next_base < 0 else next_base)
