@@ -307,9 +307,12 @@ class ClusterClient:
         topics = None if names is None else tuple(MetadataRequestTopic(name=name) for name in names)
         request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         raw = self._ask(
-            None, ApiKey.METADATA, _METADATA_VERSION,
-            encode(request, ApiKey.METADATA, _METADATA_VERSION), deadline,
-        )  # fmt: skip
+            None,
+            ApiKey.METADATA,
+            _METADATA_VERSION,
+            encode(request, ApiKey.METADATA, _METADATA_VERSION),
+            deadline,
+        )
         response = decode(MetadataResponse, ApiKey.METADATA, _METADATA_VERSION, raw)
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         self._controller_id = response.controller_id

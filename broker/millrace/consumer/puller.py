@@ -34,10 +34,11 @@ CRC_TRIES = 3
 
 _MOVED = frozenset(
     {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
-)  # fmt: skip
+)
 _UNDERSTOOD = _MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE}
 Owned = Mapping[Place, OwnedPartition]
 Asked = dict[Place, tuple[OwnedPartition, int, int]]
@@ -169,9 +170,10 @@ class _Puller(threading.Thread):
             if self._client is not None:
                 self._client[1].close()
             client = ClusterClient(
-                f"{address.host}:{address.port}", client_id=f"millrace-{self._pullers.group}"[:200],
+                f"{address.host}:{address.port}",
+                client_id=f"millrace-{self._pullers.group}"[:200],
                 timeout_s=REQUEST_SECONDS,
-            )  # fmt: skip
+            )
             self._client = (address, client)
         return self._client[1]
 
@@ -235,6 +237,11 @@ class _Puller(threading.Thread):
         log.warning(
             "group %s: offset %d of %s is gone: what is kept begins at %d and ends at %d. Going on at %d; "
             "what was between is not delivered",
-            self._pullers.group, offset, partition, earliest, latest, to,
-        )  # fmt: skip
+            self._pullers.group,
+            offset,
+            partition,
+            earliest,
+            latest,
+            to,
+        )
         partition.stream.put(partition, life, Jump(offset, to))

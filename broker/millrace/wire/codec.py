@@ -24,9 +24,9 @@ from millrace.wire.messages import ApiKey
 
 M = TypeVar("M")
 MAX_DECODED_BYTES = 1 << 20
-"""Most bytes of a request that is decoded here, which Produce is not. Honest ones are far smaller."""
+"""Most bytes of a request that is decoded here, which Produce is not. Honest requests are smaller."""
 MAX_DECODED_ITEMS = 2_000
-"""Most items in all lists of a request. One takes up to 8 us of the only thread, its answer included: 1,000
+"""Most items in all lists of a request. Each takes up to 8 us of the event loop, its answer included: 1,000
 topics of one partition each fit, and cost less than 20 ms."""
 _INT16, _INT32 = struct.Struct(">h"), struct.Struct(">i")
 _UNPACK_INT16, _UNPACK_INT32 = _INT16.unpack_from, _INT32.unpack_from

@@ -20,12 +20,12 @@ _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
 _LARGEST_BYTES = 8 << 20
-"""Frames in between get their memory before they are whole ..."""
+"""A frame of 64 KiB to 8 MiB gets the memory for all of its bytes before they have come."""
 _AHEAD = 4
-"""... when one part in so many is there: a client that sends lengths and no more must not get memory."""
+"""Such a frame gets its memory once a quarter of it has come: a client that sends only lengths gets none."""
 _SPARE_BYTES = 4 << 20
 MAX_HEADER_TAGS = 100
-"""Most tagged fields in the header of a request; clients send none, and 60 MiB of them would take 20 s."""
+"""Most tagged fields in the header of a request; clients send none, and 60 MiB of them would take 9 s."""
 MIN_FRAME_BYTES = 8
 """API key, version and correlation id: a shorter frame cannot even be refused in the protocol."""
 

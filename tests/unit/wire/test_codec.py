@@ -85,14 +85,16 @@ LISTED = ListOffsetsResponse(
 CREATE = CreateTopicsRequest(
     topics=(
         CreatableTopic(
-            name="t", num_partitions=3, replication_factor=1,
+            name="t",
+            num_partitions=3,
+            replication_factor=1,
             assignments=(CreatableReplicaAssignment(partition_index=0, broker_ids=(1, 2)),),
             configs=(CreatableTopicConfig(name="retention.ms", value="1"),),
         ),
     ),
     timeout=1234,
     validate_only=True,
-)  # fmt: skip
+)
 CREATED = CreateTopicsResponse(topics=(CreatableTopicResult(name="t", error_code=36, error_message="there"),))
 DELETED = DeleteTopicsResponse(responses=(DeletableTopicResult(name="t", error_code=3),))
 NAMED = MetadataRequest(topics=(MetadataRequestTopic(name="t"),), allow_auto_topic_creation=False)
@@ -118,20 +120,23 @@ def cases(message: object, api_key: int, versions: Iterable[int]) -> list[object
         *cases(InitProducerIdRequest(transactional_id="x"), ApiKey.INIT_PRODUCER_ID, range(2)),
         *cases(
             InitProducerIdResponse(error_code=0, producer_id=(1 << 63) - 1, producer_epoch=0),
-            ApiKey.INIT_PRODUCER_ID, range(2),
+            ApiKey.INIT_PRODUCER_ID,
+            range(2),
         ),
         *cases(
             FindCoordinatorResponse(error_code=0, error_message="m", node_id=1, host="h", port=5),
-            ApiKey.FIND_COORDINATOR, [1, 2],
+            ApiKey.FIND_COORDINATOR,
+            [1, 2],
         ),
         *cases(
             ApiVersionsResponse(
                 error_code=0, api_keys=(ApiVersion(api_key=0, min_version=0, max_version=8),)
             ),
-            ApiKey.API_VERSIONS, range(4),
+            ApiKey.API_VERSIONS,
+            range(4),
         ),
     ],
-)  # fmt: skip
+)
 def test_a_message_comes_back_as_it_was_sent(message: object, api_key: int, version: int) -> None:
     assert decode(type(message), api_key, version, encode(message, api_key, version)) == message
 
@@ -178,19 +183,44 @@ def test_a_response_may_be_as_long_as_the_cluster_is_large() -> None:
 @pytest.mark.parametrize(
     ("message", "api_key", "version", "values"),
     [
-        (ListOffsetsRequest, ApiKey.LIST_OFFSETS, 5, {"topics": [
-            {"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]}),
-        (OffsetCommitRequest, ApiKey.OFFSET_COMMIT, 7, {"topics": [
-            {"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]}),
-        (OffsetFetchRequest, ApiKey.OFFSET_FETCH, 5, {"topics": [
-            {"name": f"t{n}", "partition_indexes": [0]} for n in range(1_000)]}),
-        (OffsetFetchRequest, ApiKey.OFFSET_FETCH, 5, {"topics": [
-            {"name": "t", "partition_indexes": range(1_000)}]}),
+        (
+            ListOffsetsRequest,
+            ApiKey.LIST_OFFSETS,
+            5,
+            {"topics": [{"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]},
+        ),
+        (
+            OffsetCommitRequest,
+            ApiKey.OFFSET_COMMIT,
+            7,
+            {"topics": [{"name": f"t{n}", "partitions": [{"partition_index": 0}]} for n in range(1_000)]},
+        ),
+        (
+            OffsetFetchRequest,
+            ApiKey.OFFSET_FETCH,
+            5,
+            {"topics": [{"name": f"t{n}", "partition_indexes": [0]} for n in range(1_000)]},
+        ),
+        (
+            OffsetFetchRequest,
+            ApiKey.OFFSET_FETCH,
+            5,
+            {"topics": [{"name": "t", "partition_indexes": range(1_000)}]},
+        ),
         (MetadataRequest, ApiKey.METADATA, 8, {"topics": [{"name": f"t{n}"} for n in range(1_000)]}),
-        (DescribeConfigsRequest, ApiKey.DESCRIBE_CONFIGS, 3, {"resources": [
-            {"resource_type": 2, "resource_name": f"t{n}", "configuration_keys": None} for n in range(200)]}),
+        (
+            DescribeConfigsRequest,
+            ApiKey.DESCRIBE_CONFIGS,
+            3,
+            {
+                "resources": [
+                    {"resource_type": 2, "resource_name": f"t{n}", "configuration_keys": None}
+                    for n in range(200)
+                ]
+            },
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_clients_ask_of_a_broker_with_a_thousand_partitions_is_no_item_too_much(
     message: type[Any], api_key: int, version: int, values: dict[str, Any]
 ) -> None:

@@ -156,9 +156,11 @@ def written_by_kio(entity: Any) -> bytes:
 def test_every_message_is_here() -> None:
     tops = {case.cls for case in CASES} | {messages.EmptyProduceResponse, messages.EmptyFetchResponse}
     declared = {
-        cls for module in (messages, group_messages, admin_messages)
-        for name, cls in inspect.getmembers(module, inspect.isclass) if name.endswith(("Request", "Response"))
-    }  # fmt: skip
+        cls
+        for module in (messages, group_messages, admin_messages)
+        for name, cls in inspect.getmembers(module, inspect.isclass)
+        if name.endswith(("Request", "Response"))
+    }
     nested = {"MemberResponse", "AlterConfigsResourceResponse", "ListOffsetsPartitionResponse"}
     nested |= {"ListOffsetsTopicResponse"}
     assert {cls.__name__ for cls in declared - tops} == nested
@@ -218,11 +220,14 @@ def read_or_refused(case: Case, body: bytes) -> None:
         assert isinstance(decode(case.cls, case.api_key, case.version, body), case.cls)
 
 
-@pytest.mark.parametrize(("api_key", "version"), [
-    *((key, version) for key, (_, versions) in SERVED.items() for version in versions),
-    *((ApiKey.PRODUCE, version) for version in range(3, 9)),
-    *((ApiKey.FETCH, version) for version in range(4, 12)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("api_key", "version"),
+    [
+        *((key, version) for key, (_, versions) in SERVED.items() for version in versions),
+        *((ApiKey.PRODUCE, version) for version in range(3, 9)),
+        *((ApiKey.FETCH, version) for version in range(4, 12)),
+    ],
+)
 def test_an_error_can_be_said_for_every_request_that_is_served(api_key: ApiKey, version: int) -> None:
     body = encode_error(api_key, version, ErrorCode.INVALID_PARTITIONS)
     entity, size = entity_reader(load_response_schema(api_key, version))(body, 0)
