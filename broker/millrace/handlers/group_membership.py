@@ -42,10 +42,7 @@ def find_coordinator(groups: Groups, call: Call[FindCoordinatorRequest]) -> Find
             )
         )
 
-    def failed(code: ErrorCode) -> None:
-        call.answer(FindCoordinatorResponse(error_code=code))
-
-    groups.find(call.request.key, found, failed)
+    groups.find(call.request.key, found, call.refuse)
     return None
 
 
