@@ -152,7 +152,9 @@ class _Topic:
 class AuditedProducer:
     """One instance of a service on one server, producing to one cluster. Safe between threads; a context.
 
-    Raises MillraceError in one line for an unknown topic, an event that does not fit, no broker in reach.
+    `config` goes to librdkafka. `lateness_ms` promises that no event is older when `send` is called; without
+    it only `closed_through` and `close` say that a time is over. Raises MillraceError in one line for an
+    unknown topic, an event that does not fit, no broker in reach.
     """
 
     def __init__(
@@ -167,10 +169,6 @@ class AuditedProducer:
         lateness_ms: int | None = None,
         report_interval_s: float = REPORT_INTERVAL_S,
     ) -> None:
-        """`config` goes to librdkafka; `lateness_ms`: no event will be older than this when `send` is called.
-
-        Without `lateness_ms` only `closed_through` and `close` say that a time is over.
-        """
         self.instance = secrets.randbits(63)
         self.server = server
         who = {"server": server, "service": service, "instance": self.instance}

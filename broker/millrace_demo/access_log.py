@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
-from millrace_audit.producer import AuditedProducer, Delivered
+from millrace_audit import AuditedProducer, Delivered
 
 SCHEMA = "PageView"
 SHOWN_BAD_LINES = 5
@@ -61,7 +61,6 @@ class Part:
         return cls(int(match[1]), int(match[2]))
 
     def takes(self, line: int) -> bool:
-        """True if that line belongs to this part."""
         return (line - self.number) % self.of == 0
 
 

@@ -64,7 +64,6 @@ class Proof:
     findings: Sequence[Finding]
 
     def count(self, kind: str) -> int:
-        """Messages in the findings of that kind."""
         return sum(finding.count for finding in self.findings if finding.kind == kind)
 
 

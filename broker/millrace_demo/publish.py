@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from millrace_audit.producer import AuditedProducer
+from millrace_audit import AuditedProducer
 from millrace_demo.access_log import Part, check_log, publish_log, read_log
 from millrace_demo.events import HOUR_MS, made_events
 from millrace_demo.proof import Published

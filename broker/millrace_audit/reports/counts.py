@@ -16,7 +16,6 @@ WINDOW_MS = 600_000
 
 
 def window_start(time_ms: int) -> int:
-    """Start of the window that `time_ms` falls into."""
     return time_ms - time_ms % WINDOW_MS
 
 

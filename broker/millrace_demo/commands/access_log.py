@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from millrace_audit.producer import AuditedProducer
+from millrace_audit import AuditedProducer
 from millrace_audit.reports.ranges import size
 from millrace_demo.access_log import Part, check_log, publish_log
 
