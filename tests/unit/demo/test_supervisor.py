@@ -40,6 +40,6 @@ def test_a_child_that_ends_again_and_again_ends_everything_with_a_line_that_says
 def test_check_names_a_child_that_has_ended(supervisor: Supervisor) -> None:
     child = supervisor.start_program("it", [sys.executable, "-c", ENDS])
     wait_until("it says where it listens", lambda: child.address)
-    child.stop(30)
+    wait_until("it has ended by itself", lambda: child.exit_code is not None)
     with pytest.raises(MillraceError, match="it ended with exit code 3: ready: it listens on h:1"):
         supervisor.check()
