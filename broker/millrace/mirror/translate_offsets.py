@@ -18,6 +18,7 @@ from millrace.errors import ErrorCode, InvalidRequest, MillraceError
 from millrace.mirror.offset_search import Outcome, Translated
 from millrace.records.compression import Buffer
 from millrace.wire.messages import ApiKey
+from millrace.wire.reader import INT8, INT16, INT32, INT64, Reader, encoded
 
 TRANSLATE_OFFSETS_VERSION = 0
 MAX_OFFSETS = 1_000
@@ -25,58 +26,45 @@ MAX_OFFSETS = 1_000
 RETRY_SECONDS = 10.0
 PAUSE_SECONDS = 0.2
 
-_HEAD = struct.Struct(">bh")
-_TAIL = struct.Struct(">ii")
-_CODE = struct.Struct(">h")
-_ERROR = struct.Struct(">hh")
-_COUNT = struct.Struct(">i")
-_OFFSET = struct.Struct(">q")
+_PARTITION = struct.Struct(">ii")
 _RESULT = struct.Struct(">bq")
 
 
 def encode_request(topic: str, partition: int, offsets: Sequence[int], *, to_origin: bool) -> bytes:
     """The body of a request."""
-    name = topic.encode()
-    head = _HEAD.pack(to_origin, len(name)) + name + _TAIL.pack(partition, len(offsets))
-    return head + b"".join(map(_OFFSET.pack, offsets))
+    head = INT8.pack(to_origin) + encoded(topic) + _PARTITION.pack(partition, len(offsets))
+    return head + b"".join(map(INT64.pack, offsets))
 
 
 def decode_request(body: Buffer) -> tuple[str, int, list[int], bool]:
     """(topic, partition, offsets, to_origin); InvalidRequest when it does not fit or asks too much."""
-    view = memoryview(body)
-    try:
-        to_origin, length = _HEAD.unpack_from(view)
-        end = _HEAD.size + max(0, length)
-        topic = str(view[_HEAD.size : end], "utf-8")
-        partition, count = _TAIL.unpack_from(view, end)
-        offsets = view[end + _TAIL.size :]
-        if not 0 <= count <= MAX_OFFSETS or len(offsets) != count * _OFFSET.size:
-            raise InvalidRequest(f"a TranslateOffsets request for {count} offsets; {MAX_OFFSETS} are allowed")
-    except (struct.error, UnicodeDecodeError):
-        raise InvalidRequest("a TranslateOffsets request is malformed") from None
-    return topic, partition, [offset for (offset,) in _OFFSET.iter_unpack(offsets)], bool(to_origin)
+    reader = Reader("TranslateOffsets request", body)
+    to_origin, topic = bool(reader.take(INT8)), reader.string()
+    partition, count = reader.take_all(_PARTITION)
+    if not 0 <= count <= MAX_OFFSETS:
+        raise InvalidRequest(f"a TranslateOffsets request for {count} offsets; {MAX_OFFSETS} are allowed")
+    offsets = [reader.take(INT64) for _ in range(count)]
+    reader.end()
+    return topic, partition, offsets, to_origin
 
 
 def encode_response(results: Sequence[Translated], error: int = 0, message: str = "") -> bytes:
     """The body of a response."""
-    text = message.encode()
     parts = [_RESULT.pack(outcome, offset) for outcome, offset in results]
-    return b"".join([_ERROR.pack(error, len(text)), text, _COUNT.pack(len(results)), *parts])
+    return b"".join([INT16.pack(error), encoded(message), INT32.pack(len(results)), *parts])
 
 
 def decode_response(body: Buffer) -> tuple[int, str, list[Translated]]:
     """(error, message, results); InvalidRequest when it does not fit, as when no Millrace broker sent it."""
-    view = memoryview(body)
+    reader = Reader("TranslateOffsets response", body)
+    error = reader.take(INT16)
+    if len(body) == INT16.size:  # of a broker that does not know this API
+        return error, "", []
+    message = reader.string()
+    pairs = [reader.take_all(_RESULT) for _ in range(reader.take(INT32))]
     try:
-        if len(view) == _CODE.size:  # of a broker that does not know this API
-            return _CODE.unpack(view)[0], "", []
-        error, length = _ERROR.unpack_from(view)
-        end = _ERROR.size + max(0, length)
-        message = str(view[_ERROR.size : end], "utf-8")
-        (count,) = _COUNT.unpack_from(view, end)
-        pairs = [_RESULT.unpack_from(view, end + _COUNT.size + i * _RESULT.size) for i in range(count)]
         return error, message, [Translated(Outcome(outcome), offset) for outcome, offset in pairs]
-    except (struct.error, UnicodeDecodeError, ValueError):
+    except ValueError:
         raise InvalidRequest("a TranslateOffsets response is malformed") from None
 
 

@@ -13,6 +13,7 @@ may be null from version `null_since` on. Knows no bytes: `wire.codec` reads and
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast, dataclass_transform
 
@@ -47,39 +48,20 @@ class Field:
         return self.since <= version <= self.until and self.api in (None, api_key)
 
 
-def i8(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    return Field("b", default, None, **versions)
+def _kind(kind: str, **always: int) -> Callable[..., Any]:
+    def declare(*, default: Any = _REQUIRED, **versions: int) -> Any:
+        return Field(kind, default, None, **always, **versions)
+
+    return declare
 
 
-def i16(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    return Field("h", default, None, **versions)
-
-
-def i32(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    return Field("i", default, None, **versions)
-
-
-def i64(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    return Field("q", default, None, **versions)
-
-
-def boolean(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    return Field("?", default, None, **versions)
-
-
-def uuid(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    """A UUID, in 16 bytes; None is written as zeros."""
-    return Field("uuid", default, None, null_since=0, **versions)
-
-
-def string(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    """Text in UTF-8, behind its length."""
-    return Field("string", default, None, **versions)
-
-
-def data(*, default: Any = _REQUIRED, **versions: int) -> Any:
-    """Bytes behind their length."""
-    return Field("data", default, None, **versions)
+i8, i16, i32, i64, boolean = _kind("b"), _kind("h"), _kind("i"), _kind("q"), _kind("?")
+uuid = _kind("uuid", null_since=0)
+"""16 bytes; None is written as zeros."""
+string = _kind("string")
+"""Text in UTF-8, behind its length."""
+data = _kind("data")
+"""Bytes behind their length."""
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
