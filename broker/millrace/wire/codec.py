@@ -235,7 +235,7 @@ def _varint(number: int) -> bytes:
 
 
 class _Type(NamedTuple):
-    """How values of one type are read and written at one version."""
+    """How a value, or some fields of a message, are read and written at one version."""
 
     read: Callable[[_Source], Any]
     write: Callable[[Any], bytes]
