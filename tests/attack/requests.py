@@ -29,6 +29,8 @@ from millrace.wire import mirror_append
 from millrace.wire.messages import ApiKey
 
 TOPIC = "attacked"
+FORGED = "forged"
+"""The topic of forged batches; no other request names it."""
 _NAMES = [
     TOPIC,
     TOPIC,
@@ -54,7 +56,7 @@ class Sent(NamedTuple):
     kind: str
     data: bytes
     log_bytes: int | None = None
-    """By how much it may make the topic's log grow; None when nobody looks."""
+    """By how much it may make the log of FORGED grow; None when nobody looks."""
 
 
 def versions() -> list[tuple[int, int]]:
@@ -95,7 +97,7 @@ def forged_batches(rng: random.Random) -> Iterator[Sent]:
             assert header is not None
             header = header._replace(attributes=codec, last_offset_delta=count - 1, records_count=count)
             batch = seal(header, good[61:])
-            body = struct.pack(">hhii", -1, -1, 1000, 1) + _string(TOPIC)
+            body = struct.pack(">hhii", -1, -1, 1000, 1) + _string(FORGED)
             body += struct.pack(">iii", 1, 0, len(batch)) + batch
             kind = f"{count} records of codec {codec} in {len(batch)} bytes"
             log_bytes = len(batch) + (MAX_FILLER_BYTES if codec else 0)

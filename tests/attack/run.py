@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records import Message, build_batch
-from tests.attack.requests import TOPIC, Sent, forged_batches, frame, requests_for
+from tests.attack.requests import FORGED, TOPIC, Sent, forged_batches, frame, requests_for
 from tests.bench.replay import cpu_seconds, fetch_request, produce_request, rss_bytes
 from tests.support import wait_until
 
@@ -113,7 +113,7 @@ class Attack:
     def run(self, chosen: Sequence[tuple[int, int]], rounds: int, *, long_lists: bool = True) -> Outcome:
         """Ask these APIs and versions so many times; lists of thousands only where they are offered."""
         with ClusterClient(self._address) as client:
-            for topic in (TOPIC, OTHER):
+            for topic in (TOPIC, FORGED, OTHER):
                 client.create_topic(topic, 1)
         self.outcome.apis = len({api_key for api_key, _ in chosen})
         try:
@@ -144,7 +144,7 @@ class Attack:
 
     def _log_end(self) -> int:
         with ClusterClient(self._address) as client:
-            return client.list_offsets(TOPIC, LATEST, [0])[0]
+            return client.list_offsets(FORGED, LATEST, [0])[0]
 
     def _highest_offered(self) -> set[tuple[int, int]]:
         rows = self._control.ask(_PING)[10:]
