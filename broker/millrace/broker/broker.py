@@ -38,6 +38,7 @@ from millrace.mailbox import Mailbox
 from millrace.mirror.pull import TargetAppend
 from millrace.records import HeaderFields, check_produced
 from millrace.records.mirror_position import MirrorPosition
+from millrace.records.topic_partition import TopicPartition
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.state import LogState
@@ -55,7 +56,6 @@ OPENING_THREADS = 8
 """Each opening waits for two syncs after a crash: eight at once wait hardly longer than one."""
 RECORD_DELAY_S = 1.0
 """Partitions come and go in crowds: the broker's record in ZooKeeper is written once for all of them."""
-Place = tuple[str, int]
 
 
 class Broker:
@@ -71,11 +71,11 @@ class Broker:
     ) -> None:
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs = logs
-        self._partitions: dict[Place, Partition] = {}
-        self._opening: dict[Place, Future[PartitionLog]] = {}
-        self._deleting: set[Place] = set()
-        self._failed: dict[Place, tuple[UUID, str]] = {}
-        self._retried: set[Place] = set()
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._opening: dict[TopicPartition, Future[PartitionLog]] = {}
+        self._deleting: set[TopicPartition] = set()
+        self._failed: dict[TopicPartition, tuple[UUID, str]] = {}
+        self._retried: set[TopicPartition] = set()
         self._staged: dict[Partition, None] = {}
         self._recording = False
         self._looking: list[Callable[[], None]] = []
@@ -144,12 +144,12 @@ class Broker:
         raise LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property
-    def failed(self) -> Mapping[Place, str]:
+    def failed(self) -> Mapping[TopicPartition, str]:
         """Partitions that could not be opened, and why."""
         return {place: reason for place, (_, reason) in list(self._failed.items())}
 
     @property
-    def partitions(self) -> Mapping[Place, Partition]:
+    def partitions(self) -> Mapping[TopicPartition, Partition]:
         """Every partition open here."""
         return self._partitions
 
@@ -190,7 +190,7 @@ class Broker:
         for partition in self._partitions.values():
             partition.refuse_waiting(why)
 
-    def _led(self) -> list[tuple[Place, TopicState, PartitionState]]:
+    def _led(self) -> list[tuple[TopicPartition, TopicState, PartitionState]]:
         return [
             ((topic.name, number), topic, state)
             for topic in self.cluster.topics.values()
@@ -198,11 +198,11 @@ class Broker:
             if state.leader == self.config.broker_id
         ]
 
-    def _open_log(self, place: Place, topic: TopicState) -> PartitionLog:
+    def _open_log(self, place: TopicPartition, topic: TopicState) -> PartitionLog:
         config = topic_log_config(self.config, topic.settings)
         return self._logs.partition(*place, topic.topic_id, config)
 
-    def _fail(self, place: Place, topic: TopicState, error: BaseException) -> None:
+    def _fail(self, place: TopicPartition, topic: TopicState, error: BaseException) -> None:
         before = self._failed.get(place)
         self._failed[place] = failed = (topic.topic_id, str(error))
         if before == failed:
@@ -224,7 +224,7 @@ class Broker:
             elif place not in self._opening and place not in self._deleting:
                 self._open(place, topic)
 
-    def _open(self, place: Place, topic: TopicState) -> None:
+    def _open(self, place: TopicPartition, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:
             del self._opening[place]
             error = future.exception()
@@ -238,7 +238,9 @@ class Broker:
 
         self._opening[place] = self._submit(self._openers, lambda: self._open_log(place, topic), opened)
 
-    def _add(self, place: Place, topic: TopicState, state: PartitionState, opened: PartitionLog) -> None:
+    def _add(
+        self, place: TopicPartition, topic: TopicState, state: PartitionState, opened: PartitionLog
+    ) -> None:
         partition = Partition(
             *place, topic.topic_id, opened, self.mailbox, self.flushes, self._standstill.doubtful
         )
@@ -270,12 +272,12 @@ class Broker:
         except BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
 
-    def _current(self, place: Place, topic_id: UUID) -> TopicState | None:
+    def _current(self, place: TopicPartition, topic_id: UUID) -> TopicState | None:
         """The topic that a partition belongs to, if the cluster still has both."""
         topic = self.cluster.topics.get(place[0])
         return topic if topic and topic.topic_id == topic_id and place[1] in topic.partitions else None
 
-    def _remove(self, place: Place, partition: Partition) -> None:
+    def _remove(self, place: TopicPartition, partition: Partition) -> None:
         """Serve a partition no longer; its log goes only if the partition itself has gone."""
         del self._partitions[place]
         self._record_soon()
@@ -290,7 +292,7 @@ class Broker:
             UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(place)
         )
 
-    def _delete(self, place: Place) -> None:
+    def _delete(self, place: TopicPartition) -> None:
         """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
         self._deleting.add(place)
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import BrokerError, ErrorCode, GroupNotEmpty, MillraceError, UnknownGroup
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.consumer_protocol import decode_assignment
 from millrace.wire.fetch import error_name
@@ -50,7 +51,6 @@ _MOVED = frozenset(
         ErrorCode.NOT_COORDINATOR,
     }
 )  # fmt: skip
-Place = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -61,7 +61,7 @@ class Member:
     member_id: str
     client_id: str
     host: str
-    partitions: tuple[Place, ...]
+    partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +111,12 @@ class GroupClient:
             raise UnknownGroup(f"no group {group!r} on {self._client.bootstrap}")
         return described
 
-    def offsets(self, group: str) -> dict[Place, int]:
+    def offsets(self, group: str) -> dict[TopicPartition, int]:
         """Everything the group has committed: the next offset to read of each partition."""
         request = OffsetFetchRequest(group_id=group, topics=None)
         body = encode(request, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION)
 
-        def attempt(coordinator: int) -> dict[Place, int]:
+        def attempt(coordinator: int) -> dict[TopicPartition, int]:
             raw = self._client.ask(coordinator, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION, body)
             found = decode(OffsetFetchResponse, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION, raw)
             _check(found.error_code, f"offsets of group {group!r}")
@@ -129,7 +129,7 @@ class GroupClient:
 
         return self._at_coordinator(group, attempt)
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Set offsets of a group without members; GroupNotEmpty when it has some."""
         topics: dict[str, list[OffsetCommitRequestPartition]] = {}
         for (topic, number), offset in offsets.items():

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
-from millrace.client.group_client import GroupClient, GroupDescription, Member, Place
+from millrace.client.group_client import GroupClient, GroupDescription, Member
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_rows
 from millrace.commands.topics import (
@@ -27,6 +27,7 @@ from millrace.commands.topics import (
     naming_the_remedy,
 )
 from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
 
 ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
@@ -169,7 +170,7 @@ def _kind(group: GroupDescription) -> str:
 
 
 def _positions(
-    cluster: ClusterClient, committed: Mapping[Place, int], readers: Mapping[Place, Member]
+    cluster: ClusterClient, committed: Mapping[TopicPartition, int], readers: Mapping[TopicPartition, Member]
 ) -> Iterator[_Position]:
     places = sorted({*committed, *readers})
     ends = {topic: _ends(cluster, topic) for topic in {topic for topic, _ in places}}

@@ -2,6 +2,7 @@
 
 Owns the application's side: making streams, committing, seeking, closing. There is no coordinator: consumers
 find each other in ZooKeeper, and each computes its own share (rebalance.py), claims it there and pulls it
+from millrace.records.topic_partition import TopicPartition
 from the brokers that hold it (puller.py), ahead of the application (streams.py).
 """
 
@@ -18,8 +19,9 @@ from millrace.consumer.puller import Pullers
 from millrace.consumer.rebalance import Rebalancer
 from millrace.consumer.streams import Message, MessageStream
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.groups import ConsumerRegistry, NotOwner, Place
+from millrace.coordination.groups import ConsumerRegistry, NotOwner
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 
 __all__ = ["Consumer", "Message", "MessageStream", "NotOwner"]
 
@@ -120,11 +122,11 @@ class Consumer:
         return {topic: list(each) for topic, each in streams.items()}
 
     @property
-    def owned(self) -> list[Place]:
+    def owned(self) -> list[TopicPartition]:
         """The (topic, partition) pairs that this consumer reads now."""
         return sorted(self._rebalancer.owned) if self._rebalancer is not None else []
 
-    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Commit what this thread has taken and other threads are done with, or these next offsets to read.
 
         Blocks until ZooKeeper has it. NotOwner when a partition is not this consumer's (any more): whoever

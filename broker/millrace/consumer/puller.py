@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.consumer.streams import Batch, Jump, OwnedPartition, damaged
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.groups import Place
 from millrace.coordination.state import BrokerAddress
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import split_batches
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, decode_response, encode_request, error_name
 from millrace.wire.messages import ApiKey
 
@@ -40,9 +40,9 @@ _MOVED = frozenset(
     }
 )
 _UNDERSTOOD = _MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE}
-Owned = Mapping[Place, OwnedPartition]
-Asked = dict[Place, tuple[OwnedPartition, int, int]]
-"""Place -> (partition, its life, offset)."""
+Owned = Mapping[TopicPartition, OwnedPartition]
+Asked = dict[TopicPartition, tuple[OwnedPartition, int, int]]
+"""TopicPartition -> (partition, its life, offset)."""
 
 
 class Pullers:
@@ -70,7 +70,7 @@ class Pullers:
                 puller.start()
         self.wake()
 
-    def leader(self, place: Place) -> int | None:
+    def leader(self, place: TopicPartition) -> int | None:
         """The live broker that leads a partition, or None."""
         topic = self.cluster.topics.get(place[0])
         state = topic.partitions.get(place[1]) if topic is not None else None
@@ -99,7 +99,7 @@ class _Puller(threading.Thread):
         self._pullers, self._broker_id = pullers, broker_id
         self._client: tuple[BrokerAddress, ClusterClient] | None = None
         self._turn, self._told = 0, ""
-        self._crc_failures: dict[tuple[Place, int], int] = {}
+        self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
 
     def run(self) -> None:
         """Pull until told to stop."""
@@ -177,7 +177,7 @@ class _Puller(threading.Thread):
             self._client = (address, client)
         return self._client[1]
 
-    def _fetch(self, asked: Asked, wait_ms: int) -> dict[Place, FetchedPartition]:
+    def _fetch(self, asked: Asked, wait_ms: int) -> dict[TopicPartition, FetchedPartition]:
         each = self._pullers.fetch_bytes
         wanted = [(topic, number, offset, each) for (topic, number), (_, _, offset) in asked.items()]
         # All of the answer may be for the stream that has the least room.

@@ -23,13 +23,13 @@ from millrace.coordination.groups import (
     ConsumerRegistry,
     Fence,
     NotOwner,
-    Place,
     StreamsMember,
     committed_positions,
     stream_name,
 )
 from millrace.coordination.session import OPERATION_SECONDS
 from millrace.errors import BrokerError, MillraceError
+from millrace.records.topic_partition import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Rebalancer:
         streams: Mapping[str, list[MessageStream]], pullers: Pullers, *, commit_every: float | None,
     ) -> None:  # fmt: skip
         """`commit_every` in seconds; None: only when told to."""
-        self.owned: Mapping[Place, OwnedPartition] = {}
+        self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
         self._streams, self._pullers, self._commit_every = streams, pullers, commit_every
         wanted = {topic: len(each) for topic, each in streams.items()}
@@ -60,7 +60,7 @@ class Rebalancer:
         self._members: Mapping[str, StreamsMember] = {}
         self._members_stale = threading.Event()
         self._settled: dict[str, Shape] = {}
-        self._claimed: dict[str, list[Place]] = {}  # asked for, perhaps owned, not in `owned` yet
+        self._claimed: dict[str, list[TopicPartition]] = {}  # asked for, perhaps owned, not in `owned` yet
         self._retry: dict[str, tuple[int, float]] = {}  # topic -> (tries, when to try again)
         self._commit_at = time.monotonic()
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
@@ -212,7 +212,7 @@ class Rebalancer:
     def _name_of(self, topic: str, stream: MessageStream) -> str:
         return stream_name(self._registration.consumer_id, self._streams[topic].index(stream))
 
-    def _begin(self, readers: Mapping[Place, MessageStream], topic_id: UUID, fence: Fence) -> None:
+    def _begin(self, readers: Mapping[TopicPartition, MessageStream], topic_id: UUID, fence: Fence) -> None:
         committed = committed_positions(
             self._registry.offsets(self._group, readers), {topic: topic_id for topic, _ in readers}
         )
@@ -259,7 +259,7 @@ class Rebalancer:
 
     # Offsets
 
-    def seek(self, place: Place, offset: int) -> None:
+    def seek(self, place: TopicPartition, offset: int) -> None:
         """Go on there in a partition; NotOwner when it is not ours."""
         with self._writing:  # while it is given up, what is done of it was written already
             if place not in self.owned:
@@ -267,7 +267,7 @@ class Rebalancer:
             owned = self.owned[place]
             owned.stream.seek(owned, offset)
 
-    def commit(self, offsets: Mapping[Place, int] | None = None) -> None:
+    def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Write these offsets, or where the application is; NotOwner when a partition is not ours."""
         with self._writing:
             owned, fence = self.owned, self._fence

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from millrace.coordination.groups import Place
 from millrace.errors import CorruptMessage
 from millrace.records import BatchHeader, Record, iter_records
+from millrace.records.topic_partition import TopicPartition
 
 UNPROVEN_WAIT_SECONDS = 0.1
 """How soon it is noticed that ownership is proved again."""
@@ -60,7 +60,7 @@ class OwnedPartition:
     """One partition that a stream reads. What changes is guarded by the stream's lock."""
 
     def __init__(
-        self, place: Place, topic_id: UUID, stream: MessageStream, committed: int | None,
+        self, place: TopicPartition, topic_id: UUID, stream: MessageStream, committed: int | None,
         proved: Callable[[], bool],
     ) -> None:  # fmt: skip
         self.place, self.topic_id, self.stream, self.proved = place, topic_id, stream, proved

@@ -12,8 +12,8 @@ from enum import StrEnum
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-Place = tuple[str, int]
-"""(topic, partition)"""
+from millrace.records.topic_partition import TopicPartition
+
 MAX_PART_BYTES = 500_000
 """Of one transaction: the server closes the connection on a request of 1 MiB."""
 CHANGE_BYTES = 100
@@ -51,15 +51,15 @@ class StreamsMember:
 
 
 def current_offsets(
-    committed: Mapping[Place, CommittedOffset], topic_ids: Mapping[str, UUID]
-) -> dict[Place, CommittedOffset]:
+    committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
+) -> dict[TopicPartition, CommittedOffset]:
     """Those of topics that are still the same; the others count as not committed."""
     return {place: found for place, found in committed.items() if topic_ids.get(place[0]) == found.topic_id}
 
 
 def committed_positions(
-    committed: Mapping[Place, CommittedOffset], topic_ids: Mapping[str, UUID]
-) -> dict[Place, int]:
+    committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
+) -> dict[TopicPartition, int]:
     """Where to read on, of current offsets that name a place in the log."""
     current = current_offsets(committed, topic_ids)
     return {place: found.offset for place, found in current.items() if found.offset >= 0}
@@ -85,7 +85,7 @@ def name_of(path: str) -> str:
     return unquote(path.rsplit("/", 1)[1])
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> TopicPartition:
     """The partition, from the node of its offset or owner."""
     topic, _, partition = path.rpartition("/")
     return name_of(topic), int(partition)

@@ -27,7 +27,6 @@ from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, N
 from millrace.coordination.group_entries import (
     CommittedOffset,
     GroupKind,
-    Place,
     StreamsMember,
     committed_positions,
     consumer_of,
@@ -54,10 +53,19 @@ from millrace.errors import (
     NotCoordinator,
     UnknownGroup,
 )
+from millrace.records.topic_partition import TopicPartition
 
 __all__ = [
-    "CommittedOffset", "ConsumerRegistry", "Fence", "GroupKind", "NotOwner", "Place", "StreamsMember",
-    "committed_positions", "consumer_of", "current_offsets", "stream_name",
+    "CommittedOffset",
+    "ConsumerRegistry",
+    "Fence",
+    "GroupKind",
+    "NotOwner",
+    "StreamsMember",
+    "committed_positions",
+    "consumer_of",
+    "current_offsets",
+    "stream_name",
 ]  # fmt: skip
 
 TRIES = 20
@@ -171,7 +179,9 @@ class ConsumerRegistry:
 
     # Offsets
 
-    def offsets(self, group: str, places: Iterable[Place] | None = None) -> dict[Place, CommittedOffset]:
+    def offsets(
+        self, group: str, places: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
         """What is committed, of these partitions or of all; see also `current_offsets`."""
         if places is None:
             places = self._places(f"{self._group(group)}/offsets")
@@ -180,7 +190,7 @@ class ConsumerRegistry:
         return {place_of(path): decode_offset(data) for path, (data, _) in found.items()}
 
     def commit(
-        self, group: str, offsets: Mapping[Place, CommittedOffset], *, fence: Fence | None = None
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
         """Write offsets of a group that was claimed, in one transaction unless they are too many for it.
 
@@ -189,7 +199,9 @@ class ConsumerRegistry:
         for part in in_parts(self._encoded(group, offsets)):
             self._commit(group, part, fence)
 
-    def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:
+    def delete_offsets(
+        self, group: str, places: Iterable[TopicPartition], *, fence: Fence | None = None
+    ) -> None:
         """Forget what is committed of these partitions, under the coordinator's fence if there is one.
 
         UnknownGroup when there is no such group; GroupNotEmpty when a consumer is registered; NotCoordinator
@@ -202,7 +214,7 @@ class ConsumerRegistry:
                 return
         raise BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
-    def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
+    def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
         ids = f"{self._group(group)}/ids"
         if self._session.children(ids):
@@ -210,7 +222,7 @@ class ConsumerRegistry:
         for part in in_parts(self._encoded(group, offsets)):
             self._commit(group, part, None, unused=ids)
 
-    def _encoded(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> dict[str, bytes]:
+    def _encoded(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> dict[str, bytes]:
         return {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
 
     def _commit(
@@ -329,7 +341,7 @@ class ConsumerRegistry:
         found = self._session.read_all(f"{ids}/{name}" for name in self._session.children(ids, watch))
         return {name_of(path): decode_member(data) for path, (data, _) in found.items()}
 
-    def own(self, group: str, streams: Mapping[Place, str], fence: Fence) -> bool:
+    def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
         """Own all of these partitions, each for a stream; False, and own none, when one has an owner.
 
         NotOwner when the registration that `fence` stands for is gone.
@@ -352,7 +364,7 @@ class ConsumerRegistry:
         """True if they are ours: a try whose answer was lost has succeeded, and it was all or nothing."""
         return {path: data for path, (data, _) in self._session.read_all(nodes).items()} == nodes
 
-    def disown(self, group: str, places: Iterable[Place], fence: Fence) -> None:
+    def disown(self, group: str, places: Iterable[TopicPartition], fence: Fence) -> None:
         """Give up those partitions that are owned under `fence`; NotOwner when that is gone, and they too."""
         paths = [self._owner(group, place) for place in places]
         for _ in range(TRIES):
@@ -362,7 +374,7 @@ class ConsumerRegistry:
                 return
         raise BrokerError(f"what group {group!r} owns changes too fast to be given up")
 
-    def owners(self, group: str) -> dict[Place, str]:
+    def owners(self, group: str) -> dict[TopicPartition, str]:
         """Partition -> the stream that reads it."""
         places = self._places(f"{self._group(group)}/owners")
         found = self._session.read_all(self._owner(group, place) for place in places)
@@ -375,13 +387,13 @@ class ConsumerRegistry:
             raise InvalidGroup("a group needs a name")
         return f"{self._root}/{node_name(group)}"
 
-    def _offset(self, group: str, place: Place) -> str:
+    def _offset(self, group: str, place: TopicPartition) -> str:
         return f"{self._group(group)}/offsets/{node_name(place[0])}/{place[1]}"
 
-    def _owner(self, group: str, place: Place) -> str:
+    def _owner(self, group: str, place: TopicPartition) -> str:
         return f"{self._group(group)}/owners/{node_name(place[0])}/{place[1]}"
 
-    def _places(self, directory: str) -> list[Place]:
+    def _places(self, directory: str) -> list[TopicPartition]:
         return [
             (name_of(f"/{topic}"), int(partition))
             for topic in self._session.children(directory)

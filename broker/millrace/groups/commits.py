@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from millrace.coordination.groups import CommittedOffset, Fence, Place
+from millrace.coordination.groups import CommittedOffset, Fence
 from millrace.errors import ErrorCode
 from millrace.groups.timing import Memory
 from millrace.groups.work import Waiting, Work
 from millrace.mailbox import Mailbox
+from millrace.records.topic_partition import TopicPartition
 
 OFFSET_BYTES = 500
 """Counted for an offset that waits, beside its metadata."""
@@ -23,7 +24,7 @@ OFFSET_BYTES = 500
 class Write(Protocol):
     """`ConsumerRegistry.commit` of one group."""
 
-    def __call__(self, offsets: Mapping[Place, CommittedOffset], *, fence: Fence) -> None:
+    def __call__(self, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence) -> None:
         """Write them all if the fence holds."""
 
 
@@ -42,7 +43,7 @@ class Commits:
         self.fence = fence
         self._write, self._work, self._mailbox, self._memory = write, work, mailbox, memory
         self._fenced = fenced
-        self._offsets: dict[Place, CommittedOffset] = {}
+        self._offsets: dict[TopicPartition, CommittedOffset] = {}
         self._waiting: list[Waiting[None]] = []
         self._writing = False
 
@@ -51,7 +52,9 @@ class Commits:
         """True while something is being written, or waits for that."""
         return self._writing
 
-    def add(self, offsets: Mapping[Place, CommittedOffset], answer: Callable[[ErrorCode], None]) -> None:
+    def add(
+        self, offsets: Mapping[TopicPartition, CommittedOffset], answer: Callable[[ErrorCode], None]
+    ) -> None:
         """Write these, too; `answer` hears what came of it, within a few seconds."""
         size = _size(offsets)
         if not self._memory.has_room(size):
@@ -92,12 +95,12 @@ class Commits:
 
         self._work.run(lambda: self._write(offsets, fence=fence), written, failed)
 
-    def _finish(self, offsets: Mapping[Place, CommittedOffset]) -> None:
+    def _finish(self, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._memory.add(-_size(offsets))
         self._writing = False
         if self._waiting:
             self._write_all()
 
 
-def _size(offsets: Mapping[Place, CommittedOffset]) -> int:
+def _size(offsets: Mapping[TopicPartition, CommittedOffset]) -> int:
     return sum(OFFSET_BYTES + len(offset.metadata) for offset in offsets.values())

@@ -17,7 +17,6 @@ from millrace.coordination.groups import (
     ConsumerRegistry,
     Fence,
     GroupKind,
-    Place,
     consumer_of,
     current_offsets,
 )
@@ -28,6 +27,7 @@ from millrace.groups.member import ClientName
 from millrace.groups.timing import Clock
 from millrace.groups.work import Failed
 from millrace.mailbox import Mailbox
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL, decode_subscription, encode_assignment
 from millrace.wire.group_messages import OffsetCommitRequest, OffsetCommitRequestPartition
 
@@ -36,7 +36,7 @@ MAX_OFFSET_METADATA = 4096
 """Characters a client may add to an offset; Kafka's limit."""
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
-Codes: TypeAlias = Mapping[Place, ErrorCode]
+Codes: TypeAlias = Mapping[TopicPartition, ErrorCode]
 
 
 class Groups:
@@ -131,8 +131,8 @@ class Groups:
 
     def _write(
         self,
-        partitions: Mapping[Place, OffsetCommitRequestPartition],
-        write: Callable[[Mapping[Place, CommittedOffset], Callable[[ErrorCode], None]], None],
+        partitions: Mapping[TopicPartition, OffsetCommitRequestPartition],
+        write: Callable[[Mapping[TopicPartition, CommittedOffset], Callable[[ErrorCode], None]], None],
         answer: Callable[[Codes], None],
     ) -> None:
         codes, offsets = self._checked(partitions)
@@ -142,14 +142,14 @@ class Groups:
             answer(codes)
 
     def _rewind(
-        self, name: str, offsets: Mapping[Place, CommittedOffset], done: Callable[[ErrorCode], None]
+        self, name: str, offsets: Mapping[TopicPartition, CommittedOffset], done: Callable[[ErrorCode], None]
     ) -> None:
         """A group of Millrace's own consumers may be put somewhere else while it has none."""
         self._work.ask(lambda: self._registry.rewind(name, offsets), lambda _: done(ErrorCode.NONE), done)
 
     def _checked(
-        self, partitions: Mapping[Place, OffsetCommitRequestPartition]
-    ) -> tuple[dict[Place, ErrorCode], dict[Place, CommittedOffset]]:
+        self, partitions: Mapping[TopicPartition, OffsetCommitRequestPartition]
+    ) -> tuple[dict[TopicPartition, ErrorCode], dict[TopicPartition, CommittedOffset]]:
         """What is to be said of each partition, and the offsets that may be written."""
         codes = {place: self._refuse(place, partition) for place, partition in partitions.items()}
         time_ms = int(self._wall_clock() * 1000)
@@ -166,29 +166,29 @@ class Groups:
         }
         return codes, offsets
 
-    def _refuse(self, place: Place, partition: OffsetCommitRequestPartition) -> ErrorCode:
+    def _refuse(self, place: TopicPartition, partition: OffsetCommitRequestPartition) -> ErrorCode:
         if not self._is_there(place):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if len(partition.committed_metadata or "") > MAX_OFFSET_METADATA:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
         return ErrorCode.NONE
 
-    def _is_there(self, place: Place) -> bool:
+    def _is_there(self, place: TopicPartition) -> bool:
         topic = self._cluster.topics.get(place[0])
         return topic is not None and place[1] in topic.partitions
 
     def offsets(
         self,
         name: str,
-        places: Collection[Place] | None,
-        done: Callable[[Mapping[Place, CommittedOffset]], None],
+        places: Collection[TopicPartition] | None,
+        done: Callable[[Mapping[TopicPartition, CommittedOffset]], None],
         failed: Failed,
     ) -> None:
         """What is committed, of these partitions or of all; any broker can say it."""
         # ZooKeeper is asked for no partition that is not there: a request may name any number of them.
         there = None if places is None else {place for place in places if self._is_there(place)}
 
-        def found(committed: Mapping[Place, CommittedOffset]) -> None:
+        def found(committed: Mapping[TopicPartition, CommittedOffset]) -> None:
             ids = {topic.name: topic.topic_id for topic in self._cluster.topics.values()}
             done(current_offsets(committed, ids))
 
@@ -267,7 +267,7 @@ class Groups:
 
     def _look_at_streams(self, name: str) -> GroupSnapshot:
         """In a thread: a group of Millrace's own consumers, which partitions each of them owns included."""
-        owned: dict[str, list[Place]] = {}
+        owned: dict[str, list[TopicPartition]] = {}
         for place, stream in self._registry.owners(name).items():
             owned.setdefault(consumer_of(stream), []).append(place)
         members = tuple(
@@ -331,7 +331,7 @@ class Groups:
         return fence if isinstance(fence, Fence) else None
 
     def delete_offsets(
-        self, name: str, places: Collection[Place], done: Callable[[Codes], None], failed: Failed
+        self, name: str, places: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed
     ) -> None:
         """Forget what is committed of these partitions; one code for each. What members read is kept."""
         held = self._ownership.get(name)
@@ -349,7 +349,7 @@ class Groups:
         else:
             self._ask(name, delete, lambda _: done(codes), failed)
 
-    def _refuse_deletion(self, place: Place, read: Collection[Collection[str] | None]) -> ErrorCode:
+    def _refuse_deletion(self, place: TopicPartition, read: Collection[Collection[str] | None]) -> ErrorCode:
         if not self._is_there(place):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         is_read = any(topics is None or place[0] in topics for topics in read)

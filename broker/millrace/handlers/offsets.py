@@ -18,11 +18,12 @@ from functools import partial
 from typing import TypeVar
 
 from millrace.broker.broker import Broker
-from millrace.coordination.groups import CommittedOffset, Place
+from millrace.coordination.groups import CommittedOffset
 from millrace.errors import BrokerError, ErrorCode, InvalidRequest, StorageError, UnsupportedVersion
 from millrace.groups import Groups
 from millrace.groups.coordinator import Codes
 from millrace.handlers.table import Api, Call, message_api
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages, messages
 from millrace.wire.messages import ApiKey
 
@@ -40,7 +41,7 @@ def list_offsets(call: Call[messages.ListOffsetsRequest]) -> messages.ListOffset
 
 
 def _look_up(broker: Broker, request: messages.ListOffsetsRequest) -> messages.ListOffsetsResponse:
-    seen: set[Place] = set()
+    seen: set[TopicPartition] = set()
 
     def look_up(topic: str, wanted: messages.ListOffsetsPartition) -> messages.ListOffsetsPartitionResponse:
         place = (topic, wanted.partition_index)
@@ -66,7 +67,7 @@ def _look_up(broker: Broker, request: messages.ListOffsetsRequest) -> messages.L
     )
 
 
-def _offset_at(broker: Broker, place: Place, timestamp: int) -> tuple[int, int]:
+def _offset_at(broker: Broker, place: TopicPartition, timestamp: int) -> tuple[int, int]:
     """The offset and timestamp of the first message at or after `timestamp`, or where the log ends or begins.
 
     -1 and -1 when every message is older.
@@ -103,8 +104,10 @@ def offset_fetch(groups: Groups, call: Call[messages.OffsetFetchRequest]) -> Non
     named = request.topics
     places = None if named is None else [(t.name, index) for t in named for index in t.partition_indexes]
 
-    def answer(places: Iterable[Place], committed: Mapping[Place, CommittedOffset], code: ErrorCode) -> None:
-        def describe(place: Place) -> messages.OffsetFetchResponsePartition:
+    def answer(
+        places: Iterable[TopicPartition], committed: Mapping[TopicPartition, CommittedOffset], code: ErrorCode
+    ) -> None:
+        def describe(place: TopicPartition) -> messages.OffsetFetchResponsePartition:
             offset = committed.get(place)
             return messages.OffsetFetchResponsePartition(
                 partition_index=place[1],
@@ -116,7 +119,7 @@ def offset_fetch(groups: Groups, call: Call[messages.OffsetFetchRequest]) -> Non
         topics = _by_topic(messages.OffsetFetchResponseTopic, places, describe)
         call.answer(messages.OffsetFetchResponse(error_code=code, topics=topics))
 
-    def done(committed: Mapping[Place, CommittedOffset]) -> None:
+    def done(committed: Mapping[TopicPartition, CommittedOffset]) -> None:
         answer(committed if places is None else places, committed, ErrorCode.NONE)
 
     def failed(code: ErrorCode) -> None:
@@ -141,7 +144,7 @@ def offset_delete(groups: Groups, call: Call[group_messages.OffsetDeleteRequest]
 
 
 def _outcomes(
-    topic: Callable[..., T], partition: Callable[..., object], places: Iterable[Place], codes: Codes
+    topic: Callable[..., T], partition: Callable[..., object], places: Iterable[TopicPartition], codes: Codes
 ) -> tuple[T, ...]:
     return _by_topic(
         topic, places, lambda place: partition(partition_index=place[1], error_code=codes[place])
@@ -149,7 +152,7 @@ def _outcomes(
 
 
 def _by_topic(
-    topic: Callable[..., T], places: Iterable[Place], describe: Callable[[Place], object]
+    topic: Callable[..., T], places: Iterable[TopicPartition], describe: Callable[[TopicPartition], object]
 ) -> tuple[T, ...]:
     """A `topic` for each that the places are in, with what is to be said of each of them."""
     topics: dict[str, list[object]] = {}

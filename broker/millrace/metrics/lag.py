@@ -10,8 +10,9 @@ import threading
 from collections.abc import Mapping
 
 from millrace.broker.broker import Broker
-from millrace.coordination.groups import ConsumerRegistry, Place, committed_positions
+from millrace.coordination.groups import ConsumerRegistry, committed_positions
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ class GroupOffsets:
 
     def __init__(self, registry: ConsumerRegistry, broker: Broker) -> None:
         self._registry, self._broker = registry, broker
-        self._committed: Mapping[tuple[str, Place], int] = {}
+        self._committed: Mapping[tuple[str, TopicPartition], int] = {}
         self._wanted, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="group offsets", daemon=True)
 
@@ -38,7 +39,7 @@ class GroupOffsets:
         self._stopped.set()
         self._wanted.set()
 
-    def committed(self) -> Mapping[tuple[str, Place], int]:
+    def committed(self) -> Mapping[tuple[str, TopicPartition], int]:
         """The offset of each (group, partition led here), as last read; does not wait."""
         self._wanted.set()
         return self._committed
@@ -46,7 +47,7 @@ class GroupOffsets:
     def refresh(self) -> None:
         partitions = self._broker.partitions
         ids = {topic: partition.topic_id for (topic, _), partition in list(partitions.items())}
-        offsets: dict[tuple[str, Place], int] = {}
+        offsets: dict[tuple[str, TopicPartition], int] = {}
         for group in sorted(self._registry.groups()):
             committed = self._registry.offsets(group)
             for place, offset in committed_positions(committed, ids).items():

@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.mirror.allowance import Allowance
-from millrace.mirror.origin_broker import ANSWER_BYTES, Place
+from millrace.mirror.origin_broker import ANSWER_BYTES
 from millrace.mirror.pull import MirrorTarget, Pull
 from millrace.mirror.puller import BrokerPuller
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.mirror.watch import OriginWatch
+from millrace.records.topic_partition import TopicPartition
 
 STOP_SECONDS = 2.0
 
@@ -66,7 +67,7 @@ class CopiedOrigin:
         self._allowance = Allowance(config.max_bytes_per_second, ANSWER_BYTES)
         self._lock = threading.Lock()
         self._stopped = False
-        self._pulls: dict[Place, Pull] = {}
+        self._pulls: dict[TopicPartition, Pull] = {}
         self._pullers: dict[int, BrokerPuller] = {}
         self._threads: list[threading.Thread] = []
 
@@ -91,11 +92,11 @@ class CopiedOrigin:
 
     def _assign(self, addresses: Mapping[int, tuple[str, int]], found: list[Pull]) -> None:
         """Have every partition pulled by the thread of the origin's broker that leads it."""
-        pulls: dict[Place, Pull] = {}
+        pulls: dict[TopicPartition, Pull] = {}
         for pull in found:
             known = self._pulls.get(pull.place)
             pulls[pull.place] = known if known is not None and known.is_same(pull) else pull
-        shares: dict[int, dict[Place, Pull]] = {}
+        shares: dict[int, dict[TopicPartition, Pull]] = {}
         for place, pull in pulls.items():
             if pull.leader in addresses:
                 shares.setdefault(pull.leader, {})[place] = pull
@@ -113,8 +114,8 @@ class CopiedOrigin:
     def _distribute(
         self,
         addresses: Mapping[int, tuple[str, int]],
-        pulls: dict[Place, Pull],
-        shares: Mapping[int, dict[Place, Pull]],
+        pulls: dict[TopicPartition, Pull],
+        shares: Mapping[int, dict[TopicPartition, Pull]],
     ) -> None:
         with self._lock:
             if self._stopped:

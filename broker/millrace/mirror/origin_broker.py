@@ -17,6 +17,7 @@ from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.client.connection import Connection
 from millrace.client.metadata import TopicMetadata
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
 from millrace.wire.messages import (
@@ -41,7 +42,6 @@ _FETCH_VERSION = 11
 _METADATA_VERSION = 12
 _LIST_OFFSETS_VERSION = 5
 _READ_COMMITTED = 1
-Place = tuple[str, int]
 Bounds = tuple[int, int]
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class OriginBroker:
         self._wait_s = wait_ms / 1000
         self._send(ApiKey.FETCH, _FETCH_VERSION, encode_request(asked, max_wait=wait_ms, max_bytes=max_bytes))
 
-    def answer(self) -> tuple[dict[Place, FetchedPartition], int]:
+    def answer(self) -> tuple[dict[TopicPartition, FetchedPartition], int]:
         """What was asked for, and the answer's bytes."""
         self._buffers.reverse()
         if self._large and self._buffers[0] is None:
@@ -96,12 +96,12 @@ class OriginBroker:
         response = self._understood(lambda: decode(MetadataResponse, ApiKey.METADATA, _METADATA_VERSION, raw))
         return {t.name: TopicMetadata.of(t).topic_id for t in response.topics if t.name and not t.error_code}
 
-    def bounds(self, places: Collection[Place]) -> dict[Place, Bounds]:
+    def bounds(self, places: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """(first offset still there, high watermark) of each; without those the broker cannot tell now."""
         earliest, latest = self._offsets(places, EARLIEST), self._offsets(places, LATEST)
         return {place: (earliest[place], latest[place]) for place in earliest.keys() & latest.keys()}
 
-    def _offsets(self, places: Collection[Place], timestamp: int) -> dict[Place, int]:
+    def _offsets(self, places: Collection[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         partitions: dict[str, list[ListOffsetsPartition]] = {}
         for topic, number in places:
             asked = ListOffsetsPartition(partition_index=number, timestamp=timestamp)

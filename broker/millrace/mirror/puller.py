@@ -26,11 +26,12 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mirror.allowance import Allowance
-from millrace.mirror.origin_broker import ANSWER_BYTES, OriginBroker, Place
+from millrace.mirror.origin_broker import ANSWER_BYTES, OriginBroker
 from millrace.mirror.pull import MirrorTarget, Pull, Recorded, TargetAppend
 from millrace.mirror.runs import OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, PositionMismatch
+from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, error_name
 
 log = logging.getLogger(__name__)
@@ -72,17 +73,17 @@ class BrokerPuller:
         """`look_again` is called when the origin no longer has or leads what it was asked for."""
         self._name, self._look_again = name, look_again
         self._client_id, self._target, self._states, self._allowance = client_id, target, states, allowance
-        self._assignment: tuple[tuple[str, int], Mapping[Place, Pull]] = (("", 0), {})
+        self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
         self._broker: OriginBroker | None = None
         self._order: list[Pull] = []
-        self._ordered: Mapping[Place, Pull] = {}
-        self._asked: dict[Place, _Asked] = {}
+        self._ordered: Mapping[TopicPartition, Pull] = {}
+        self._asked: dict[TopicPartition, _Asked] = {}
         self._asked_at, self._last_size, self._told = 0.0, 0, ""
         self._wake, self._stopping = threading.Event(), threading.Event()
 
     # From any thread
 
-    def assign(self, address: tuple[str, int], pulls: Mapping[Place, Pull]) -> None:
+    def assign(self, address: tuple[str, int], pulls: Mapping[TopicPartition, Pull]) -> None:
         """Copy these from now on, read at this address."""
         if (address, pulls) != self._assignment:
             self._assignment = (address, pulls)
@@ -167,7 +168,9 @@ class BrokerPuller:
             self._note(asked[place], answers[place], looked[place])
         self._handle_errors(broker, asked, {p: answers[p] for p in same if answers[p].error})
 
-    def _ask(self, broker: OriginBroker, ahead: Mapping[Place, MirrorPosition] | None = None) -> bool:
+    def _ask(
+        self, broker: OriginBroker, ahead: Mapping[TopicPartition, MirrorPosition] | None = None
+    ) -> bool:
         """Send a fetch of all that may be fetched now; `ahead` tells positions that are about to be recorded.
 
         False when there is nothing to fetch, or, with `ahead`, when it would have to wait.
@@ -197,8 +200,10 @@ class BrokerPuller:
             self._stopping.wait(min(wait, STOP_CHECK_SECONDS))
             wait -= STOP_CHECK_SECONDS
 
-    def _to_ask(self, broker: OriginBroker, ahead: Mapping[Place, MirrorPosition]) -> dict[Place, _Asked]:
-        now, asked = time.monotonic(), dict[Place, _Asked]()
+    def _to_ask(
+        self, broker: OriginBroker, ahead: Mapping[TopicPartition, MirrorPosition]
+    ) -> dict[TopicPartition, _Asked]:
+        now, asked = time.monotonic(), dict[TopicPartition, _Asked]()
         unknown = list[Pull]()
         for pull in self._in_order():
             if pull.retry_at > now:
@@ -235,7 +240,7 @@ class BrokerPuller:
             self._ordered = pulls
         return self._order
 
-    def _serve_last(self, served: Mapping[Place, Pull]) -> None:
+    def _serve_last(self, served: Mapping[TopicPartition, Pull]) -> None:
         if served:
             kept = [pull for pull in self._order if pull.place not in served]
             self._order = kept + [pull for pull in self._order if pull.place in served]
@@ -249,7 +254,9 @@ class BrokerPuller:
                 self._look_again()
                 self._waits(pull, "the origin does not tell where it begins")
 
-    def _note_idle(self, asked: Mapping[Place, _Asked], answers: Mapping[Place, FetchedPartition]) -> None:
+    def _note_idle(
+        self, asked: Mapping[TopicPartition, _Asked], answers: Mapping[TopicPartition, FetchedPartition]
+    ) -> None:
         for place, answer in answers.items():
             pull = asked[place].pull
             if pull.high_watermark != answer.high_watermark or not pull.running:
@@ -270,7 +277,10 @@ class BrokerPuller:
             self._is_running(pull)
 
     def _append(
-        self, broker: OriginBroker, asked: Mapping[Place, _Asked], found: Mapping[Place, list[Run]]
+        self,
+        broker: OriginBroker,
+        asked: Mapping[TopicPartition, _Asked],
+        found: Mapping[TopicPartition, list[Run]],
     ) -> None:
         """Append what was found to logs that stand where they stood when it was asked for."""
         appends, pulls = list[TargetAppend](), list[Pull]()
@@ -321,7 +331,10 @@ class BrokerPuller:
             raise error
 
     def _handle_errors(
-        self, broker: OriginBroker, asked: Mapping[Place, _Asked], failed: Mapping[Place, FetchedPartition]
+        self,
+        broker: OriginBroker,
+        asked: Mapping[TopicPartition, _Asked],
+        failed: Mapping[TopicPartition, FetchedPartition],
     ) -> None:
         lost = [p for p, answer in failed.items() if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE]
         bounds = broker.bounds(lost) if lost else {}

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import UUID
 
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 from millrace_spark.topic.ranges import Range
-
-Place: TypeAlias = tuple[str, int]
-"""(topic, partition)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +29,10 @@ class Progress:
          "begun_at":  {topic: {partition: where this micro-batch began it}}}  # those read for the first time
     """
 
-    offsets: Mapping[Place, int] = field(default_factory=dict)
+    offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
-    next_base: Mapping[Place, int] = field(default_factory=dict)
-    begun_at: Mapping[Place, int] = field(default_factory=dict)
+    next_base: Mapping[TopicPartition, int] = field(default_factory=dict)
+    begun_at: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values; equal progress gives equal text, which is how Spark compares."""
@@ -63,7 +61,7 @@ class Progress:
                 " checkpoint"
             ) from None
 
-    def start_of(self, place: Place, before: Progress | None) -> int:
+    def start_of(self, place: TopicPartition, before: Progress | None) -> int:
         """Where the micro-batch that ends here began to read a partition."""
         topic = place[0]
         if (
@@ -79,14 +77,14 @@ class Progress:
         return self.begun_at[place]
 
 
-def _nested(places: Mapping[Place, int]) -> dict[str, dict[str, int]]:
+def _nested(places: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     nested: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(places):
         nested.setdefault(topic, {})[str(partition)] = places[topic, partition]
     return nested
 
 
-def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[Place, int]:
+def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
     return {(topic, int(p)): int(offset) for topic, each in nested.items() for p, offset in each.items()}
 
 
@@ -95,10 +93,10 @@ class Seen:
     """The topics as they are now, and the end of each partition."""
 
     topic_ids: Mapping[str, UUID]
-    latest: Mapping[Place, int]
+    latest: Mapping[TopicPartition, int]
 
 
-def unknown_places(before: Progress | None, seen: Seen) -> list[Place]:
+def unknown_places(before: Progress | None, seen: Seen) -> list[TopicPartition]:
     """The partitions that were not read yet, those of a topic created anew among them."""
     if before is None:
         return list(seen.latest)
@@ -110,7 +108,7 @@ def unknown_places(before: Progress | None, seen: Seen) -> list[Place]:
 
 
 def advance(
-    before: Progress | None, seen: Seen, begun_at: Mapping[Place, int], limit: int | None
+    before: Progress | None, seen: Seen, begun_at: Mapping[TopicPartition, int], limit: int | None
 ) -> Progress:
     """Where the next micro-batch ends: at what there is, or after about `limit` offsets of it.
 
@@ -136,7 +134,7 @@ def advance(
     return Progress(offsets, {**before.topic_ids, **seen.topic_ids}, bases, begun_at)
 
 
-def share_out(lags: Mapping[Place, int], limit: int) -> dict[Place, int]:
+def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
     """How many offsets of each partition to read: in proportion to its lag, together at most `limit`.
 
     Every partition that has a lag gets at least one, also where there are more of them than the limit:

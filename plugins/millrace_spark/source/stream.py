@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
 from millrace_spark.source.offsets import (
     behind_batches,
     cuts_for,
@@ -31,7 +32,6 @@ from millrace_spark.source.offsets import (
 )
 from millrace_spark.source.options import Position
 from millrace_spark.source.progress import (
-    Place,
     Progress,
     Seen,
     advance,
@@ -131,7 +131,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         return Seen({name: topic.topic_id for name, topic in topics.items()}, latest)
 
-    def _beginnings(self, before: Progress | None, seen: Seen) -> dict[Place, int]:
+    def _beginnings(self, before: Progress | None, seen: Seen) -> dict[TopicPartition, int]:
         """Where the partitions begin that were not read yet.
 
         Those a new query finds begin where its options say, at the end by default; later ones at their start.
@@ -141,7 +141,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             new.setdefault(topic, []).append(partition)
         position = Position(EARLIEST) if before is not None else self.asked.starting or Position(LATEST)
         strict = not self.asked.latest_if_no_record
-        found: dict[Place, int] = {}
+        found: dict[TopicPartition, int] = {}
         for topic, partitions in new.items():
             starts = resolve(self.client, position, topic, partitions, strict=strict)
             latest = self.client.list_offsets(topic, LATEST, partitions)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from millrace.coordination.groups import CommittedOffset, Fence, GroupKind, Place, StreamsMember
+from millrace.coordination.groups import CommittedOffset, Fence, GroupKind, StreamsMember
 from millrace.errors import (
     GroupNotEmpty,
     InconsistentGroupKind,
@@ -17,6 +17,7 @@ from millrace.errors import (
     RequestTimedOut,
     UnknownGroup,
 )
+from millrace.records.topic_partition import TopicPartition
 from tests.support import WAIT_S
 
 
@@ -25,9 +26,9 @@ class Entry:
     """One group."""
 
     kind: GroupKind
-    offsets: dict[Place, CommittedOffset] = field(default_factory=dict)
+    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
     members: dict[str, StreamsMember] = field(default_factory=dict)
-    owners: dict[Place, str] = field(default_factory=dict)
+    owners: dict[TopicPartition, str] = field(default_factory=dict)
     coordinator: int | None = None
     version: int = 0
 
@@ -37,10 +38,10 @@ class MemoryRegistry:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
-        self.commits: list[dict[Place, CommittedOffset]] = []
+        self.commits: list[dict[TopicPartition, CommittedOffset]] = []
         self.away = False
         self.asked = self.refused = 0
-        self.places: list[set[Place] | None] = []
+        self.places: list[set[TopicPartition] | None] = []
         """Of every look at offsets: which were asked for, None for all."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
@@ -104,7 +105,9 @@ class MemoryRegistry:
         if self._holds(group, fence):
             self.entries[group].coordinator = None
 
-    def offsets(self, group: str, places: Iterable[Place] | None = None) -> dict[Place, CommittedOffset]:
+    def offsets(
+        self, group: str, places: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset]:
         self._ask()
         asked = None if places is None else set(places)
         self.places.append(asked)
@@ -112,7 +115,7 @@ class MemoryRegistry:
         return {place: found[place] for place in (found if asked is None else asked) if place in found}
 
     def commit(
-        self, group: str, offsets: Mapping[Place, CommittedOffset], *, fence: Fence | None = None
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
     ) -> None:
         self._ask()
         if not self._holds(group, fence):
@@ -131,7 +134,9 @@ class MemoryRegistry:
             raise NotCoordinator("held")
         del self.entries[group]
 
-    def delete_offsets(self, group: str, places: Iterable[Place], *, fence: Fence | None = None) -> None:
+    def delete_offsets(
+        self, group: str, places: Iterable[TopicPartition], *, fence: Fence | None = None
+    ) -> None:
         self._ask()
         entry = self.entries.get(group)
         if entry is None:
@@ -147,11 +152,11 @@ class MemoryRegistry:
         self._ask()
         return self.entries[group].members
 
-    def owners(self, group: str) -> dict[Place, str]:
+    def owners(self, group: str) -> dict[TopicPartition, str]:
         self._ask()
         return self.entries[group].owners
 
-    def rewind(self, group: str, offsets: Mapping[Place, CommittedOffset]) -> None:
+    def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
         self._ask()
         if self.entries[group].members:
             raise GroupNotEmpty("members")
