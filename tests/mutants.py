@@ -32,7 +32,6 @@ COPIED = (
     "deploy",
     "docs",
     "tests",
-    "examples",
     "*.toml",
     "*.md",
     "Makefile",

@@ -17,10 +17,10 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
+from docs.examples.stream_join import events, followed
+from docs.examples.windowed_count import page_views, views_per_minute
 from millrace.client.cluster_client import LATEST
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.examples.stream_join import events, followed
-from millrace_spark.examples.windowed_count import page_views, views_per_minute
 from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
 from tests.streaming_job import query as parquet_query

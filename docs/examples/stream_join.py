@@ -50,19 +50,19 @@ def main() -> None:
     parser.add_argument("registry", help="URL of the schema registry")
     parser.add_argument("output", help="folder for the result and the query's checkpoint")
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
     builder = SparkSession.builder.appName("searches-followed").config("spark.sql.shuffle.partitions", 4)
     spark = builder.getOrCreate()
-    searches = events(spark, asked.bootstrap, asked.registry, "SearchQuery")
-    views = events(spark, asked.bootstrap, asked.registry, "PageView")
+    searches = events(spark, options.bootstrap, options.registry, "SearchQuery")
+    views = events(spark, options.bootstrap, options.registry, "PageView")
     writer = (
         followed(searches, views)
         .writeStream.format("parquet")
-        .option("path", f"{asked.output}/followed")
-        .option("checkpointLocation", f"{asked.output}/checkpoint")
+        .option("path", f"{options.output}/followed")
+        .option("checkpointLocation", f"{options.output}/checkpoint")
     )
-    if asked.available_now:
+    if options.available_now:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime="10 seconds")

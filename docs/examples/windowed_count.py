@@ -44,17 +44,17 @@ def main() -> None:
     parser.add_argument("registry", help="URL of the schema registry")
     parser.add_argument("output", help="folder for the result and the query's checkpoint")
     parser.add_argument("--available-now", action="store_true", help="stop at what is there now")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     # As many pieces of state, for as long as the checkpoint lives; Spark's 200 are for far larger streams.
     builder = SparkSession.builder.appName("views-per-minute").config("spark.sql.shuffle.partitions", 4)
     spark = builder.getOrCreate()
-    counts = views_per_minute(page_views(spark, asked.bootstrap, asked.registry))
+    counts = views_per_minute(page_views(spark, options.bootstrap, options.registry))
     writer = (
         counts.writeStream.format("parquet")
-        .option("path", f"{asked.output}/counts")
-        .option("checkpointLocation", f"{asked.output}/checkpoint")
+        .option("path", f"{options.output}/counts")
+        .option("checkpointLocation", f"{options.output}/checkpoint")
     )
-    if asked.available_now:
+    if options.available_now:
         writer = writer.trigger(availableNow=True)
     else:
         writer = writer.trigger(processingTime="10 seconds")
