@@ -18,6 +18,7 @@ from millrace.commands.broker import run
 from millrace.config import BrokerConfig, load
 from millrace.mirror import puller
 from millrace.mirror.runs import OffsetRules, Run, runs_of
+from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import mirrored
 from millrace.wire.fetch import FetchedPartition
@@ -39,13 +40,14 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
     ) -> Iterator[Run]:
         nonlocal done
         for found in runs_of(recorded, before, fetched, rules):
-            large = [i for i, header in enumerate(found.headers) if header[-1] >= MIN_RECORDS]
+            counts = [BatchHeader.of(batch).records_count for batch in found.batches]
+            large = [index for index, count in enumerate(counts) if count >= MIN_RECORDS]
             if done or not large or before.origin.topic != TOPIC:
                 yield found
                 continue
             done = True
-            log.warning("fault: %d records of %s", found.headers[large[0]][-1], before.origin)
-            yield replace(fault(found, large[0]), headers=())
+            log.warning("fault: %d records of %s", counts[large[0]], before.origin)
+            yield replace(fault(found, large[0]), checked=False)
 
     return faulty_runs_of
 

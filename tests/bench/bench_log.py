@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from millrace.config import LogConfig
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import Message, build_batch
 from millrace.storage.partition_log import PartitionLog
 
 MB = 1 << 20
@@ -26,15 +26,12 @@ PER_APPEND_BYTES = MB
 def measure(directory: Path, messages: int, total: int) -> str:
     """One line: append, flush, sequential read and random look-up costs for one batch size."""
     template = build_batch([Message(1, None, b"x" * 200)] * messages)
-    header = BatchHeader.parse(template)
-    assert header is not None
     count = max(1, PER_APPEND_BYTES // len(template))
     buffers = [bytearray(template) for _ in range(count)]
-    headers = [header] * count
     log = PartitionLog.open(directory, LogConfig(), time.time)
     started = time.process_time()
     while log.end < total:
-        log.append(buffers, headers)
+        log.append(buffers)
     append = time.process_time() - started
     started = time.process_time()
     log.publish(log.flush())

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millrace.config import LogConfig
-from millrace.records import HEADER_BYTES, BatchHeader, Message, batch_crc, build_batch
+from millrace.records import HEADER_BYTES, Message, batch_crc, build_batch
 from millrace.storage.landmarks import Landmarks
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.reading import RecentPositions
@@ -65,8 +65,7 @@ def fill(log: PartitionLog, total: int, *, with_forgeries: bool) -> int:
             batches.append(batch)
             position += len(batch)
             count += 1
-        headers = [header for batch in batches if (header := BatchHeader.parse(batch)) is not None]
-        log.append(batches, headers)
+        log.append(batches)
     log.publish(log.flush())
     return count
 

@@ -36,7 +36,7 @@ from millrace.errors import (
 )
 from millrace.mailbox import Mailbox
 from millrace.mirror.pull import TargetAppend
-from millrace.records import HeaderFields, check_produced
+from millrace.records import check_produced
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.topic_partition import TopicPartition
 from millrace.storage.log_directory import LogDirectory
@@ -338,7 +338,7 @@ class Broker:
         limit = partition.log.config.max_message_bytes
         if header.size > limit:
             raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
-        self.stage(partition, [batch], [header], producing, index)
+        self.stage(partition, [batch], producing, index)
 
     def largest_batch(self, topic: str, number: int) -> int:
         """The largest batch that producers may send to a partition; 0 when it takes none of theirs here."""
@@ -349,13 +349,12 @@ class Broker:
         self,
         partition: Partition,
         batches: Sequence[memoryview],
-        headers: Sequence[HeaderFields],
         producing: Producing,
         index: int = 0,
     ) -> None:
         """Have checked batches appended at the end of this turn."""
         self._staged[partition] = None  # first: what is staged must not outlive the bytes it stands in
-        partition.stage(batches, headers, producing, index)
+        partition.stage(batches, producing, index)
 
     def mirror_position(self, topic: str, number: int) -> MirrorPosition | None:
         """What is recorded, as appended, in a mirrored partition led here; BrokerError when it is not here.
@@ -377,7 +376,7 @@ class Broker:
         try:
             partition = self.partition(append.topic, append.partition)
             end = partition.log.append_mirrored(
-                run.position.origin, run.expected, run.batches, run.position, headers=run.headers or None
+                run.position.origin, run.expected, run.batches, run.position, checked=run.checked
             )
         except Exception as error:  # one that fails must not keep the others from being appended
             return error

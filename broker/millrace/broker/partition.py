@@ -16,7 +16,6 @@ from uuid import UUID
 from millrace.broker.flush import FlushThreads
 from millrace.errors import BrokerError, MillraceError, StorageError
 from millrace.mailbox import Mailbox, Timer
-from millrace.records import HeaderFields
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.state import LogState
 
@@ -43,7 +42,7 @@ class Producing(Protocol):
         """A mistake in the code was met: nobody knows what to answer, so close the client's connection."""
 
 
-Staged: TypeAlias = tuple[Sequence[memoryview], Sequence[HeaderFields], Producing, int]
+Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
 """(batches, their headers, whose they are, its index)."""
 
 
@@ -96,15 +95,9 @@ class Partition:
         """topic-number, as people write it."""
         return f"{self.topic}-{self.number}"
 
-    def stage(
-        self,
-        batches: Sequence[memoryview],
-        headers: Sequence[HeaderFields],
-        producing: Producing,
-        index: int = 0,
-    ) -> None:
+    def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
         """Take checked batches; `write` appends them with all others of this turn."""
-        self._staged.append((batches, headers, producing, index))
+        self._staged.append((batches, producing, index))
 
     def write(self) -> None:
         """Append what is staged; answer acks=1, note acks=all, see to the flush. Raises nothing."""
@@ -114,21 +107,17 @@ class Partition:
             self.see_to_flush()
         except Exception:
             logger.exception("a mistake while appending to %s", self.name)
-            for _, _, producing, _ in staged:
+            for _, producing, _ in staged:
                 self._abort(producing)
 
     def _append(self, staged: Sequence[Staged]) -> None:
-        if len(staged) == 1:
-            batches, headers, _, _ = staged[0]
-        else:
-            batches = [batch for entry in staged for batch in entry[0]]
-            headers = [header for entry in staged for header in entry[1]]
-        outcomes = self.log.append(batches, headers)
+        batches = staged[0][0] if len(staged) == 1 else [batch for entry in staged for batch in entry[0]]
+        outcomes = self.log.append(batches)
         self.batches_in += len(batches)
         end, start = self.log.end, self.log.log_start_offset
         must_wait = end > self.log.visible_end or self._doubtful()
         first = 0
-        for own, _, producing, index in staged:
+        for own, producing, index in staged:
             mine = outcomes[first : first + len(own)]
             first += len(own)
             if must_wait and producing.acks_all and any(isinstance(outcome, int) for outcome in mine):
@@ -195,7 +184,7 @@ class Partition:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
         staged, self._staged = self._staged, []
-        for batches, _, producing, index in staged:
+        for batches, producing, index in staged:
             self._tell(producing, index, [why] * len(batches))
         self.refuse_waiting(why)
         self.wake_parked()

@@ -121,14 +121,14 @@ def serve_run(broker: Broker, client: Client, framer: RequestFramer) -> Request 
     run = next_run(data, position, framer.max_frame_bytes, broker.largest_batch, client.produced)
     if run is None:
         return None
-    asked, correlation_ids, batches, headers, end = run
+    asked, correlation_ids, batches, end = run
     client.produced = asked
     framer.skip_to(end)
     topic, partition = asked.topic, asked.partition
     request = Request(client, ApiKey.PRODUCE, asked.version, correlation_ids[0], NOTHING)
     request.count = len(correlation_ids)
     answer = _Answer(request, asked.acks, correlation_ids, ((topic, 1),), (partition,))
-    broker.stage(broker.partitions[topic, partition], batches, headers, answer)
+    broker.stage(broker.partitions[topic, partition], batches, answer)
     return request
 
 

@@ -19,17 +19,16 @@ from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import (
     CONTROL_BIT,
-    HEADER,
     HEADER_BYTES,
     LENGTH_OVERHEAD,
     MAGIC,
     TRANSACTIONAL_BIT,
     BatchHeader,
     Cursor,
-    HeaderFields,
     batch_crc,
     split_batches,
 )
+from millrace.records.header import CHECKED
 from millrace.records.mirror_position import MirrorPosition, Origin, records_end
 from millrace.wire.fetch import FetchedPartition
 
@@ -71,18 +70,15 @@ class Run:
     batches: tuple[memoryview, ...]
     position: MirrorPosition
     """To be recorded with the batches."""
-    headers: tuple[HeaderFields, ...] = ()
-    """Of each batch; they fit and so do the CRCs."""
-
-    @property
-    def records(self) -> int:
-        """Records in the batches whose headers are known."""
-        return sum(header[-1] for header in self.headers)
+    records: int
+    """In the batches."""
+    checked: bool = True
+    """The batches are whole data batches with right CRCs."""
 
     @property
     def oldest_ms(self) -> int | None:
-        """The largest timestamp in the first batch; None when the headers are not known."""
-        return BatchHeader(*self.headers[0]).max_timestamp if self.headers else None
+        """The largest timestamp in the first batch; None without batches."""
+        return BatchHeader.of(self.batches[0]).max_timestamp if self.batches else None
 
 
 def beginning(origin: Origin, start: int) -> MirrorPosition:
@@ -143,13 +139,12 @@ def runs_of(
 class _Gathered:
     """A run in the making."""
 
-    __slots__ = ("_dropped", "_headers", "_recorded", "_records", "_rules", "batches", "before", "cursor")
+    __slots__ = ("_dropped", "_recorded", "_records", "_rules", "batches", "before", "cursor")
 
     def __init__(self, recorded: MirrorPosition | None, before: MirrorPosition, rules: OffsetRules) -> None:
         self._recorded, self._rules = recorded, rules
         self.before, self.cursor = before, before.cursor
         self.batches: list[memoryview] = []
-        self._headers: list[HeaderFields] = []
         self._records = self._dropped = 0
 
     def take_plain(self, records: memoryview) -> memoryview:
@@ -159,8 +154,7 @@ class _Gathered:
         next_offset, next_base = self.cursor.next_offset, self.cursor.next_base
         position, end, in_bytes = 0, len(records), self._rules.byte_positions
         while position + HEADER_BYTES <= end:
-            fields = HEADER.unpack_from(records, position)
-            base, length, _, magic, crc, attributes, delta, _, _, _, _, _, count = fields
+            base, length, magic, crc, attributes, delta, count = CHECKED.unpack_from(records, position)
             size = length + LENGTH_OVERHEAD
             if (
                 base != next_base
@@ -173,7 +167,6 @@ class _Gathered:
             if len(batch) < size or batch_crc(batch) != crc:
                 break
             self.batches.append(batch)
-            self._headers.append(fields)
             self._records += count
             next_offset = base + delta + 1
             next_base = base + size if in_bytes else next_offset
@@ -185,7 +178,6 @@ class _Gathered:
     def take(self, header: BatchHeader, batch: memoryview) -> None:
         """Copy a batch."""
         self.batches.append(batch)
-        self._headers.append(header)
         self._records += header.records_count
         self.cursor = self._rules.after(header, self.cursor)
 
@@ -210,7 +202,7 @@ class _Gathered:
             numbered=not self._rules.byte_positions,
         )
         expected = None if self._recorded is None else self._recorded.cursor.next_offset
-        return Run(expected, tuple(self.batches), position, tuple(self._headers))
+        return Run(expected, tuple(self.batches), position, self._records)
 
     def following(self) -> _Gathered:
         """The run after this one."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from millrace.errors import CorruptMessage, InvalidRecord
 from millrace.records.compression import Buffer, Codec
@@ -36,9 +36,21 @@ except ImportError:  # no wheel for this machine: crcmod is 60 times slower and 
     crc32c = mkPredefinedCrcFun("crc-32c")
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
+# Where many batches pass, a BatchHeader of each costs too much. These read or write some of its fields:
+STAMP = struct.Struct(">qii")  # base_offset, batch_length, partition_leader_epoch
+IDENTITY = struct.Struct(">qi4xb")  # base_offset, batch_length, magic
+OFFSETS = struct.Struct(">qi11xi")  # base_offset, batch_length, last_offset_delta
+YOUNGEST = struct.Struct(">qi4xb4xh12xq")  # base_offset, batch_length, magic, attributes, max_timestamp
+STAGED = struct.Struct(">8xi11xi8xqq6xi")
+# batch_length, last_offset_delta, max_timestamp, producer_id, records_count
+CHECKED = struct.Struct(">qi4xbIhi30xi")
+# base_offset, batch_length, magic, crc, attributes, last_offset_delta, records_count
+CRC = struct.Struct(">I")
+
 HEADER_BYTES = HEADER.size
 LENGTH_OVERHEAD = 12
 """Bytes before and in `batch_length`: a batch's size is batch_length + 12."""
+CRC_AT = 17
 CRC_START = 21
 MAGIC = 2
 MIN_RECORD_BYTES = 7
@@ -49,10 +61,6 @@ CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10
 CONTROL_BIT = 0x20
-
-
-HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""A header as `HEADER` unpacks it: where many batches pass, making a BatchHeader of each costs too much."""
 
 
 class BatchHeader(NamedTuple):
@@ -78,6 +86,11 @@ class BatchHeader(NamedTuple):
         if len(buffer) - position < HEADER_BYTES:
             return None
         return cls(*HEADER.unpack_from(buffer, position))
+
+    @classmethod
+    def of(cls, batch: Buffer) -> BatchHeader:
+        """The header of a batch that is known to be whole."""
+        return cls(*HEADER.unpack_from(batch))
 
     @property
     def size(self) -> int:

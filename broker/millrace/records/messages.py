@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage
 from millrace.records.compression import Buffer, Codec, compress, decompress
 from millrace.records.header import (
+    CRC,
+    CRC_AT,
     HEADER,
     HEADER_BYTES,
     LENGTH_OVERHEAD,
@@ -156,5 +157,5 @@ def build_batch(
 def seal(header: BatchHeader, packed: Buffer) -> bytes:
     """Header and records as one batch, its CRC computed."""
     batch = bytearray(HEADER.pack(*header) + packed)
-    struct.pack_into(">I", batch, 17, batch_crc(batch))
+    CRC.pack_into(batch, CRC_AT, batch_crc(batch))
     return bytes(batch)

@@ -10,15 +10,11 @@ last offset, where it ends in bytes.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Iterator
 
 from millrace.records import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
+from millrace.records.header import IDENTITY, YOUNGEST
 
-_FIRST_FIELDS = struct.Struct(">qi4xb")
-"""base_offset, batch_length, magic"""
-_PLACE = struct.Struct(">qi4xb4xh12xq")
-"""base_offset, batch_length, magic, attributes, max_timestamp"""
 NEVER = 1 << 63
 """Younger than any timestamp."""
 READ_AHEAD_BYTES = 64 << 10
@@ -115,11 +111,11 @@ def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int 
     data, first, size = b"", start, HEADER_BYTES
     position = boundary = start
     for _ in range(most):
-        if position - first + _PLACE.size > len(data):
+        if position - first + YOUNGEST.size > len(data):
             data, first = os.pread(fd, size, position - base), position
-            if len(data) < _PLACE.size:
+            if len(data) < YOUNGEST.size:
                 break
-        base_offset, length, magic, attributes, newest = _PLACE.unpack_from(data, position - first)
+        base_offset, length, magic, attributes, newest = YOUNGEST.unpack_from(data, position - first)
         if base_offset != position or magic != MAGIC or length < HEADER_BYTES - LENGTH_OVERHEAD:
             break
         boundary = position
@@ -152,7 +148,7 @@ def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tu
         while index >= 0:
             position = low + index
             if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
-                _, length, magic = _FIRST_FIELDS.unpack_from(data, index)
+                _, length, magic = IDENTITY.unpack_from(data, index)
                 end = position + length + LENGTH_OVERHEAD
                 if magic == MAGIC and position + HEADER_BYTES <= end <= limit:
                     found.append((position, end))

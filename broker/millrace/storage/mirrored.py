@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
-from millrace.records import LENGTH_OVERHEAD, MAGIC, BatchHeader, Cursor, HeaderFields, batch_crc
+from millrace.records import LENGTH_OVERHEAD, MAGIC, BatchHeader, Cursor, batch_crc
 from millrace.records.compression import Buffer
+from millrace.records.header import OFFSETS
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.storage.staging import position_size, size_in_log
 from millrace.storage.state import LogState
@@ -22,7 +23,7 @@ def check_append(
     origin: Origin,
     expected: int | None,
     position: MirrorPosition,
-    headers: Sequence[HeaderFields],
+    batches: Sequence[Buffer],
     *,
     reset: bool,
 ) -> None:
@@ -32,17 +33,18 @@ def check_append(
     """
     check_position(state, origin, expected, position)
     if not reset:
-        check_progress(state.mirror, position, headers)
-    elif headers:
+        check_progress(state.mirror, position, batches)
+    elif batches:
         raise InvalidRequest("a reset moves the position and appends no batches")
 
 
-def append_size(headers: Sequence[HeaderFields], position: MirrorPosition, end: int) -> int:
+def append_size(batches: Sequence[Buffer], position: MirrorPosition, end: int) -> int:
     """Bytes that batches and the position behind them take in a log that ends at `end`, or a few more."""
     size = position_size(position, end)
-    for header in headers:
-        length, delta = header[1] + LENGTH_OVERHEAD, header[6]
-        size += length if delta < length else size_in_log(BatchHeader(*header))
+    for batch in batches:
+        _, length, last_offset_delta = OFFSETS.unpack_from(batch)
+        plain = last_offset_delta < length
+        size += length + LENGTH_OVERHEAD if plain else size_in_log(BatchHeader.of(batch))
     return size
 
 
@@ -68,7 +70,7 @@ def check_position(state: LogState, origin: Origin, expected: int | None, positi
 
 
 def check_progress(
-    recorded: MirrorPosition | None, position: MirrorPosition, headers: Sequence[HeaderFields]
+    recorded: MirrorPosition | None, position: MirrorPosition, batches: Sequence[Buffer]
 ) -> None:
     """Refuse an append whose position and batches disagree or step back; gaps are the mirror's business."""
     start = position.start if recorded is None else recorded.cursor.next_offset
@@ -81,12 +83,13 @@ def check_progress(
             for new, old in zip(totals, (recorded.batches, recorded.records, recorded.dropped), strict=True)
         ):
             raise InvalidRequest("the running totals of a mirrored partition never go back")
-        if not headers and position.cursor.next_offset == start:
+        if not batches and position.cursor.next_offset == start:
             raise InvalidRequest("a mirrored append without batches must at least move the position")
     next_offset = start
-    for index, header in enumerate(headers):
+    for index, batch in enumerate(batches):
         # The first batch may begin before the position: an origin answers with the whole batch.
-        base, after = header[0], header[0] + header[6] + 1
+        base, _, last_offset_delta = OFFSETS.unpack_from(batch)
+        after = base + last_offset_delta + 1
         if after <= next_offset or (index > 0 and base < next_offset):
             raise InvalidRequest(f"origin batch {base} does not follow offset {next_offset}")
         next_offset = after
@@ -96,9 +99,8 @@ def check_progress(
         )
 
 
-def parse_mirrored(batches: Sequence[Buffer]) -> list[BatchHeader]:
-    """The headers of whole, intact data batches; CorruptMessage or InvalidRecord for anything else."""
-    headers = []
+def check_batches(batches: Sequence[Buffer]) -> None:
+    """Take whole, intact data batches; CorruptMessage or InvalidRecord for anything else."""
     for batch in batches:
         header = BatchHeader.parse(batch)
         if header is None or header.size != len(batch) or header.magic != MAGIC:
@@ -107,5 +109,3 @@ def parse_mirrored(batches: Sequence[Buffer]) -> list[BatchHeader]:
             raise CorruptMessage(f"the origin's batch {header.base_offset} fails its CRC")
         if header.is_control or not 0 < header.records_count <= header.last_offset_delta + 1:
             raise InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")
-        headers.append(header)
-    return headers

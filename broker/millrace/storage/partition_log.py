@@ -28,12 +28,11 @@ from pathlib import Path
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, PolicyViolation, StorageError
-from millrace.records import HeaderFields
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.mirrored import append_size, beginning, check_append, parse_mirrored
+from millrace.storage.mirrored import append_size, beginning, check_append, check_batches
 from millrace.storage.producer_file import ProducerFile
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader
@@ -176,7 +175,7 @@ class PartitionLog:
         """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
         return self._flush_failed
 
-    def append(self, batches: Sequence[Buffer], headers: Sequence[HeaderFields]) -> list[int | BrokerError]:
+    def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
 
         Base offsets are stamped into the given buffers; a read-only one is copied. A retry of an idempotent
@@ -192,14 +191,14 @@ class PartitionLog:
             results: list[int | BrokerError] = []
             staging, written = self._stage(), 0
             try:
-                for batch, header in zip(batches, headers, strict=True):
-                    result = staging.add(batch, header)
+                for batch in batches:
+                    result = staging.add(batch)
                     if result is None:
                         self._write(staging)
                         written = len(results)
                         self._roll()
                         staging = self._stage()
-                        result = staging.add(batch, header)
+                        result = staging.add(batch)
                         assert result is not None, "an empty segment has room for any batch"
                     results.append(result)
                 self._write(staging)
@@ -212,23 +211,23 @@ class PartitionLog:
 
     def append_mirrored(
         self, origin: Origin, expected: int | None, batches: Sequence[Buffer], position: MirrorPosition,
-        *, headers: Sequence[HeaderFields] | None = None, reset: bool = False,
+        *, checked: bool = False, reset: bool = False,
     ) -> int:  # fmt: skip
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
         `expected`: the recorded next origin offset, None when nothing is recorded. Without batches only the
-        position moves (everything in between was left out); with `reset` anywhere. Who gives `headers` has
-        checked the batches, CRCs too. Returns the log's end. Raises PositionMismatch, PolicyViolation,
-        InvalidRequest, CorruptMessage or StorageError; then nothing was written.
+        position moves (all in between was left out); with `reset` anywhere. `checked` batches are known
+        to be whole data batches with right CRCs. Returns the log's end. Raises PositionMismatch,
+        PolicyViolation, InvalidRequest, CorruptMessage or StorageError; then nothing was written.
         """
-        if headers is None:
-            headers = parse_mirrored(batches)
+        if not checked:
+            check_batches(batches)
         with self._lock:
             if self._refusal is not None:
                 raise StorageError(self._refusal)
             recorded = self._appended.mirror
-            check_append(self._appended, origin, expected, position, headers, reset=reset)
-            size = append_size(headers, position, self._appended.end)
+            check_append(self._appended, origin, expected, position, batches, reset=reset)
+            size = append_size(batches, position, self._appended.end)
             if 0 < self._active.size > self.config.segment_bytes - size:
                 self._roll()
             staging = self._stage()
@@ -237,8 +236,8 @@ class PartitionLog:
                 # Every segment of a mirrored partition says at its start what it is and how far it was:
                 # retention may then delete all others, and a torn first append is not taken for data.
                 staging.place_position(recorded or beginning(position), timestamp)
-            for batch, header in zip(batches, headers, strict=True):
-                staging.place(batch, header)
+            for batch in batches:
+                staging.place(batch)
             reset_at = staging.end if reset else recorded.reset_at if recorded is not None else 0
             staging.place_position(replace(position, reset_at=reset_at), timestamp)
             self._write(staging)

@@ -6,25 +6,16 @@ the outcome count only when every byte is in the file.
 
 from __future__ import annotations
 
-import struct
-
 from millrace.errors import BrokerError, InvalidRecord
-from millrace.records import (
-    LENGTH_OVERHEAD,
-    BatchHeader,
-    HeaderFields,
-    control_batch,
-    filler_after,
-    filler_size,
-)
+from millrace.records import LENGTH_OVERHEAD, BatchHeader, control_batch, filler_after, filler_size
 from millrace.records.compression import Buffer
+from millrace.records.header import STAGED, STAMP
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.landmarks import LEAST_BATCH_BYTES, SPAN_BYTES
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import Segment
 from millrace.storage.state import LogState
 
-_STAMP = struct.Struct(">qii")
 MAX_FILLER_BYTES = 1 << 20
 """The most that a compressed batch may add to the log beyond its own bytes: nobody counts its records before
 it is written, so a request that states too many costs no more disk and no more of the loop's time."""
@@ -63,15 +54,15 @@ class Staging:
         self._landmark_room = 0 if segment.landmarks is None else segment.landmarks.room
         self._next_offset = None if segment.landmarks is None else segment.landmarks.next_offset
 
-    def add(self, batch: Buffer, fields: HeaderFields) -> int | BrokerError | None:
+    def add(self, batch: Buffer) -> int | BrokerError | None:
         """Place a produced batch and return its base offset, or why it is not placed; None: no room for it.
 
         A retry is answered with the first attempt's offset and not placed again.
         """
-        _, length, _, _, _, _, last_offset_delta, _, _, producer_id, _, _, _ = fields
+        length, last_offset_delta, max_timestamp, producer_id, count = STAGED.unpack_from(batch)
         if producer_id < 0 and last_offset_delta < length and self._has_room(length + LENGTH_OVERHEAD):
-            return self.place(batch, fields)
-        header, sent = BatchHeader(*fields), None
+            return self._place(batch, length, last_offset_delta, max_timestamp, count)
+        header, sent = BatchHeader.of(batch), None
         try:
             if producer_id >= 0:
                 sent = self._known_producers.find_duplicate(header, self.producers)
@@ -81,7 +72,7 @@ class Staging:
                 return None
         except BrokerError as error:
             return error
-        base = self.place(batch, header)
+        base = self._place(batch, length, last_offset_delta, max_timestamp, count)
         if producer_id >= 0:
             self._known_producers.stage(header, base, self._data_end, self.producers)
         return base
@@ -89,23 +80,28 @@ class Staging:
     def _has_room(self, size: int) -> bool:
         return self.size + size <= self._room or (self.size == 0 and self._any_size)
 
-    def place(self, batch: Buffer, fields: HeaderFields) -> int:
+    def place(self, batch: Buffer) -> None:
+        """Place a batch that nobody produced here, whatever room there is."""
+        length, last_offset_delta, max_timestamp, _, count = STAGED.unpack_from(batch)
+        self._place(batch, length, last_offset_delta, max_timestamp, count)
+
+    def _place(
+        self, batch: Buffer, length: int, last_offset_delta: int, max_timestamp: int, records_count: int
+    ) -> int:
         """Stamp a batch with its position, its base offset from now on, and put it behind the others."""
-        _, length, _, _, _, _, last_offset_delta, _, max_timestamp, _, _, _, records_count = fields
         base = self.end
         try:
-            _STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
+            STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
         except (TypeError, BufferError):  # read-only
             batch = bytearray(batch)
-            _STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
+            STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
         self.buffers.append(batch)
         unit = length + LENGTH_OVERHEAD
         self._data_end = base + unit
         self._high_watermark = base + last_offset_delta + 1
         self._messages += records_count
         if last_offset_delta >= unit:
-            header = BatchHeader(*fields)._replace(base_offset=base)
-            filler = filler_after(header, timestamp=max_timestamp)
+            filler = filler_after(BatchHeader.of(batch), timestamp=max_timestamp)
             assert filler is not None
             self.buffers.append(filler)
             unit += len(filler)

@@ -18,9 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from millrace.errors import InvalidRequest
-from millrace.records import HEADER, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, HeaderFields
+from millrace.records import HEADER_BYTES, LENGTH_OVERHEAD, MAGIC
 from millrace.records.compression import Codec
-from millrace.records.header import CRC_START, MIN_RECORD_BYTES, crc32c
+from millrace.records.header import CHECKED, CRC_START, MIN_RECORD_BYTES, crc32c
 from millrace.wire.codec import MAX_DECODED_ITEMS
 
 _ACKS = struct.Struct(">hii")
@@ -140,7 +140,6 @@ class Run(NamedTuple):
     asked: OneBatch
     correlation_ids: list[int]
     batches: list[memoryview]
-    headers: list[HeaderFields]
     end: int
     """Where the request behind them begins."""
 
@@ -174,16 +173,14 @@ class OneBatch(NamedTuple):
         _, _, _, _, versions, common, layout = self
         correlation_ids: list[int] = []
         batches: list[memoryview] = []
-        headers: list[HeaderFields] = []
         unpack, checksum, end = layout.unpack_from, crc32c, len(data)
         smallest = layout.size
         before_batch = smallest - HEADER_BYTES
         while end - position >= smallest:
-            fields = unpack(data, position)
             (
                 frame_size, its_versions, correlation_id, its_common, size,
-                _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, count,
-            ) = fields  # fmt: skip
+                _, length, magic, crc, attributes, last_offset_delta, count,
+            ) = unpack(data, position)  # fmt: skip
             start = position + before_batch
             after = start + size
             if (
@@ -202,9 +199,8 @@ class OneBatch(NamedTuple):
                 break
             correlation_ids.append(correlation_id)
             batches.append(data[start:after])
-            headers.append(fields[5:])
             position = after
-        return Run(self, correlation_ids, batches, headers, position) if batches else None
+        return Run(self, correlation_ids, batches, position) if batches else None
 
 
 def next_run(
@@ -259,7 +255,7 @@ def _parse_one_batch(version: int, common: bytes) -> OneBatch | None:
         topic = str(common[name_at : name_at + name_size], "utf-8")
     except UnicodeDecodeError:
         return None
-    layout = struct.Struct(f">i4si{len(common)}si{HEADER.format.removeprefix('>')}")
+    layout = struct.Struct(f">i4si{len(common)}si{CHECKED.format.removeprefix('>')}")
     return OneBatch(topic, partition, version, acks, _VERSIONS.pack(0, version), common, layout)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from millrace.broker.partition import Partition
 from millrace.errors import StorageError
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import Message, build_batch
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.producer_state import ProducerStates
@@ -120,9 +120,7 @@ def test_a_log_that_may_be_half_changed_takes_no_more_writes_until_it_is_opened_
     opened = LogDirectory.open(tmp_path / "logs", config, lambda: 0.0)
     log = opened.partition("t", 0, running.cluster.topics["t"].topic_id, config)
     assert log.refusal is None
-    header = BatchHeader.parse(BATCH)
-    assert header is not None
-    assert log.append([bytearray(BATCH)], [header]) == [log.end - len(BATCH)]
+    assert log.append([bytearray(BATCH)]) == [log.end - len(BATCH)]
     opened.close()
 
 

@@ -72,10 +72,9 @@ class Appended:
 
 
 def append(log: PartitionLog, *batches: bytearray) -> list[Appended | BrokerError]:
-    headers = [BatchHeader.parse(each) for each in batches]
     end = log.end
     found: list[Appended | BrokerError] = []
-    for each, base in zip(batches, log.append(batches, [h for h in headers if h is not None]), strict=True):
+    for each, base in zip(batches, log.append(batches), strict=True):
         if isinstance(base, int):
             found.append(Appended(base, base < end, base + len(each)))
             end = max(end, base + len(each))

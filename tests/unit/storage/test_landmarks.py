@@ -134,7 +134,7 @@ def test_an_append_that_fails_leaves_no_landmark(tmp_path: Path, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
-        log.append([batch(1, b"x" * 3000)] * 3, [BatchHeader.parse(batch(1, b"x" * 3000))] * 3)  # type: ignore[list-item]
+        log.append([batch(1, b"x" * 3000)] * 3)
     assert values(log) == before
     appended(log, *[batch(1, b"x" * 3000) for _ in range(2)])
     assert len(values(log)) > len(before)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.errors import BrokerError
-from millrace.records import HEADER_BYTES, BatchHeader, Message, batch_crc, build_batch, check_produced
+from millrace.records import HEADER_BYTES, Message, batch_crc, build_batch, check_produced
 from millrace.records.compression import Codec
 from millrace.wire.framing import parse_header
 from millrace.wire.produce import MAX_COMMON_BYTES, OneBatch, Run, decode_request, next_run
@@ -104,7 +104,6 @@ class Single:
     acks: int
     correlation_id: int
     batch: bytes
-    header: BatchHeader
     end: int
 
 
@@ -121,14 +120,14 @@ def general(data: memoryview, position: int) -> Single | None:
     try:
         asked = decode_request(version, frame[body:])
         ((topic, partition, batch),) = asked.batches
-        header = check_produced(batch)
+        check_produced(batch)
     except (BrokerError, ValueError):
         return None
     if asked.transactional_id is not None or not -1 <= asked.acks <= 1 or len(asked.topics) != 1:
         return None
     if len(batch) > max_batch_bytes(topic, partition):
         return None
-    return Single(topic, partition, version, asked.acks, correlation_id, bytes(batch), header, end)
+    return Single(topic, partition, version, asked.acks, correlation_id, bytes(batch), end)
 
 
 def check(data: bytes, position: int, last: OneBatch | None = None) -> Run | None:
@@ -139,15 +138,13 @@ def check(data: bytes, position: int, last: OneBatch | None = None) -> Run | Non
         return None
     assert run.batches, "a run has a request"
     asked = run.asked
-    for correlation_id, batch, header in zip(run.correlation_ids, run.batches, run.headers, strict=True):
+    for correlation_id, batch in zip(run.correlation_ids, run.batches, strict=True):
         expected = general(view, position)
         assert expected is not None
         assert (asked.topic, asked.partition, asked.version, asked.acks) == (
             expected.topic, expected.partition, expected.version, expected.acks,
         )  # fmt: skip
-        assert (correlation_id, bytes(batch), BatchHeader(*header)) == (
-            expected.correlation_id, expected.batch, expected.header,
-        )  # fmt: skip
+        assert (correlation_id, bytes(batch)) == (expected.correlation_id, expected.batch)
         position = expected.end
     assert position == run.end
     return run
