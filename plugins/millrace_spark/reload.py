@@ -38,17 +38,11 @@ from millrace_spark.warehouse.editions import (
     reload_folder,
     reloads_table,
 )
-from millrace_spark.warehouse.layout import (
-    newest_load,
-    publish,
-    record,
-    recorded_folders,
-    sequences_of,
-    sweep_staging,
-)
+from millrace_spark.warehouse.layout import sequences_of
+from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
 from millrace_spark.warehouse.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import PinnedId, pinned_id
-from millrace_spark.warehouse.staging import staged
+from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 
 ATTEMPTS = 5
 COUNTED = "_counted"

@@ -33,7 +33,8 @@ from millrace_spark.table.revisions import (
     read_revision,
     revision_numbers,
 )
-from millrace_spark.warehouse.layout import HOURLY, newest_load
+from millrace_spark.warehouse.layout import HOURLY
+from millrace_spark.warehouse.ledger import newest_load
 from millrace_spark.warehouse.manifest import HourManifest
 from millrace_spark.warehouse.promotions import PROMOTIONS
 

@@ -16,7 +16,6 @@ from millrace_spark.reload import reload_topic
 from millrace_spark.spark_sink import SparkMerge
 from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.spark.memory_log import (
     HOUR,
@@ -26,6 +25,7 @@ from tests.unit.spark.memory_log import (
     event,
     hourly_run,
     load_run,
+    no_progress,
     with_field,
 )
 from tests.unit.spark.table.test_tables import (

@@ -135,7 +135,7 @@ def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> No
     from millrace.client.cluster_client import ClusterClient
     from millrace_spark.files.filesystem import LocalFilesystem
     from millrace_spark.load.same_log import another_log, check_same_log
-    from millrace_spark.warehouse.layout import newest_load
+    from millrace_spark.warehouse.ledger import newest_load
 
     fs, loads = LocalFilesystem(warehouse), []
     for topic in topics:

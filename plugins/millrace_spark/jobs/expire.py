@@ -9,7 +9,7 @@ from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Expire
 from millrace_spark.table.expire import ExpireRun, expire_topic
-from millrace_spark.warehouse.layout import Progress
+from millrace_spark.warehouse.staging import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

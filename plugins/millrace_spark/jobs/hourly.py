@@ -22,8 +22,8 @@ from millrace_spark.table.publish import (
     publish_late_hours,
     publish_unpublished_hours,
 )
-from millrace_spark.warehouse.layout import Progress
 from millrace_spark.warehouse.manifest import UNASKED, Verdict
+from millrace_spark.warehouse.staging import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

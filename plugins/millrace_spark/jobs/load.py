@@ -29,9 +29,10 @@ from millrace_spark.source.data_source import RegistryLookup
 from millrace_spark.table.revisions import without_revision
 from millrace_spark.table.sources import UNPROVEN_AFTER_S, unpublished_note
 from millrace_spark.topic.bounds import Bounds
-from millrace_spark.warehouse.layout import Progress, load_folder, sequences_of
+from millrace_spark.warehouse.layout import load_folder, sequences_of
 from millrace_spark.warehouse.manifest import LoadManifest
 from millrace_spark.warehouse.promotions import PinnedId
+from millrace_spark.warehouse.staging import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

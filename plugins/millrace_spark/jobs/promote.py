@@ -9,8 +9,8 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Promote
-from millrace_spark.warehouse.layout import Progress
 from millrace_spark.warehouse.promotions import history, promote_registered
+from millrace_spark.warehouse.staging import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,19 +30,12 @@ from millrace_spark.load.writing import (
 from millrace_spark.topic.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
 from millrace_spark.warehouse.editions import expired_path
-from millrace_spark.warehouse.layout import (
-    check_topic_name,
-    load_folder,
-    newest_load,
-    publish,
-    read_load,
-    record,
-    sweep_staging,
-)
+from millrace_spark.warehouse.layout import check_topic_name, load_folder, read_load
+from millrace_spark.warehouse.ledger import newest_load, record
 from millrace_spark.warehouse.manifest import LoadManifest, sealed
 from millrace_spark.warehouse.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_spark.warehouse.promotions import PinnedId, check_pinned, dropped_fields, pinned_id
-from millrace_spark.warehouse.staging import staged
+from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 
 ATTEMPTS = 20
 """Races lost in a row before a run gives up: each means that another one got its load through."""

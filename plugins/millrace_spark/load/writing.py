@@ -25,7 +25,7 @@ from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.direct import CutResult, Sink, Source
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.warehouse.layout import Progress, spill_sequences
+from millrace_spark.warehouse.layout import spill_sequences
 from millrace_spark.warehouse.manifest import (
     Gap,
     LoadManifest,
@@ -33,7 +33,7 @@ from millrace_spark.warehouse.manifest import (
     PartitionRange,
     check_law,
 )
-from millrace_spark.warehouse.staging import check_files
+from millrace_spark.warehouse.staging import Progress, check_files
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,17 +36,10 @@ from millrace_spark.warehouse.editions import (
     expired_path,
     reloads_table,
 )
-from millrace_spark.warehouse.layout import (
-    HOURLY,
-    PLANS,
-    STALE_STAGING_S,
-    Progress,
-    newest_load,
-    recorded_at,
-    recorded_folders,
-    sweep_staging,
-)
+from millrace_spark.warehouse.layout import HOURLY, PLANS
+from millrace_spark.warehouse.ledger import newest_load, recorded_at, recorded_folders
 from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
+from millrace_spark.warehouse.staging import STALE_STAGING_S, Progress, sweep_staging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

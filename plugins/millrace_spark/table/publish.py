@@ -24,17 +24,8 @@ from millrace_spark.table.sources import (
     hours_with_news,
     unpublished_hours,
 )
-from millrace_spark.warehouse.layout import (
-    HOURLY,
-    LEDGER,
-    PLANS,
-    Progress,
-    newest_load,
-    publish,
-    record,
-    recorded_folders,
-    sweep_staging,
-)
+from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS
+from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
 from millrace_spark.warehouse.manifest import (
     UNASKED,
     DataFile,
@@ -43,7 +34,7 @@ from millrace_spark.warehouse.manifest import (
     check_hash,
     sealed,
 )
-from millrace_spark.warehouse.staging import check_files, staged
+from millrace_spark.warehouse.staging import Progress, check_files, publish, staged, sweep_staging
 
 ATTEMPTS = 5
 _EPOCH, _HOUR = datetime(1970, 1, 1, tzinfo=UTC), timedelta(hours=1)

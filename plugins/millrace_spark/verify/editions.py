@@ -21,14 +21,8 @@ from millrace_spark.warehouse.editions import (
     reload_folder,
     reloads_table,
 )
-from millrace_spark.warehouse.layout import (
-    LEDGER,
-    STAGING,
-    load_folder,
-    read_manifest,
-    recorded_folders,
-    sequences_of,
-)
+from millrace_spark.warehouse.layout import LEDGER, STAGING, load_folder, read_manifest, sequences_of
+from millrace_spark.warehouse.ledger import recorded_folders
 from millrace_spark.warehouse.manifest import MANIFEST, LoadManifest, check_hash, check_law, decode
 from millrace_spark.warehouse.promotions import promotions
 

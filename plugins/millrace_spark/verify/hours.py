@@ -30,7 +30,8 @@ from millrace_spark.warehouse.editions import (
     later_editions,
     read_edition,
 )
-from millrace_spark.warehouse.layout import HOURLY, load_numbers, recorded_folders
+from millrace_spark.warehouse.layout import HOURLY, load_numbers
+from millrace_spark.warehouse.ledger import recorded_folders
 from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, check_hash
 
 NONE: Offsets = np.empty(0, np.int64)

@@ -11,14 +11,8 @@ from millrace_spark.verify.editions import (
     check_promotions,
 )
 from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse.layout import (
-    PLANS,
-    load_folder,
-    load_numbers,
-    read_load,
-    recorded,
-    recorded_folders,
-)
+from millrace_spark.warehouse.layout import PLANS, load_folder, load_numbers, read_load
+from millrace_spark.warehouse.ledger import read_entry, recorded_folders
 from millrace_spark.warehouse.manifest import (
     LoadManifest,
     check_follows,
@@ -87,7 +81,7 @@ def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: dict[int, 
     ranges: list[str] = []
     rows = ""
     try:
-        entry = recorded(fs, topic, folder)
+        entry = read_entry(fs, topic, folder)
     except MillraceError:
         entry = None
     if entry is not None:

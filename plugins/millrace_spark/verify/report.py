@@ -9,7 +9,8 @@ from typing import Any
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.warehouse.editions import EXPIRED, RELOADS
-from millrace_spark.warehouse.layout import HOURS, LEDGER, PLANS, STAGING, recorded
+from millrace_spark.warehouse.layout import HOURS, LEDGER, PLANS, STAGING
+from millrace_spark.warehouse.ledger import read_entry
 from millrace_spark.warehouse.promotions import PROMOTIONS
 
 OURS = frozenset({PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS})
@@ -42,7 +43,7 @@ class TableReport:
 def against_ledger(fs: Filesystem, table: str, folder: str, sha256: str) -> str | None:
     """One line when the ledger knows the folder by another hash; None when it agrees or knows nothing."""
     try:
-        entry = recorded(fs, table, folder)
+        entry = read_entry(fs, table, folder)
     except MillraceError as error:
         return str(error)
     if entry is None or entry.sha256 == sha256:

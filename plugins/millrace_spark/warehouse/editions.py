@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.warehouse.layout import load_folder, read_load, read_manifest, recorded_folders
+from millrace_spark.warehouse.layout import load_folder, read_load, read_manifest
+from millrace_spark.warehouse.ledger import recorded_folders
 from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, check_hash
 
 RELOADS = "_reloads"

@@ -27,7 +27,8 @@ from millrace_spark.avro.decoder import body_decoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
 from millrace_spark.avro.table_schema import check_table_schema
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.warehouse.layout import newest_load, read_load
+from millrace_spark.warehouse.layout import read_load
+from millrace_spark.warehouse.ledger import newest_load
 from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, decode, encode
 
 PROMOTIONS = "_promotions"

@@ -34,7 +34,7 @@ from millrace_spark.table.merge import DirectMerge, merge_files
 from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
 from millrace_spark.warehouse.editions import edition_folder, later_editions
-from millrace_spark.warehouse.layout import load_numbers, no_progress
+from millrace_spark.warehouse.layout import load_numbers
 from millrace_spark.warehouse.manifest import Verdict
 from tests.unit.spark.memory_log import (
     HOUR,
@@ -46,6 +46,7 @@ from tests.unit.spark.memory_log import (
     event,
     load_run,
     local_run,
+    no_progress,
 )
 
 MOVED_ID, LATER_ID = 8, 9

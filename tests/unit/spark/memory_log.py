@@ -29,9 +29,9 @@ from millrace_spark.load.load import LoadRun
 from millrace_spark.load.writing import Pinned
 from millrace_spark.table.merge import DirectMerge, merge_files
 from millrace_spark.table.publish import HourlyRun
-from millrace_spark.warehouse.layout import Progress, no_progress
 from millrace_spark.warehouse.manifest import LoadManifest, Verdict
 from millrace_spark.warehouse.promotions import PinnedId
+from millrace_spark.warehouse.staging import Progress
 
 TOPIC = "PageView"
 SCHEMA: dict[str, Any] = {
@@ -217,6 +217,10 @@ def filled_log() -> MemoryLog:
     log.append_events(0, [START + HOUR - n * 1_003 for n in range(50)])
     log.append_events(1, [START + 2 * HOUR + n for n in range(30)])
     return log
+
+
+def no_progress(step: str) -> None:
+    """Say nothing."""
 
 
 def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) -> list[Any]:

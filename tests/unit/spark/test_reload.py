@@ -18,9 +18,8 @@ from millrace_spark.table.revisions import newest_revisions, read_revision
 from millrace_spark.table.sources import hours_with_news
 from millrace_spark.verify import verify
 from millrace_spark.warehouse.editions import read_edition
-from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark.interleaved import HOURS, Scenario, later_event, moved_event
-from tests.unit.spark.memory_log import HOUR, START, TOPIC, event
+from tests.unit.spark.memory_log import HOUR, START, TOPIC, event, no_progress
 
 TEN, ELEVEN, TWELVE, ONE = HOURS
 

@@ -14,10 +14,9 @@ import pytest
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.tables import dataset
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress
 from tests.support import REPOSITORY
 from tests.unit.spark.load.crashing import HOUR_STEPS, LOAD_STEPS
-from tests.unit.spark.memory_log import TOPIC, rows_of
+from tests.unit.spark.memory_log import TOPIC, no_progress, rows_of
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ from millrace_spark.load.direct import CutResult, CutTask, DirectSink, write_cut
 from millrace_spark.load.load import load_topic
 from millrace_spark.table.publish import publish_hours
 from millrace_spark.tables import dataset
-from millrace_spark.warehouse.layout import STAGING, read_load, sweep_staging
+from millrace_spark.warehouse.layout import STAGING, read_load
 from millrace_spark.warehouse.manifest import LoadManifest
+from millrace_spark.warehouse.staging import sweep_staging
 from tests.unit.spark.memory_log import (
     HOUR,
     START,

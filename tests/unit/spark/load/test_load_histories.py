@@ -22,7 +22,7 @@ from millrace_spark.load.direct import DirectSink
 from millrace_spark.load.load import load_topic
 from millrace_spark.topic.bounds import Bounds
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import PLANS, load_numbers, no_progress, read_load
+from millrace_spark.warehouse.layout import PLANS, load_numbers, read_load
 from millrace_spark.warehouse.manifest import LoadManifest, check_follows, check_hash, check_law
 from millrace_spark.warehouse.promotions import promote, promotions
 from tests.support import ROUNDS
@@ -34,6 +34,7 @@ from tests.unit.spark.memory_log import (
     MemoryLog,
     load_run,
     local_run,
+    no_progress,
     with_field,
 )
 

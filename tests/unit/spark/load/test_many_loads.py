@@ -16,8 +16,8 @@ from millrace_spark.load.load import load_topic
 from millrace_spark.table.expire import ExpireRun, expire_topic
 from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import load_numbers, no_progress
-from tests.unit.spark.memory_log import HOUR, START, TOPIC, MemoryLog, hourly_run, load_run
+from millrace_spark.warehouse.layout import load_numbers
+from tests.unit.spark.memory_log import HOUR, START, TOPIC, MemoryLog, hourly_run, load_run, no_progress
 
 TEN, ELEVEN = "2015-05-17T10", "2015-05-17T11"
 

@@ -19,15 +19,8 @@ from millrace_spark.load.load import load_topic
 from millrace_spark.parquet.rejections import Reasons
 from millrace_spark.topic.ranges import RangeStats
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import (
-    SPILLED,
-    load_folder,
-    newest_load,
-    no_progress,
-    read_load,
-    sequences_of,
-    spill_sequences,
-)
+from millrace_spark.warehouse.layout import SPILLED, load_folder, read_load, sequences_of, spill_sequences
+from millrace_spark.warehouse.ledger import newest_load
 from millrace_spark.warehouse.manifest import SpilledFile
 from tests.unit.spark.memory_log import (
     HOUR,
@@ -38,6 +31,7 @@ from tests.unit.spark.memory_log import (
     event,
     filled_log,
     load_run,
+    no_progress,
     rows_of,
     with_field,
 )

@@ -23,19 +23,19 @@ from millrace_spark.table.merge import DirectMerge, merge_files
 from millrace_spark.table.publish import publish_hours
 from millrace_spark.table.revisions import newest_revisions
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import (
-    HOURLY,
-    STAGING,
-    STALE_STAGING_S,
-    SWEPT,
-    load_numbers,
-    no_progress,
-    read_load,
-    sweep_staging,
-)
+from millrace_spark.warehouse.layout import HOURLY, STAGING, load_numbers, read_load
+from millrace_spark.warehouse.staging import STALE_STAGING_S, SWEPT, sweep_staging
 from tests.support import REPOSITORY, wait_until
 from tests.unit.spark.load.zombie import PAUSES
-from tests.unit.spark.memory_log import TOPIC, filled_log, hourly_run, load_run, local_run, rows_of
+from tests.unit.spark.memory_log import (
+    TOPIC,
+    filled_log,
+    hourly_run,
+    load_run,
+    local_run,
+    no_progress,
+    rows_of,
+)
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,8 @@ from millrace_spark.table.expire import ExpireResult, ExpireRun, expire_topic
 from millrace_spark.table.publish import publish_hours, publish_late_hours
 from millrace_spark.table.revisions import read_revision
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark.interleaved import HOURS, Scenario, later_event
-from tests.unit.spark.memory_log import HOUR, START, TOPIC, event
+from tests.unit.spark.memory_log import HOUR, START, TOPIC, event, no_progress
 
 TEN, ELEVEN = HOURS[:2]
 LOAD = "load=0000000001"

@@ -30,7 +30,6 @@ from millrace_spark.table.publish import (
 from millrace_spark.table.revisions import newest_revisions, read_revision, revision_numbers
 from millrace_spark.tables import dataset
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress
 from millrace_spark.warehouse.manifest import UNASKED, Verdict
 from tests.unit.spark.memory_log import (
     HOUR,
@@ -42,6 +41,7 @@ from tests.unit.spark.memory_log import (
     filled_log,
     hourly_run,
     load_run,
+    no_progress,
 )
 
 TEN, ELEVEN, TWELVE = "2015-05-17T10", "2015-05-17T11", "2015-05-17T12"

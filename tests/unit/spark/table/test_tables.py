@@ -19,9 +19,8 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
 from millrace_spark.table.expire import ExpireRun, expire_topic
 from millrace_spark.table.publish import publish_hours, publish_late_hours
-from millrace_spark.warehouse.layout import no_progress
 from tests.unit.spark.interleaved import HOURS, MortalFilesystem, Scenario
-from tests.unit.spark.memory_log import HOUR, START, TOPIC
+from tests.unit.spark.memory_log import HOUR, START, TOPIC, no_progress
 
 FIRST, MORE = 5, 3
 """Rows of an hour in its first revision, and how many every later one has more."""

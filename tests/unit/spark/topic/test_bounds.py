@@ -15,10 +15,10 @@ from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.load import load_topic
 from millrace_spark.topic.bounds import Bounds, bounded_ends
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress, read_load
+from millrace_spark.warehouse.layout import read_load
 from millrace_spark.warehouse.manifest import LoadManifest
 from millrace_spark.warehouse.plan import plan_path
-from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, event, load_run, rows_of
+from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, event, load_run, no_progress, rows_of
 
 MINUTE = 60_000
 

@@ -18,9 +18,17 @@ from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.load import load_topic
 from millrace_spark.table.publish import publish_hours
 from millrace_spark.verify import verify
-from millrace_spark.warehouse.layout import no_progress
 from millrace_spark.warehouse.manifest import LoadManifest, decode, encode, sealed
-from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, event, filled_log, hourly_run, load_run
+from tests.unit.spark.memory_log import (
+    START,
+    TOPIC,
+    MemoryLog,
+    event,
+    filled_log,
+    hourly_run,
+    load_run,
+    no_progress,
+)
 
 HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
 
