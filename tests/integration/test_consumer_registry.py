@@ -126,7 +126,7 @@ def test_offsets_are_created_changed_read_and_forgotten(lives: tuple[Life, Life]
     assert others.offsets("g") == everything
     assert ours.offsets("g", [("clicks", 1), ("clicks", 9), ("nothing", 0)]) == {("clicks", 1): at(12)}
     assert ours.offsets("unknown") == {}
-    lives[1].session.client.delete(ours._offset("g", ("clicks", 1)))
+    lives[1].session.client.delete(f"{ours._group('g')}/offsets/clicks/1")
     ours.commit("g", {("clicks", 1): at(13)})  # gone, though it was there when last seen
     assert others.offsets("g") == {**everything, ("clicks", 1): at(13)}
     with pytest.raises(UnknownGroup):
@@ -151,7 +151,7 @@ def test_what_is_too_large_for_one_transaction_is_written_in_several(registry: C
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transaction holds ten changes or so."""
-    monkeypatch.setattr("millrace.coordination.group_entries.MAX_PART_BYTES", 2000)
+    monkeypatch.setattr("millrace.coordination.groups.MAX_PART_BYTES", 2000)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -372,7 +372,9 @@ def test_a_group_is_moved_only_while_it_has_no_consumer(lives: tuple[Life, Life]
     with pytest.raises(GroupNotEmpty):
         ours.rewind("g", {("clicks", 0): at(7)})
     with pytest.raises(GroupNotEmpty):  # one that came after the question: the write itself asks again
-        ours._commit("g", {ours._offset("g", ("clicks", 0)): b"{}"}, None, unused=f"{ours._group('g')}/ids")
+        ours._write(
+            "g", {f"{ours._group('g')}/offsets/clicks/0": b"{}"}, None, unused=f"{ours._group('g')}/ids"
+        )
     assert others.offsets("g") == {("clicks", 0): at(1), ("clicks", 1): at(2)}
     others.unregister("g", fence)
     ours.rewind("g", {("clicks", 0): at(7)})

@@ -20,8 +20,7 @@ from collections.abc import Callable, Mapping
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from millrace.coordination.group_entries import encode_member
-from millrace.coordination.groups import ConsumerRegistry, Fence, StreamsMember
+from millrace.coordination.groups import ConsumerRegistry, Fence, StreamsMember, encode_member
 from millrace.coordination.session import Session
 
 log = logging.getLogger(__name__)

@@ -1,81 +1,77 @@
 """What ZooKeeper holds of consumer groups: kinds, members, owners, coordinators and committed offsets.
 
-Owns these nodes and which of their changes go together. All methods block: call them from threads. Does not
-decide who owns or coordinates what, and does not know topics beyond their names and ids.
+Owns these nodes, what is in them and which of their changes go together. All methods of the registry block:
+call them from threads. Does not decide who owns or coordinates what, and knows only names and ids of topics.
 
     /<cluster>/consumers/<group>                             persistent  {"kind": "streams" | "classic"}
-    /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see entries.py
+    /<cluster>/consumers/<group>/offsets/<topic>/<partition> persistent  see encode_offset
     /<cluster>/consumers/<group>/ids/<consumer>              ephemeral   {"host", "topics": {topic: streams}}
     /<cluster>/consumers/<group>/owners/<topic>/<partition>  ephemeral   the stream that reads the partition
     /<cluster>/consumers/<group>/coordinator                 ephemeral   id of the broker that coordinates
 
 Names are percent-encoded, because groups and consumers may have any. A write is fenced by checks in the same
 transaction. They prove more than "the node is there", because the same node may be somebody else's by then:
-a consumer's id is new with every registration, and every new coordinator writes the group's node anew, so
-that node's version counts the coordinators.
+a consumer's id is new with every registration, and every new coordinator rewrites the group's node, so that
+node's version counts the coordinators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
 from typing import Any
+from urllib.parse import quote, unquote
+from uuid import UUID
 
 from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, KazooException, NodeExistsError, NoNodeError, NotEmptyError
 
-from millrace.coordination.group_entries import (
-    CommittedOffset,
-    GroupKind,
-    StreamsMember,
-    committed_positions,
-    consumer_of,
-    current_offsets,
-    decode_kind,
-    decode_member,
-    decode_offset,
-    encode_kind,
-    encode_member,
-    encode_offset,
-    in_parts,
-    name_of,
-    node_name,
-    place_of,
-    stream_name,
-)
+from millrace import errors
 from millrace.coordination.session import Session
-from millrace.errors import (
-    BrokerError,
-    GroupNotEmpty,
-    InconsistentGroupKind,
-    InvalidGroup,
-    MillraceError,
-    NotCoordinator,
-    UnknownGroup,
-)
 from millrace.records.topic_partition import TopicPartition
 
-__all__ = [
-    "CommittedOffset",
-    "ConsumerRegistry",
-    "Fence",
-    "GroupKind",
-    "NotOwner",
-    "StreamsMember",
-    "committed_positions",
-    "consumer_of",
-    "current_offsets",
-    "stream_name",
-]  # fmt: skip
-
+MAX_PART_BYTES = 500_000
+"""Of one transaction: the server closes the connection on a request of 1 MiB."""
+CHANGE_BYTES = 100
+"""A change takes at most this much beside its path and its data."""
 TRIES = 20
 """Of a transaction whose nodes others create or delete at the same time."""
 
 _CONFLICTS = (NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 
 
-class NotOwner(MillraceError):
-    """The consumer's registration is gone, and with it what it owned: nothing of it may be written."""
+class GroupKind(StrEnum):
+    """Whose members a group has: consumers of `millrace.consumer`, or of Kafka's classic group protocol."""
+
+    STREAMS = "streams"
+    CLASSIC = "classic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffset:
+    """The next offset to read, and of which life of the topic it is.
+
+    A negative offset is kept as clients commit it, and stands for none: a reader then begins by its own rule.
+    A topic that was deleted and created again has other messages there: see `current_offsets`.
+    """
+
+    offset: int
+    metadata: str = ""
+    time_ms: int
+    topic_id: UUID | None
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsMember:
+    """One registered consumer: topic -> how many streams it reads it with."""
+
+    topics: Mapping[str, int]
+    host: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +79,15 @@ class Fence:
     """What must still hold when something is written: versions of nodes, -1 meaning that it exists."""
 
     checks: tuple[tuple[str, int], ...]
-    broken: type[NotCoordinator] | type[NotOwner]
+    broken: type[errors.NotCoordinator] | type[NotOwner]
 
     def follows(self, former: Fence) -> bool:
         """Of two fences of the same coordinator: True if nobody else coordinated in between."""
         return 0 <= self.checks[0][1] - former.checks[0][1] <= 1
+
+
+class NotOwner(errors.MillraceError):
+    """The consumer's registration is gone, and with it what it owned: nothing of it may be written."""
 
 
 class ConsumerRegistry:
@@ -97,42 +97,40 @@ class ConsumerRegistry:
         self._session, self._client, self._call = session, session.client, session.call
         self._cluster = cluster
         self._root = f"/{cluster}/consumers"
-        self._known: set[str] = set()  # offset nodes that were there once: most commits need not ask
+        self._seen: set[str] = set()  # offset nodes that were there once: most commits need not ask
 
     # Groups
 
     def names(self) -> set[str]:
-        """Every group's name."""
-        return {name_of(f"/{name}") for name in self._session.children(self._root)}
+        return {unquote(name) for name in self._session.children(self._root)}
 
     def groups(self) -> dict[str, GroupKind]:
         """Every group of the cluster, by name."""
-        paths = [self._group(name) for name in self.names()]
-        found = self._session.read_all(paths)
-        return {name_of(path): decode_kind(data) for path, (data, _) in found.items()}
+        nodes = self._session.read_all(self._group(name) for name in self.names())
+        return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 
     def kind(self, group: str) -> GroupKind | None:
         """The group's kind, or None when there is no such group."""
         try:
-            return decode_kind(self._call(self._client.get_async, self._group(group))[0])
+            return _decode_kind(self._call(self._client.get_async, self._group(group))[0])
         except NoNodeError:
             return None
 
     def claim(self, group: str, kind: GroupKind) -> None:
         """Make sure that the group exists; InconsistentGroupKind when it is of the other kind."""
-        path, data = self._group(group), encode_kind(kind)
+        path = self._group(group)
 
         def create(change: TransactionRequest) -> None:
-            change.create(path, data)
+            change.create(path, json.dumps({"kind": kind}).encode())
             for name in ("offsets", "ids", "owners"):
                 change.create(f"{path}/{name}")
 
-        while (found := self.kind(group)) is None:
+        while (present := self.kind(group)) is None:
             self._call(self._client.ensure_path_async, self._root)
             self._transact(create)
-        if found != kind:
-            raise InconsistentGroupKind(
-                f"group {group!r} of cluster {self._cluster} is of kind {found}: take another name, "
+        if present != kind:
+            raise errors.InconsistentGroupKind(
+                f"group {group!r} of cluster {self._cluster} is of kind {present}: take another name, "
                 "or delete that group first"
             )
 
@@ -144,50 +142,36 @@ class ConsumerRegistry:
         """
         path = self._group(group)
         for _ in range(TRIES):
-            below = self._below(path)  # first: what comes after the questions must not be deleted
+            nodes = self._tree(path)  # first: what comes after the questions must not be deleted
             self._check_unused(group, fence)
             last = (f"{path}/coordinator", path)  # what the fence checks
-            if self._delete_all(sorted(below, key=last.__contains__), fence):
+            if self._delete_all(sorted(nodes, key=last.__contains__), fence):
                 return
-        raise GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
+        raise errors.GroupNotEmpty(f"group {group!r} is in use: stop its consumers first")
 
     def _check_unused(self, group: str, fence: Fence | None) -> None:
         """Refuse a change of a group that is not there, has consumers, or is another coordinator's."""
         if self.kind(group) is None:
-            raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
+            raise self._unknown(group)
         if self._session.children(f"{self._group(group)}/ids") or self.owners(group):
-            raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
+            raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
         if fence is None and (broker := self.coordinator(group)) is not None:
-            raise NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
+            raise errors.NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
 
-    def _below(self, path: str) -> list[str]:
-        """The node and all below it, children before their parents."""
-        found = [each for name in self._session.children(path) for each in self._below(f"{path}/{name}")]
-        return [*found, path]
-
-    def _delete_all(self, paths: list[str], fence: Fence | None) -> bool:
-        for part in in_parts(dict.fromkeys(paths, b"")):
-            self._known.difference_update(part)
-
-            def delete(change: TransactionRequest, part: Iterable[str] = part) -> None:
-                for each in part:
-                    change.delete(each)
-
-            if self._transact(delete, fence) is None:
-                return False
-        return True
+    def _unknown(self, group: str) -> errors.UnknownGroup:
+        return errors.UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
 
     # Offsets
 
     def offsets(
-        self, group: str, places: Iterable[TopicPartition] | None = None
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset]:
         """What is committed, of these partitions or of all; see also `current_offsets`."""
-        if places is None:
-            places = self._places(f"{self._group(group)}/offsets")
-        found = self._session.read_all(self._offset(group, place) for place in places)
-        self._known.update(found)
-        return {place_of(path): decode_offset(data) for path, (data, _) in found.items()}
+        directory = f"{self._group(group)}/offsets"
+        paths = self._leaves(directory) if partitions is None else _nodes(directory, partitions)
+        nodes = self._session.read_all(paths)
+        self._seen.update(nodes)
+        return {partition_of(path): decode_offset(data) for path, (data, _) in nodes.items()}
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset], *, fence: Fence | None = None
@@ -196,36 +180,39 @@ class ConsumerRegistry:
 
         NotCoordinator or NotOwner when the fence does not hold any more, UnknownGroup when the group is gone.
         """
-        for part in in_parts(self._encoded(group, offsets)):
-            self._commit(group, part, fence)
+        for part in self._encoded(group, offsets):
+            self._write(group, part, fence)
+
+    def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
+        ids = f"{self._group(group)}/ids"
+        if self._session.children(ids):
+            raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
+        for part in self._encoded(group, offsets):
+            self._write(group, part, None, unused=ids)
 
     def delete_offsets(
-        self, group: str, places: Iterable[TopicPartition], *, fence: Fence | None = None
+        self, group: str, partitions: Collection[TopicPartition], *, fence: Fence | None = None
     ) -> None:
         """Forget what is committed of these partitions, under the coordinator's fence if there is one.
 
         UnknownGroup when there is no such group; GroupNotEmpty when a consumer is registered; NotCoordinator
         when there is a coordinator that the fence is not of.
         """
-        paths = [self._offset(group, place) for place in places]
+        paths = _nodes(f"{self._group(group)}/offsets", partitions)
         for _ in range(TRIES):
             self._check_unused(group, fence)
             if self._delete_all(sorted(self._session.read_all(paths)), fence):
                 return
-        raise BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
+        raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be deleted")
 
-    def rewind(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
-        """Write offsets of a streams group that nobody reads; GroupNotEmpty when a consumer is registered."""
-        ids = f"{self._group(group)}/ids"
-        if self._session.children(ids):
-            raise GroupNotEmpty(f"group {group!r} has consumers: stop them first")
-        for part in in_parts(self._encoded(group, offsets)):
-            self._commit(group, part, None, unused=ids)
+    def _encoded(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> Iterator[dict[str, bytes]]:
+        paths = _nodes(f"{self._group(group)}/offsets", offsets)
+        return _in_parts(dict(zip(paths, map(encode_offset, offsets.values()), strict=True)))
 
-    def _encoded(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> dict[str, bytes]:
-        return {self._offset(group, place): encode_offset(offset) for place, offset in offsets.items()}
-
-    def _commit(
+    def _write(
         self, group: str, offsets: Mapping[str, bytes], fence: Fence | None, *, unused: str | None = None
     ) -> None:
         def write(change: TransactionRequest) -> None:
@@ -233,32 +220,30 @@ class ConsumerRegistry:
                 change.delete(unused)
                 change.create(unused)
             for path, data in offsets.items():
-                if path in self._known:
+                if path in self._seen:
                     change.set_data(path, data)
                 else:
                     change.create(path, data)
 
         for _ in range(TRIES):
-            unknown = offsets.keys() - self._known
-            self._known.update(self._session.read_all(unknown))
-            for parent in {path.rsplit("/", 1)[0] for path in unknown}:
-                self._create_missing(group, parent)
+            unseen = offsets.keys() - self._seen
+            self._seen.update(self._session.read_all(unseen))
+            self._create_parents(group, unseen)
             if self._transact(write, fence) is not None:
-                self._known.update(offsets)
+                self._seen.update(offsets)
                 return
-            self._known.difference_update(offsets)
+            self._seen.difference_update(offsets)
             if unused is not None and self._session.children(unused):
-                raise GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
-        raise BrokerError(f"the offsets of group {group!r} change too fast to be written")
+                raise errors.GroupNotEmpty(f"group {group!r} has got a consumer: stop it first")
+        raise errors.BrokerError(f"the offsets of group {group!r} change too fast to be written")
 
-    def _create_missing(self, group: str, path: str) -> None:
-        """One directory of a group; UnknownGroup when there is no such group."""
-        try:
-            self._call(self._client.create_async, path)
-        except NodeExistsError:
-            pass
-        except NoNodeError:
-            raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}") from None
+    def _create_parents(self, group: str, paths: Iterable[str]) -> None:
+        for parent in sorted({path.rpartition("/")[0] for path in paths}):
+            try:
+                with suppress(NodeExistsError):
+                    self._call(self._client.create_async, parent)
+            except NoNodeError:
+                raise self._unknown(group) from None
 
     # Coordinators of classic groups
 
@@ -268,30 +253,28 @@ class ConsumerRegistry:
         What an earlier life of the same broker has left is taken over at once.
         """
         path, node = self._group(group), f"{self._group(group)}/coordinator"
-        data = str(broker_id).encode()
+
+        def take(change: TransactionRequest, kind: bytes, *, replace: bool) -> None:
+            if replace:
+                change.delete(node)
+            change.create(node, str(broker_id).encode(), ephemeral=True)
+            change.set_data(path, kind)
+
         for _ in range(TRIES):
             try:
                 kind, stat = self._call(self._client.get_async, path)  # first: its version must not be newer
             except NoNodeError:
-                raise UnknownGroup(f"no group {group!r} in cluster {self._cluster}") from None
-            found = self._session.read_all([node]).get(node)
-            if found is not None and found[1].ephemeralOwner == self._session.id:
-                return Fence(checks=((path, stat.version), (node, -1)), broken=NotCoordinator)
-            if found is not None and int(found[0]) != broker_id:
-                return int(found[0])
-
-            def take(change: TransactionRequest, former: bool = found is not None) -> None:
-                if former:
-                    change.delete(node)
-                change.create(node, data, ephemeral=True)
-                change.set_data(path, kind)  # noqa: B023  # called before the loop goes on
-
-            before = Fence(checks=((path, stat.version),), broken=NotCoordinator)
-            try:
-                self._transact(take, before)
-            except NotCoordinator:
-                continue  # somebody was faster, or a try whose answer was lost has succeeded
-        raise NotCoordinator(f"the coordinator of group {group!r} changes too fast")
+                raise self._unknown(group) from None
+            holder = self._session.read_all([node]).get(node)
+            if holder is not None and holder[1].ephemeralOwner == self._session.id:
+                return Fence(checks=((path, stat.version), (node, -1)), broken=errors.NotCoordinator)
+            if holder is not None and int(holder[0]) != broker_id:
+                return int(holder[0])
+            unchanged = Fence(checks=((path, stat.version),), broken=errors.NotCoordinator)
+            # A conflict: somebody was faster, or a try whose answer was lost has succeeded.
+            with suppress(errors.NotCoordinator):
+                self._transact(partial(take, kind=kind, replace=holder is not None), unchanged)
+        raise errors.NotCoordinator(f"the coordinator of group {group!r} changes too fast")
 
     def coordinator(self, group: str) -> int | None:
         """The broker that coordinates the group, or None when nobody does."""
@@ -304,10 +287,8 @@ class ConsumerRegistry:
 
     def resign(self, group: str, fence: Fence) -> None:
         """Stop being the coordinator; nothing happens when somebody else is it by now."""
-        try:
-            self._transact(lambda change: change.delete(f"{self._group(group)}/coordinator"), fence)
-        except NotCoordinator:
-            return
+        with suppress(errors.NotCoordinator):
+            self._delete_all([f"{self._group(group)}/coordinator"], fence)
 
     # Members and owners of streams groups
 
@@ -317,45 +298,39 @@ class ConsumerRegistry:
         The fence holds as long as that. InconsistentGroupKind when the group is a classic one.
         """
         path = f"{self._group(group)}/ids/{node_name(consumer)}"
-        data = encode_member(member)
         while True:
             self.claim(group, GroupKind.STREAMS)
-            try:
-                self._call(self._client.create_async, path, data, ephemeral=True)
-            except NoNodeError:
-                continue  # the group was deleted in the meantime
-            except NodeExistsError:
-                pass  # a try whose answer was lost has succeeded: nobody else has the id
-            return Fence(checks=((path, -1),), broken=NotOwner)
+            with suppress(NoNodeError):  # the group was deleted in the meantime
+                # The node may exist: a try whose answer was lost has succeeded, for nobody else has the id.
+                with suppress(NodeExistsError):
+                    self._call(self._client.create_async, path, encode_member(member), ephemeral=True)
+                return Fence(checks=((path, -1),), broken=NotOwner)
 
     def unregister(self, group: str, fence: Fence) -> None:
         """Take a consumer off the list; what it owns must have been given up before."""
-        try:
-            self._transact(lambda change: change.delete(fence.checks[0][0]), fence)
-        except NotOwner:
-            return
+        with suppress(NotOwner):
+            self._delete_all([fence.checks[0][0]], fence)
 
     def members(self, group: str, watch: Callable[[Any], None] | None = None) -> dict[str, StreamsMember]:
         """The registered consumers; `watch` is called once, in kazoo's thread, when one comes or goes."""
         ids = f"{self._group(group)}/ids"
-        found = self._session.read_all(f"{ids}/{name}" for name in self._session.children(ids, watch))
-        return {name_of(path): decode_member(data) for path, (data, _) in found.items()}
+        nodes = self._session.read_all(f"{ids}/{name}" for name in self._session.children(ids, watch))
+        return {name_of(path): StreamsMember(**json.loads(data)) for path, (data, _) in nodes.items()}
 
     def own(self, group: str, streams: Mapping[TopicPartition, str], fence: Fence) -> bool:
         """Own all of these partitions, each for a stream; False, and own none, when one has an owner.
 
         NotOwner when the registration that `fence` stands for is gone.
         """
-        nodes = {self._owner(group, place): stream.encode() for place, stream in streams.items()}
-        for parent in sorted({path.rsplit("/", 1)[0] for path in nodes}):
-            self._create_missing(group, parent)
-        for part in in_parts(nodes):
+        paths = _nodes(f"{self._group(group)}/owners", streams)
+        self._create_parents(group, paths)
 
-            def create(change: TransactionRequest, part: Mapping[str, bytes] = part) -> None:
-                for path, stream in part.items():
-                    change.create(path, stream, ephemeral=True)
+        def create(change: TransactionRequest, part: Mapping[str, bytes]) -> None:
+            for path, stream in part.items():
+                change.create(path, stream, ephemeral=True)
 
-            if self._transact(create, fence) is None and not self._holds(part):
+        for part in _in_parts(dict(zip(paths, map(str.encode, streams.values()), strict=True))):
+            if self._transact(partial(create, part=part), fence) is None and not self._holds(part):
                 self.disown(group, streams, fence)  # the parts before
                 return False
         return True
@@ -364,41 +339,48 @@ class ConsumerRegistry:
         """True if they are ours: a try whose answer was lost has succeeded, and it was all or nothing."""
         return {path: data for path, (data, _) in self._session.read_all(nodes).items()} == nodes
 
-    def disown(self, group: str, places: Iterable[TopicPartition], fence: Fence) -> None:
+    def disown(self, group: str, partitions: Iterable[TopicPartition], fence: Fence) -> None:
         """Give up those partitions that are owned under `fence`; NotOwner when that is gone, and they too."""
-        paths = [self._owner(group, place) for place in places]
+        paths = _nodes(f"{self._group(group)}/owners", partitions)
         for _ in range(TRIES):
-            found = self._session.read_all(paths)
-            ours = [path for path, (_, stat) in found.items() if stat.ephemeralOwner == self._session.id]
+            nodes = self._session.read_all(paths)
+            ours = [path for path, (_, stat) in nodes.items() if stat.ephemeralOwner == self._session.id]
             if self._delete_all(ours, fence):
                 return
-        raise BrokerError(f"what group {group!r} owns changes too fast to be given up")
+        raise errors.BrokerError(f"what group {group!r} owns changes too fast to be given up")
 
     def owners(self, group: str) -> dict[TopicPartition, str]:
         """Partition -> the stream that reads it."""
-        places = self._places(f"{self._group(group)}/owners")
-        found = self._session.read_all(self._owner(group, place) for place in places)
-        return {place_of(path): data.decode() for path, (data, _) in found.items()}
+        nodes = self._session.read_all(self._leaves(f"{self._group(group)}/owners"))
+        return {partition_of(path): data.decode() for path, (data, _) in nodes.items()}
 
     # Nodes
 
     def _group(self, group: str) -> str:
         if not group:
-            raise InvalidGroup("a group needs a name")
+            raise errors.InvalidGroup("a group needs a name")
         return f"{self._root}/{node_name(group)}"
 
-    def _offset(self, group: str, place: TopicPartition) -> str:
-        return f"{self._group(group)}/offsets/{node_name(place[0])}/{place[1]}"
+    def _tree(self, path: str) -> list[str]:
+        """The node and all below it, children before their parents."""
+        below = [node for name in self._session.children(path) for node in self._tree(f"{path}/{name}")]
+        return [*below, path]
 
-    def _owner(self, group: str, place: TopicPartition) -> str:
-        return f"{self._group(group)}/owners/{node_name(place[0])}/{place[1]}"
+    def _leaves(self, directory: str) -> list[str]:
+        """The nodes of all partitions of all topics in a directory of a group."""
+        topics = [f"{directory}/{topic}" for topic in self._session.children(directory)]
+        return [f"{topic}/{partition}" for topic in topics for partition in self._session.children(topic)]
 
-    def _places(self, directory: str) -> list[TopicPartition]:
-        return [
-            (name_of(f"/{topic}"), int(partition))
-            for topic in self._session.children(directory)
-            for partition in self._session.children(f"{directory}/{topic}")
-        ]
+    def _delete_all(self, paths: Iterable[str], fence: Fence | None) -> bool:
+        def delete(change: TransactionRequest, part: Iterable[str]) -> None:
+            for path in part:
+                change.delete(path)
+
+        for part in _in_parts(dict.fromkeys(paths, b"")):
+            self._seen.difference_update(part)
+            if self._transact(partial(delete, part=part), fence) is None:
+                return False
+        return True
 
     def _transact(
         self, fill: Callable[[TransactionRequest], None], fence: Fence | None = None
@@ -422,5 +404,97 @@ class ConsumerRegistry:
         if fence is not None and failed and failed[0] < len(checks):
             raise fence.broken(f"what is at {checks[failed[0]][0]} in ZooKeeper is not ours any more")
         if not failed and any(isinstance(result, KazooException) for result in results):
-            raise BrokerError(f"ZooKeeper at {self._session.zookeeper} refuses a transaction: {results}")
+            raise errors.BrokerError(
+                f"ZooKeeper at {self._session.zookeeper} refuses a transaction: {results}"
+            )
         return None if failed else results
+
+
+def current_offsets(
+    committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
+) -> dict[TopicPartition, CommittedOffset]:
+    """Those of topics that are still the same; the others count as not committed."""
+    return {
+        partition: offset
+        for partition, offset in committed.items()
+        if topic_ids.get(partition[0]) == offset.topic_id
+    }
+
+
+def committed_positions(
+    committed: Mapping[TopicPartition, CommittedOffset], topic_ids: Mapping[str, UUID]
+) -> dict[TopicPartition, int]:
+    """Where to read on: the current offsets that are not negative."""
+    current = current_offsets(committed, topic_ids)
+    return {partition: offset.offset for partition, offset in current.items() if offset.offset >= 0}
+
+
+def stream_name(consumer_id: str, index: int) -> str:
+    """What one of a consumer's streams is called where it owns a partition."""
+    return f"{consumer_id}-{index}"
+
+
+def consumer_of(stream: str) -> str:
+    """The consumer that a stream belongs to."""
+    return stream.rpartition("-")[0]
+
+
+def node_name(name: str) -> str:
+    """Any name as a node's: `.` and `..` would be steps of a path."""
+    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
+
+
+def name_of(path: str) -> str:
+    """The name that `node_name` encoded, from a path that ends in it."""
+    return unquote(path.rpartition("/")[2])
+
+
+def partition_of(path: str) -> TopicPartition:
+    """The partition, from the node of its offset or owner."""
+    topic, _, partition = path.rpartition("/")
+    return name_of(topic), int(partition)
+
+
+def encode_member(member: StreamsMember) -> bytes:
+    """What a registered consumer's node holds."""
+    return json.dumps({"host": member.host, "topics": dict(member.topics)}).encode()
+
+
+def encode_offset(committed: CommittedOffset) -> bytes:
+    """What an offset's node holds; five times as fast as `dataclasses.asdict`."""
+    value = {
+        "offset": committed.offset,
+        "metadata": committed.metadata,
+        "time_ms": committed.time_ms,
+        "topic_id": committed.topic_id and committed.topic_id.hex,
+        "leader_epoch": committed.leader_epoch,
+    }
+    return json.dumps(value).encode()
+
+
+def decode_offset(data: bytes) -> CommittedOffset:
+    value = json.loads(data)
+    return CommittedOffset(**{**value, "topic_id": value["topic_id"] and UUID(value["topic_id"])})
+
+
+def _decode_kind(data: bytes) -> GroupKind:
+    return GroupKind(json.loads(data)["kind"])
+
+
+def _nodes(directory: str, partitions: Iterable[TopicPartition]) -> list[str]:
+    """The nodes of these partitions in a directory of a group."""
+    return [f"{directory}/{node_name(topic)}/{number}" for topic, number in partitions]
+
+
+def _in_parts(changes: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    """Paths and data, in their order, in as many parts as there must be transactions: at least one."""
+    part: dict[str, bytes] = {}
+    size = 0
+    for path, data in changes.items():
+        change = CHANGE_BYTES + len(path.encode()) + len(data)
+        if part and size + change > MAX_PART_BYTES:
+            yield part
+            part, size = {}, 0
+        part[path] = data
+        size += change
+    yield part

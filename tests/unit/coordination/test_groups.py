@@ -7,14 +7,14 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.coordination.group_entries import (
+from millrace.coordination.groups import (
     CommittedOffset,
     current_offsets,
     decode_offset,
     encode_offset,
     name_of,
     node_name,
-    place_of,
+    partition_of,
 )
 
 ID, OTHER = UUID(int=1), UUID(int=2)
@@ -31,7 +31,7 @@ def test_any_name_makes_one_step_of_a_path_and_is_found_again(name: str) -> None
 
 
 def test_a_partition_is_read_from_its_node() -> None:
-    assert place_of("/dc1/consumers/g/offsets/PageView/12") == ("PageView", 12)
+    assert partition_of("/dc1/consumers/g/offsets/PageView/12") == ("PageView", 12)
 
 
 @given(
