@@ -21,7 +21,7 @@ from kazoo.client import KazooClient
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.consumer import Consumer, MessageStream, NotOwner
 from millrace.consumer.assignment import assign
-from millrace.consumer.puller import _Puller
+from millrace.consumer.puller import ConsumerPuller
 from millrace.coordination.groups import ConsumerRegistry, GroupKind, StreamsMember, stream_name
 from millrace.errors import BrokerError, CorruptMessage, InconsistentGroupKind, MillraceError
 from tests.brokers import TestCluster
@@ -475,15 +475,13 @@ def test_a_zookeeper_that_is_away_for_a_while_is_waited_for(site: Site, zookeepe
 
 def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     idle: set[int] = set()
-    round_ = _Puller._round
+    sleep = ConsumerPuller.sleep
 
-    def noted(puller: _Puller) -> bool:
-        if asked := round_(puller):
-            return asked
+    def noted(puller: ConsumerPuller, seconds: float) -> None:
         idle.add(puller._broker_id)
-        return False
+        sleep(puller, seconds)
 
-    monkeypatch.setattr(_Puller, "_round", noted)
+    monkeypatch.setattr(ConsumerPuller, "sleep", noted)
     site.create(2)
     for _ in range(40):
         site.produce(100, size=1000)  # 4 MB

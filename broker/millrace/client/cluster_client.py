@@ -12,49 +12,23 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TypeVar
 
+from millrace.client import metadata
 from millrace.client.connection import Connection, ConnectionFailed
 from millrace.client.errors import LEADER_MOVED, TryAgain, raise_error
+from millrace.client.fetcher import EARLIEST, LATEST, BrokerFetcher, FetchLimits
 from millrace.client.metadata import TopicMetadata
 from millrace.config import parse_addresses
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin, PositionMismatch
+from millrace.wire import messages, mirror_append
 from millrace.wire.codec import decode, encode
-from millrace.wire.fetch import FetchedPartition, decode_response
-from millrace.wire.fetch import encode_request as encode_fetch
-from millrace.wire.messages import (
-    ApiKey,
-    CreatableTopic,
-    CreatableTopicConfig,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-)
-from millrace.wire.mirror_append import MIRROR_APPEND_VERSION, MirrorAppend, MirrorAppended
-from millrace.wire.mirror_append import decode_response as decode_mirror_append
-from millrace.wire.mirror_append import encode_request as encode_mirror_append
+from millrace.wire.fetch import FetchedPartition
+from millrace.wire.messages import ApiKey
 
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
 
-LATEST = -1
-"""As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
-EARLIEST = -2
-"""As a timestamp: the first offset still kept."""
-
-_METADATA_VERSION = 12
-_FETCH_VERSION = 11
-_LIST_OFFSETS_VERSION = 5
 _CREATE_TOPICS_VERSION = 4
 _DELETE_TOPICS_VERSION = 3
-# What an open transaction has written may yet be aborted: neither read, nor counted as there.
-_READ_COMMITTED = 1
 _CONNECT_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.1
 T = TypeVar("T")
@@ -90,10 +64,9 @@ class ClusterClient:
         """Every topic of the cluster by name, or of those named the ones that are there."""
         wanted = None if names is None else tuple(names)
         response = self._retry(lambda deadline: self._metadata(wanted, deadline))
-        return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}
+        return metadata.topics_of(response)
 
     def broker_ids(self) -> list[int]:
-        """Every live broker of the cluster."""
         self._retry(lambda deadline: self._metadata((), deadline))
         return sorted(self._brokers)
 
@@ -110,17 +83,12 @@ class ClusterClient:
         For a time: the first message at or after it, or the high watermark when there is none.
         """
         wanted = set(self.topic(topic).partitions if partitions is None else partitions)
-        found: dict[int, int] = {}
-
-        def attempt(deadline: float) -> dict[int, int]:
-            self._list_offsets(topic, timestamp, wanted - found.keys(), found, deadline)
-            return found
-
-        self._retry(attempt)
-        none_as_late = [partition for partition, offset in found.items() if offset < 0]
+        offsets: dict[int, int] = {}
+        self._retry(lambda deadline: self._list_offsets(topic, timestamp, wanted, offsets, deadline))
+        none_as_late = [partition for partition, offset in offsets.items() if offset < 0]
         if none_as_late and timestamp != LATEST:
-            found |= self.list_offsets(topic, LATEST, none_as_late)
-        return found
+            offsets |= self.list_offsets(topic, LATEST, none_as_late)
+        return offsets
 
     def fetch(
         self,
@@ -139,92 +107,122 @@ class ClusterClient:
         records count as readable (on Apache Kafka the aborted ones are in the bytes too, named by
         `aborted_transactions`).
         """
-        found: dict[int, FetchedPartition] = {}
+        fetched: dict[int, FetchedPartition] = {}
 
-        def attempt(deadline: float) -> dict[int, FetchedPartition]:
+        def attempt(deadline: float) -> None:
             several = len(self._leaders_of(topic, offsets, deadline)) > 1
             for wait_ms in (0, max_wait_ms) if several and max_wait_ms > 0 else (max_wait_ms,):
-                missing = {p: offset for p, offset in offsets.items() if p not in found}
-                limits = (max_bytes, wait_ms, partition_max_bytes, min_bytes)
-                self._fetch(topic, missing, limits, found, deadline)
-                enough = sum(len(one.records) for one in found.values()) >= min_bytes
-                if enough or wait_ms == max_wait_ms or any(one.error for one in found.values()):
+                missing = {p: offset for p, offset in offsets.items() if p not in fetched}
+                limits = FetchLimits(
+                    max_bytes=max_bytes,
+                    partition_max_bytes=partition_max_bytes,
+                    max_wait_ms=wait_ms,
+                    min_bytes=min_bytes,
+                )
+                self._fetch(topic, missing, limits, fetched, deadline)
+                enough = sum(len(part.records) for part in fetched.values()) >= min_bytes
+                if enough or wait_ms == max_wait_ms or any(part.error for part in fetched.values()):
                     break
-                found.clear()
-            return found
+                fetched.clear()
 
-        return {p: self._with_bounds(topic, p, one) for p, one in self._retry(attempt).items()}
+        self._retry(attempt)
+        return {p: self._with_bounds(topic, p, part) for p, part in fetched.items()}
 
     def _with_bounds(self, topic: str, partition: int, fetched: FetchedPartition) -> FetchedPartition:
-        """What was fetched; where the offset is out of range with the bounds Apache Kafka leaves out."""
+        """The answer, with the bounds that Apache Kafka leaves out when an offset is out of range."""
         if fetched.error != ErrorCode.OFFSET_OUT_OF_RANGE or fetched.log_start_offset >= 0:
             return fetched
-        earliest = self.list_offsets(topic, EARLIEST, [partition])[partition]
-        latest = self.list_offsets(topic, LATEST, [partition])[partition]
+        earliest, latest = self.bounds(topic, partition)
         return dataclasses.replace(fetched, log_start_offset=earliest, high_watermark=latest)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset still there, and the high watermark."""
+        earliest, latest = (self.list_offsets(topic, when, [partition]) for when in (EARLIEST, LATEST))
+        return earliest[partition], latest[partition]
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create the topic and wait until every partition has a leader; BrokerError when it is refused."""
-        settings = tuple(CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items())
+        settings = tuple(messages.CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items())
         # As many replicas as the cluster says: on Apache Kafka that is not for us to know.
-        topic = CreatableTopic(name=name, num_partitions=partitions, configs=settings)
-        request = CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
+        topic = messages.CreatableTopic(name=name, num_partitions=partitions, configs=settings)
+        request = messages.CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
         body = encode(request, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION)
 
         def attempt(deadline: float) -> None:
             raw = self._ask_controller(ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, body, deadline)
-            response = decode(CreateTopicsResponse, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, raw)
+            response = decode(
+                messages.CreateTopicsResponse, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, raw
+            )
             for result in response.topics:
                 raise_error(result.error_code, f"topic {name!r}", result.error_message)
 
-        def there(deadline: float) -> None:
+        def wait_for_leaders(deadline: float) -> None:
             try:
                 self._leaders_of(name, range(max(partitions, 0)), deadline)
             except UnknownTopicOrPartition as error:  # a broker of Apache Kafka hears of it a moment later
                 raise TryAgain(str(error)) from error
 
         self._retry(attempt)
-        self._retry(there)
+        self._retry(wait_for_leaders)
 
     def delete_topic(self, name: str) -> None:
         """Delete the topic and all its messages; UnknownTopicOrPartition when there is none."""
-        request = DeleteTopicsRequest(topic_names=(name,), timeout=int(self._timeout_s * 1000))
+        request = messages.DeleteTopicsRequest(topic_names=(name,), timeout=int(self._timeout_s * 1000))
         body = encode(request, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION)
 
         def attempt(deadline: float) -> None:
             raw = self._ask_controller(ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, body, deadline)
-            response = decode(DeleteTopicsResponse, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, raw)
+            response = decode(
+                messages.DeleteTopicsResponse, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, raw
+            )
             for result in response.responses:
                 raise_error(result.error_code, f"topic {name!r} on {self.bootstrap}")
 
         self._retry(attempt)
         self._leaders.pop(name, None)
 
-    def mirror_append(self, topic: str, request: MirrorAppend) -> MirrorAppended:
+    def mirror_append(self, topic: str, request: mirror_append.MirrorAppend) -> mirror_append.MirrorAppended:
         """Have the leader of the origin's target partition in `topic` append, describe or reset.
 
         Millrace only. Raises PositionMismatch, with what is recorded, when an append or a reset does not
         start there, and PolicyViolation when the origin was created anew and that is not known yet.
         """
-        body = b"".join(encode_mirror_append(topic, request))
-        place = (topic, request.origin)
+        body = b"".join(mirror_append.encode_request(topic, request))
+        target = (topic, request.origin)
 
-        def attempt(deadline: float) -> MirrorAppended:
+        def ask(broker_id: int | None, deadline: float) -> mirror_append.MirrorAppended:
+            version = mirror_append.MIRROR_APPEND_VERSION
+            return mirror_append.decode_response(
+                self._ask(broker_id, ApiKey.MIRROR_APPEND, version, body, deadline)
+            )
+
+        def attempt(deadline: float) -> mirror_append.MirrorAppended:
             # Any broker tells who leads. Forgotten first: a leader that fails is not asked twice in a row.
-            leader = self._mirror_leaders.pop(place, None)
-            answer = self._mirror_append(leader, body, deadline)
+            leader = self._mirror_leaders.pop(target, None)
+            answer = ask(leader, deadline)
             if answer.error in LEADER_MOVED and answer.leader not in (-1, leader):
-                answer = self._mirror_append(answer.leader, body, deadline)
+                answer = ask(answer.leader, deadline)
             if answer.error in LEADER_MOVED:
                 raise TryAgain(answer.message)
             if answer.leader >= 0:
-                self._mirror_leaders[place] = answer.leader
+                self._mirror_leaders[target] = answer.leader
             if answer.error == PositionMismatch.code:
                 raise PositionMismatch(request.expected, answer.position)
             raise_error(answer.error, answer.message)
             return answer
 
         return self._retry(attempt)
+
+    def call(
+        self, broker_id: int | None, api_key: ApiKey, version: int, request: object, response: type[T]
+    ) -> T:
+        """One broker's answer to a message, or any broker's when `broker_id` is None."""
+        return decode(
+            response,
+            api_key,
+            version,
+            self.ask(broker_id, api_key, version, encode(request, api_key, version)),
+        )
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
         """The raw response of one broker, or of any when `broker_id` is None; retries lost connections."""
@@ -300,20 +298,14 @@ class ClusterClient:
 
     def _ask_controller(self, api_key: int, version: int, body: bytes, deadline: float) -> memoryview:
         self._metadata((), deadline)
-        known = self._controller_id if self._controller_id in self._brokers else None
-        return self._ask(known, api_key, version, body, deadline)
+        controller = self._controller_id if self._controller_id in self._brokers else None
+        return self._ask(controller, api_key, version, body, deadline)
 
-    def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> MetadataResponse:
-        topics = None if names is None else tuple(MetadataRequestTopic(name=name) for name in names)
-        request = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
-        raw = self._ask(
-            None,
-            ApiKey.METADATA,
-            _METADATA_VERSION,
-            encode(request, ApiKey.METADATA, _METADATA_VERSION),
-            deadline,
+    def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> messages.MetadataResponse:
+        body = metadata.encode_request(names)
+        response = metadata.decode_response(
+            self._ask(None, ApiKey.METADATA, metadata.VERSION, body, deadline)
         )
-        response = decode(MetadataResponse, ApiKey.METADATA, _METADATA_VERSION, raw)
         self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         self._controller_id = response.controller_id
         self._cluster_id = response.cluster_id
@@ -322,9 +314,9 @@ class ClusterClient:
     def _topic(self, name: str, deadline: float) -> TopicMetadata:
         (topic,) = self._metadata((name,), deadline).topics
         raise_error(topic.error_code, f"topic {name!r} on {self.bootstrap}")
-        metadata = TopicMetadata.of(topic)
-        self._leaders[name] = metadata.partitions
-        return metadata
+        described = TopicMetadata.of(topic)
+        self._leaders[name] = described.partitions
+        return described
 
     def _leaders_of(self, topic: str, partitions: Iterable[int], deadline: float) -> dict[int, list[int]]:
         """Leader -> the partitions it leads, out of those named."""
@@ -342,52 +334,45 @@ class ClusterClient:
             shares.setdefault(leader, []).append(partition)
         return shares
 
-    def _mirror_append(self, broker_id: int | None, body: bytes, deadline: float) -> MirrorAppended:
-        raw = self._ask(broker_id, ApiKey.MIRROR_APPEND, MIRROR_APPEND_VERSION, body, deadline)
-        return decode_mirror_append(raw)
+    def _fetcher(self, leader: int, deadline: float) -> BrokerFetcher:
+        connection = self._connect(self._brokers[leader], deadline)
+        return BrokerFetcher(connection, timeout_s=max(0.1, deadline - time.monotonic()))
 
     def _list_offsets(
-        self, topic: str, timestamp: int, wanted: set[int], found: dict[int, int], deadline: float
+        self, topic: str, timestamp: int, wanted: set[int], offsets: dict[int, int], deadline: float
     ) -> None:
-        for leader, share in self._leaders_of(topic, sorted(wanted), deadline).items():
-            asked = tuple(ListOffsetsPartition(partition_index=p, timestamp=timestamp) for p in share)
-            request = ListOffsetsRequest(
-                topics=(ListOffsetsTopic(name=topic, partitions=asked),), isolation_level=_READ_COMMITTED
-            )
-            body = encode(request, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION)
-            raw = self._ask(leader, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, body, deadline)
-            response = decode(ListOffsetsResponse, ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, raw)
-            for answer in response.topics[0].partitions:
-                what = f"offsets of {topic}-{answer.partition_index}"
+        """Ask for what `offsets` lacks, and put it there."""
+        missing = sorted(wanted - offsets.keys())
+        for leader, share in self._leaders_of(topic, missing, deadline).items():
+            listed = self._fetcher(leader, deadline).list_offsets([(topic, p) for p in share], timestamp)
+            for (_, partition), answer in listed.items():
+                what = f"offsets of {topic}-{partition}"
                 if answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     # Another broker knows it already: its leader hears of it a moment later, or it is gone.
                     raise TryAgain(f"{what}: broker {leader} knows no such partition")
                 raise_error(answer.error_code, what)
-                found[answer.partition_index] = answer.offset
+                offsets[partition] = answer.offset
 
     def _fetch(
         self,
         topic: str,
         offsets: Mapping[int, int],
-        limits: tuple[int, int, int, int],
-        found: dict[int, FetchedPartition],
+        limits: FetchLimits,
+        fetched: dict[int, FetchedPartition],
         deadline: float,
     ) -> None:
-        max_bytes, max_wait_ms, partition_max_bytes, min_bytes = limits
-        asked: list[Connection] = []
-        wait = max(0.1, deadline - time.monotonic()) + max_wait_ms / 1000
+        """Ask every leader for its share at once, and put into `fetched` what they answer."""
+        fetchers = []
         for leader, share in self._leaders_of(topic, offsets, deadline).items():
-            wanted = [(topic, partition, offsets[partition], partition_max_bytes) for partition in share]
-            body = encode_fetch(wanted, max_wait=max_wait_ms, max_bytes=max_bytes, min_bytes=min_bytes)
-            asked.append(self._connect(self._brokers[leader], deadline))
-            asked[-1].send(ApiKey.FETCH, _FETCH_VERSION, body, timeout_s=wait)
+            fetcher = self._fetcher(leader, deadline)
+            fetcher.request({(topic, partition): offsets[partition] for partition in share}, limits)
+            fetchers.append(fetcher)
         moved: list[int] = []
-        for connection in asked:
-            raw = connection.receive(timeout_s=wait)
-            for partition, fetched in decode_response(_FETCH_VERSION, raw).get(topic, {}).items():
-                if fetched.error in LEADER_MOVED:
+        for fetcher in fetchers:
+            for (_, partition), part in fetcher.receive().items():
+                if part.error in LEADER_MOVED:
                     moved.append(partition)
                 else:
-                    found[partition] = fetched
+                    fetched[partition] = part
         if moved:
             raise TryAgain(f"nobody leads {topic}-{moved[0]} on {self.bootstrap}")

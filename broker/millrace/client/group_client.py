@@ -7,50 +7,24 @@ and Apache Kafka. Joins no group.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import BrokerError, ErrorCode, GroupNotEmpty, MillraceError, UnknownGroup
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.codec import decode, encode
+from millrace.wire import group_messages, messages
 from millrace.wire.consumer_protocol import decode_assignment
 from millrace.wire.fetch import error_name
-from millrace.wire.group_messages import (
-    DeleteGroupsRequest,
-    DeleteGroupsResponse,
-    DescribedGroup,
-    DescribeGroupsRequest,
-    DescribeGroupsResponse,
-    ListGroupsRequest,
-    ListGroupsResponse,
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-)
-from millrace.wire.messages import (
-    ApiKey,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-)
+from millrace.wire.messages import ApiKey
 
-_FIND_COORDINATOR_VERSION = 2
-_LIST_GROUPS_VERSION = 2
-_DESCRIBE_GROUPS_VERSION = 4
-_OFFSET_COMMIT_VERSION = 7
-_OFFSET_FETCH_VERSION = 5
-_DELETE_GROUPS_VERSION = 1
 _PAUSE_S = 0.2
-_MOVED = frozenset(
-    {
-        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE,
-        ErrorCode.NOT_COORDINATOR,
-    }
-)  # fmt: skip
+_MOVED = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
 T = TypeVar("T")
 
 
@@ -86,43 +60,44 @@ class GroupClient:
 
     def groups(self) -> dict[str, GroupDescription]:
         """Every group of the cluster by name."""
-        body = encode(ListGroupsRequest(), ApiKey.LIST_GROUPS, _LIST_GROUPS_VERSION)
-        found: dict[str, GroupDescription] = {}
+        descriptions: dict[str, GroupDescription] = {}
+        request = group_messages.ListGroupsRequest()
         for broker_id in self._client.broker_ids():
-            raw = self._client.ask(broker_id, ApiKey.LIST_GROUPS, _LIST_GROUPS_VERSION, body)
-            listed = decode(ListGroupsResponse, ApiKey.LIST_GROUPS, _LIST_GROUPS_VERSION, raw)
+            listed = self._client.call(
+                broker_id, ApiKey.LIST_GROUPS, 2, request, group_messages.ListGroupsResponse
+            )
             _check(listed.error_code, f"the groups of broker {broker_id}")
             names = [group.group_id for group in listed.groups]
-            for name, group in zip(names, self._ask_about(broker_id, names), strict=True):
+            for name, group in zip(names, self._describe(broker_id, names), strict=True):
                 moved = group.error_code in _MOVED
-                found[name] = self.describe(name) if moved else _description(group)
-        return dict(sorted(found.items()))
+                descriptions[name] = self.describe(name) if moved else _description(group)
+        return dict(sorted(descriptions.items()))
 
     def describe(self, group: str) -> GroupDescription:
         """The group as it is now; UnknownGroup when there is none of that name."""
 
         def attempt(coordinator: int) -> GroupDescription:
-            (found,) = self._ask_about(coordinator, [group])
-            _check(found.error_code, f"group {group!r}")
-            return _description(found)
+            (described,) = self._describe(coordinator, [group])
+            _check(described.error_code, f"group {group!r}")
+            return _description(described)
 
-        described = self._at_coordinator(group, attempt)
-        if described.state == "Dead":
+        description = self._at_coordinator(group, attempt)
+        if description.state == "Dead":
             raise UnknownGroup(f"no group {group!r} on {self._client.bootstrap}")
-        return described
+        return description
 
     def offsets(self, group: str) -> dict[TopicPartition, int]:
         """Everything the group has committed: the next offset to read of each partition."""
-        request = OffsetFetchRequest(group_id=group, topics=None)
-        body = encode(request, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION)
+        request = messages.OffsetFetchRequest(group_id=group, topics=None)
 
         def attempt(coordinator: int) -> dict[TopicPartition, int]:
-            raw = self._client.ask(coordinator, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION, body)
-            found = decode(OffsetFetchResponse, ApiKey.OFFSET_FETCH, _OFFSET_FETCH_VERSION, raw)
-            _check(found.error_code, f"offsets of group {group!r}")
+            response = self._client.call(
+                coordinator, ApiKey.OFFSET_FETCH, 5, request, messages.OffsetFetchResponse
+            )
+            _check(response.error_code, f"offsets of group {group!r}")
             return {
                 (topic.name, partition.partition_index): partition.committed_offset
-                for topic in found.topics
+                for topic in response.topics
                 for partition in topic.partitions
                 if partition.committed_offset >= 0
             }
@@ -131,49 +106,56 @@ class GroupClient:
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Set offsets of a group without members; GroupNotEmpty when it has some."""
-        topics: dict[str, list[OffsetCommitRequestPartition]] = {}
+        topics: dict[str, list[group_messages.OffsetCommitRequestPartition]] = {}
         for (topic, number), offset in offsets.items():
-            part = OffsetCommitRequestPartition(partition_index=number, committed_offset=offset)
-            topics.setdefault(topic, []).append(part)
-        request = OffsetCommitRequest(
+            partition = group_messages.OffsetCommitRequestPartition(
+                partition_index=number, committed_offset=offset
+            )
+            topics.setdefault(topic, []).append(partition)
+        request = group_messages.OffsetCommitRequest(
             group_id=group,
-            topics=tuple(OffsetCommitRequestTopic(name=n, partitions=tuple(p)) for n, p in topics.items()),
+            topics=tuple(
+                group_messages.OffsetCommitRequestTopic(name=name, partitions=tuple(partitions))
+                for name, partitions in topics.items()
+            ),
         )
-        body = encode(request, ApiKey.OFFSET_COMMIT, _OFFSET_COMMIT_VERSION)
 
         def attempt(coordinator: int) -> None:
-            raw = self._client.ask(coordinator, ApiKey.OFFSET_COMMIT, _OFFSET_COMMIT_VERSION, body)
-            response = decode(OffsetCommitResponse, ApiKey.OFFSET_COMMIT, _OFFSET_COMMIT_VERSION, raw)
+            response = self._client.call(
+                coordinator, ApiKey.OFFSET_COMMIT, 7, request, group_messages.OffsetCommitResponse
+            )
             for topic in response.topics:
-                for each in topic.partitions:
-                    _check(each.error_code, f"group {group!r}, {topic.name}-{each.partition_index}")
+                for partition in topic.partitions:
+                    what = f"group {group!r}, {topic.name}-{partition.partition_index}"
+                    _check(partition.error_code, what)
 
         self._at_coordinator(group, attempt)
 
     def delete(self, group: str) -> None:
         """Forget a group and its offsets; UnknownGroup or GroupNotEmpty when that cannot be."""
-        request = DeleteGroupsRequest(groups_names=(group,))
-        body = encode(request, ApiKey.DELETE_GROUPS, _DELETE_GROUPS_VERSION)
+        request = group_messages.DeleteGroupsRequest(groups_names=(group,))
 
         def attempt(coordinator: int) -> None:
-            raw = self._client.ask(coordinator, ApiKey.DELETE_GROUPS, _DELETE_GROUPS_VERSION, body)
-            response = decode(DeleteGroupsResponse, ApiKey.DELETE_GROUPS, _DELETE_GROUPS_VERSION, raw)
+            response = self._client.call(
+                coordinator, ApiKey.DELETE_GROUPS, 1, request, group_messages.DeleteGroupsResponse
+            )
             _check(response.results[0].error_code, f"group {group!r}")
 
         self._at_coordinator(group, attempt)
 
-    def _ask_about(self, broker_id: int, names: Iterable[str]) -> tuple[DescribedGroup, ...]:
-        request = DescribeGroupsRequest(groups=tuple(names))
-        body = encode(request, ApiKey.DESCRIBE_GROUPS, _DESCRIBE_GROUPS_VERSION)
-        raw = self._client.ask(broker_id, ApiKey.DESCRIBE_GROUPS, _DESCRIBE_GROUPS_VERSION, body)
-        return decode(DescribeGroupsResponse, ApiKey.DESCRIBE_GROUPS, _DESCRIBE_GROUPS_VERSION, raw).groups
+    def _describe(self, broker_id: int, names: list[str]) -> tuple[group_messages.DescribedGroup, ...]:
+        request = group_messages.DescribeGroupsRequest(groups=tuple(names))
+        return self._client.call(
+            broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, group_messages.DescribeGroupsResponse
+        ).groups
 
     def _coordinator(self, group: str) -> int:
-        body = encode(FindCoordinatorRequest(key=group), ApiKey.FIND_COORDINATOR, _FIND_COORDINATOR_VERSION)
-        raw = self._client.ask(None, ApiKey.FIND_COORDINATOR, _FIND_COORDINATOR_VERSION, body)
-        found = decode(FindCoordinatorResponse, ApiKey.FIND_COORDINATOR, _FIND_COORDINATOR_VERSION, raw)
-        _check(found.error_code, f"the coordinator of group {group!r}")
-        return found.node_id
+        request = messages.FindCoordinatorRequest(key=group)
+        response = self._client.call(
+            None, ApiKey.FIND_COORDINATOR, 2, request, messages.FindCoordinatorResponse
+        )
+        _check(response.error_code, f"the coordinator of group {group!r}")
+        return response.node_id
 
     def _at_coordinator(self, group: str, attempt: Callable[[int], T]) -> T:
         deadline = time.monotonic() + self._timeout_s
@@ -186,7 +168,7 @@ class GroupClient:
             time.sleep(_PAUSE_S)
 
 
-def _description(group: DescribedGroup) -> GroupDescription:
+def _description(group: group_messages.DescribedGroup) -> GroupDescription:
     members = tuple(
         Member(
             member_id=member.member_id,
@@ -202,7 +184,6 @@ def _description(group: DescribedGroup) -> GroupDescription:
 
 
 def _check(code: int, what: str) -> None:
-    """Raise what an error code means: nothing for 0."""
     if not code:
         return
     if code in _MOVED:

@@ -1,12 +1,21 @@
-"""A topic as a cluster describes it to its clients."""
+"""How a cluster describes its brokers and topics: the question, the answer, and a topic as a value."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from millrace.wire.messages import MetadataTopic
+from millrace.wire.codec import decode, encode
+from millrace.wire.messages import (
+    ApiKey,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataTopic,
+)
+
+VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +31,20 @@ class TopicMetadata:
         """What an answer says of a topic, its partitions in order."""
         partitions = {p.partition_index: p.leader_id for p in topic.partitions}
         return cls(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
+
+
+def encode_request(topics: Iterable[str] | None) -> bytes:
+    """The body of a request about topics by name, or about all of them."""
+    names = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
+    request = MetadataRequest(topics=names, allow_auto_topic_creation=False)
+    return encode(request, ApiKey.METADATA, VERSION)
+
+
+def decode_response(body: memoryview) -> MetadataResponse:
+    """The answer in `body`."""
+    return decode(MetadataResponse, ApiKey.METADATA, VERSION, body)
+
+
+def topics_of(response: MetadataResponse) -> dict[str, TopicMetadata]:
+    """The topics of an answer by name; those that are not there are missing."""
+    return {t.name: TopicMetadata.of(t) for t in response.topics if t.name and not t.error_code}

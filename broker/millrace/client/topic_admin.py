@@ -6,24 +6,20 @@ The client's side, of Millrace and of Apache Kafka. Each call is one request to 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.errors import TryAgain, raise_error
 from millrace.errors import BrokerError
 from millrace.wire import admin_messages as messages
-from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import error_name
 from millrace.wire.messages import ApiKey
 
-T = TypeVar("T")
 _CREATE_PARTITIONS_MS = 30_000
 
 
 def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
     """The topic's setting as text, None when the cluster does not tell it; BrokerError when it refuses."""
-    found = {config.name: config.value for config in topic_settings(client, topic, (name,))}
-    return found.get(name)
+    return {config.name: config.value for config in topic_settings(client, topic, (name,))}.get(name)
 
 
 def topic_settings(
@@ -44,7 +40,7 @@ def settings_of_topics(
         for topic in topics
     )
     request = messages.DescribeConfigsRequest(resources=resources)
-    response = _ask(client, None, ApiKey.DESCRIBE_CONFIGS, 1, request, messages.DescribeConfigsResponse)
+    response = client.call(None, ApiKey.DESCRIBE_CONFIGS, 1, request, messages.DescribeConfigsResponse)
     for result in response.results:
         if result.error_code:
             reason = result.error_message or error_name(result.error_code)
@@ -67,7 +63,7 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
         resource_type=messages.ResourceType.TOPIC, resource_name=topic, configs=configs
     )
     request = messages.IncrementalAlterConfigsRequest(resources=(resource,))
-    response = _ask(client, None, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request, messages.AlterConfigsResponse)
+    response = client.call(None, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request, messages.AlterConfigsResponse)
     for result in response.responses:
         _check(topic, result.error_code, result.error_message)
 
@@ -76,16 +72,9 @@ def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
     """Give the topic `count` partitions in all; BrokerError when that is refused."""
     wanted = messages.CreatePartitionsTopic(name=topic, count=count)
     request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
-    response = _ask(client, None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
+    response = client.call(None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
     for result in response.results:
         _check(topic, result.error_code, result.error_message)
-
-
-def _ask(
-    client: ClusterClient, broker: int | None, key: ApiKey, version: int, request: object, response: type[T]
-) -> T:
-    raw = client.ask(broker, key, version, encode(request, key, version))
-    return decode(response, key, version, raw)
 
 
 def _check(topic: str, code: int, message: str | None) -> None:
@@ -100,17 +89,10 @@ def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int
     sizes: dict[int, int] = {}
     for leader in sorted(set(leaders.values()) - {-1}):
         share = tuple(partition for partition, leads in leaders.items() if leads == leader)
-        sizes |= _sizes_on(client, leader, topic, share)
+        wanted = messages.DescribableLogDirTopic(topic=topic, partitions=share)
+        request = messages.DescribeLogDirsRequest(topics=(wanted,))
+        response = client.call(leader, ApiKey.DESCRIBE_LOG_DIRS, 1, request, messages.DescribeLogDirsResponse)
+        for result in response.results:
+            for described in result.topics:
+                sizes |= {p.partition_index: p.partition_size for p in described.partitions}
     return sizes
-
-
-def _sizes_on(client: ClusterClient, broker: int, topic: str, partitions: Iterable[int]) -> Mapping[int, int]:
-    wanted = messages.DescribableLogDirTopic(topic=topic, partitions=tuple(partitions))
-    request = messages.DescribeLogDirsRequest(topics=(wanted,))
-    response = _ask(client, broker, ApiKey.DESCRIBE_LOG_DIRS, 1, request, messages.DescribeLogDirsResponse)
-    return {
-        partition.partition_index: partition.partition_size
-        for result in response.results
-        for found in result.topics
-        for partition in found.partitions
-    }

@@ -2,7 +2,6 @@
 
 Owns the application's side: making streams, committing, seeking, closing. There is no coordinator: consumers
 find each other in ZooKeeper, and each computes its own share (rebalance.py), claims it there and pulls it
-from millrace.records.topic_partition import TopicPartition
 from the brokers that hold it (puller.py), ahead of the application (streams.py).
 """
 

@@ -1,48 +1,39 @@
 """Pulls batches ahead of the application: one thread for each broker that leads a partition of ours.
 
-Owns requests, their retries and what an answer means. Where the leaders are is read from the broker registry;
-what is wanted and what becomes of it is the streams' business. Every CRC is checked here.
+Owns what an answer means for the streams. Where the leaders are is read from the broker registry; what is
+wanted and what becomes of it is the streams' business. Every CRC is checked here.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
-from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.fetcher import EARLIEST, BrokerFetcher, FetchLimits, Puller
 from millrace.consumer.streams import Batch, Jump, OwnedPartition, damaged
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import BrokerAddress
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import split_batches
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire.fetch import FetchedPartition, decode_response, encode_request, error_name
-from millrace.wire.messages import ApiKey
+from millrace.wire.fetch import FetchedPartition, error_name
 
 log = logging.getLogger(__name__)
 
-FETCH_VERSION = 11
 FETCH_WAIT_MS = 250
 FULL_WAIT_MS = 50
 """How long an answer may be waited for while another stream's queue is full: room may come any moment."""
-REQUEST_SECONDS = 5.0
 PAUSE_SECONDS = 0.2
 IDLE_SECONDS = 1.0
 CRC_TRIES = 3
 """The network may have damaged a batch: only one that comes damaged so often is damaged in the log."""
 
-_MOVED = frozenset(
-    {
-        ErrorCode.NOT_LEADER_OR_FOLLOWER,
-        ErrorCode.LEADER_NOT_AVAILABLE,
-        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-    }
+_MOVED = (
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
 )
-_UNDERSTOOD = _MOVED | {ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.CORRUPT_MESSAGE}
 Owned = Mapping[TopicPartition, OwnedPartition]
-Asked = dict[TopicPartition, tuple[OwnedPartition, int, int]]
-"""TopicPartition -> (partition, its life, offset)."""
 
 
 class Pullers:
@@ -54,34 +45,33 @@ class Pullers:
         """`start`: EARLIEST or LATEST, where nothing is committed or what was is gone."""
         self.group, self.cluster, self.owned, self.start = group, cluster, owned, start
         self.fetch_bytes = fetch_bytes
-        self._pullers: dict[int, _Puller] = {}
+        self._pullers: dict[int, ConsumerPuller] = {}
         self._closed = False
 
     def wake(self) -> None:
         """Something has changed: a queue has room, partitions came or went, a leader moved."""
         for puller in list(self._pullers.values()):
-            puller.wake.set()
+            puller.wake()
 
     def refresh(self) -> None:
         """Have a thread for every broker that leads one of our partitions. From one thread."""
-        for broker_id in {self.leader(place) for place in self.owned()} - self._pullers.keys():
+        for broker_id in {self.leader(partition) for partition in self.owned()} - self._pullers.keys():
             if broker_id is not None and not self._closed:
-                puller = self._pullers[broker_id] = _Puller(self, broker_id)
+                puller = self._pullers[broker_id] = ConsumerPuller(self, broker_id)
                 puller.start()
         self.wake()
 
-    def leader(self, place: TopicPartition) -> int | None:
+    def leader(self, partition: TopicPartition) -> int | None:
         """The live broker that leads a partition, or None."""
-        topic = self.cluster.topics.get(place[0])
-        state = topic.partitions.get(place[1]) if topic is not None else None
+        topic = self.cluster.topics.get(partition[0])
+        state = topic.partitions.get(partition[1]) if topic is not None else None
         return state.leader if state is not None and state.leader in self.cluster.brokers else None
 
     def stop(self) -> None:
         """Pull nothing more."""
         self._closed = True
         for puller in list(self._pullers.values()):
-            puller.stopping.set()
-        self.wake()
+            puller.stop()
 
     def close(self) -> None:
         """Stop, and wait a moment for answers that are on their way."""
@@ -90,146 +80,129 @@ class Pullers:
             puller.join(2 * FETCH_WAIT_MS / 1000)
 
 
-class _Puller(threading.Thread):
-    """Pulls from one broker."""
+class _Pull(NamedTuple):
+    """One partition in a fetch; `life` is the partition's when it was asked for."""
+
+    partition: OwnedPartition
+    life: int
+    offset: int
+
+
+class ConsumerPuller(Puller):
+    """Pulls from one broker for all streams of one consumer."""
+
+    max_pause_seconds = 1.0
 
     def __init__(self, pullers: Pullers, broker_id: int) -> None:
-        super().__init__(name=f"consumer {pullers.group} broker {broker_id}", daemon=True)
-        self.wake, self.stopping = threading.Event(), threading.Event()
+        group = pullers.group
+        super().__init__(
+            f"consumer {group} broker {broker_id}", f"millrace-{group}"[:200], log, f"group {group}"
+        )
         self._pullers, self._broker_id = pullers, broker_id
-        self._client: tuple[BrokerAddress, ClusterClient] | None = None
-        self._turn, self._told = 0, ""
         self._crc_failures: dict[tuple[TopicPartition, int], int] = {}
 
-    def run(self) -> None:
-        """Pull until told to stop."""
-        while not self.stopping.is_set():
-            self.wake.clear()
-            try:
-                if self._round():
-                    continue
-                self.wake.wait(IDLE_SECONDS)
-            except MillraceError as error:
-                self._tell(str(error))
-                self.stopping.wait(PAUSE_SECONDS)
-            except Exception:  # a mistake of ours, or of a broker's: the application must not wait for ever
-                log.exception("group %s: pulling from broker %d failed", self._pullers.group, self._broker_id)
-                self.stopping.wait(5 * PAUSE_SECONDS)
-        if self._client is not None:
-            self._client[1].close()
+    def address(self) -> tuple[str, int]:
+        address = self._pullers.cluster.brokers.get(self._broker_id)
+        if address is None:
+            raise MillraceError(f"broker {self._broker_id} is not there")
+        return address.host, address.port
 
-    def _tell(self, what: str) -> None:
-        if what != self._told and not self.stopping.is_set():
-            log.warning("group %s: %s", self._pullers.group, what)
-        self._told = what
-
-    def _round(self) -> bool:
-        """Ask for everything that is wanted from this broker, once; False when nothing is."""
+    def round(self) -> None:
         ours = self._ours()
-        asked: Asked = {}
-        for partition in ours:
+        pulls: list[_Pull] = []
+        beginning: list[tuple[OwnedPartition, int]] = []
+        for partition in map(ours.__getitem__, self.in_turn(ours.keys())):
             wanted = partition.stream.next_pull(partition)
             if wanted is not None:
                 life, offset = wanted
                 if offset is None:
-                    self._begin(partition, life)
-                    return True
-                asked[partition.place] = (partition, life, offset)
-        if not asked:
-            return False
-        self._turn += 1
-        found = self._fetch(asked, FETCH_WAIT_MS if len(asked) == len(ours) else FULL_WAIT_MS)
-        for place, answer in found.items():
-            if place in asked:
-                self._take(*asked[place], answer)
-        if any(answer.error in _MOVED for answer in found.values()):
-            self.stopping.wait(PAUSE_SECONDS)  # the registry will say where they have gone
-        for (topic, number), answer in found.items():  # after the others: they go on
-            if answer.error and answer.error not in _UNDERSTOOD:
-                raise MillraceError(
-                    f"broker {self._broker_id} answers {error_name(answer.error)} for {topic}-{number}"
-                )
-        return True
+                    beginning.append((partition, life))
+                else:
+                    pulls.append(_Pull(partition, life, offset))
+        errors: dict[TopicPartition, int] = {}
+        if beginning:
+            errors |= self._begin(beginning)
+        elif not pulls:
+            self.sleep(IDLE_SECONDS)
+        if pulls:
+            errors |= self._pull(pulls, FETCH_WAIT_MS if len(pulls) == len(ours) else FULL_WAIT_MS)
+        self._pause_for(errors)
 
-    def _ours(self) -> list[OwnedPartition]:
-        """Our partitions at this broker; another one first each time: the first may send a large batch."""
-        owned = self._pullers.owned()
-        found = [
-            owned[place]
-            for place in sorted(owned)
-            if self._pullers.leader(place) == self._broker_id and not owned[place].broken
-        ]
-        shift = self._turn % len(found) if found else 0
-        return found[shift:] + found[:shift]
+    def _ours(self) -> dict[TopicPartition, OwnedPartition]:
+        return {
+            name: partition
+            for name, partition in self._pullers.owned().items()
+            if self._pullers.leader(name) == self._broker_id and not partition.broken
+        }
 
-    def _connected(self) -> ClusterClient:
-        address = self._pullers.cluster.brokers.get(self._broker_id)
-        if address is None:
-            raise MillraceError(f"broker {self._broker_id} is not there")
-        if self._client is None or self._client[0] != address:
-            if self._client is not None:
-                self._client[1].close()
-            client = ClusterClient(
-                f"{address.host}:{address.port}",
-                client_id=f"millrace-{self._pullers.group}"[:200],
-                timeout_s=REQUEST_SECONDS,
-            )
-            self._client = (address, client)
-        return self._client[1]
+    def _begin(self, partitions: Collection[tuple[OwnedPartition, int]]) -> dict[TopicPartition, int]:
+        """Have partitions without a committed offset pulled from where the start policy says."""
+        lives = {partition.topic_partition: (partition, life) for partition, life in partitions}
+        listed = self.connected().list_offsets(lives, self._pullers.start)
+        for name, answer in listed.items():
+            if name in lives and not answer.error_code:
+                partition, life = lives[name]
+                partition.stream.put(partition, life, Jump(None, answer.offset))
+        return {name: answer.error_code for name, answer in listed.items() if answer.error_code}
 
-    def _fetch(self, asked: Asked, wait_ms: int) -> dict[TopicPartition, FetchedPartition]:
-        each = self._pullers.fetch_bytes
-        wanted = [(topic, number, offset, each) for (topic, number), (_, _, offset) in asked.items()]
+    def _pull(self, pulls: list[_Pull], wait_ms: int) -> dict[TopicPartition, int]:
+        """Ask once for all of them and queue what comes; the errors that are not understood."""
+        broker, most = self.connected(), self._pullers.fetch_bytes
         # All of the answer may be for the stream that has the least room.
-        room = min(partition.stream.room for partition, _, _ in asked.values())
-        body = encode_request(wanted, max_wait=wait_ms, max_bytes=max(each, room))
-        raw = self._connected().ask(self._broker_id, ApiKey.FETCH, FETCH_VERSION, body)
-        found = decode_response(FETCH_VERSION, raw)
-        return {(topic, number): each for topic, parts in found.items() for number, each in parts.items()}
+        room = min(pull.partition.stream.room for pull in pulls)
+        limits = FetchLimits(max_bytes=max(most, room), partition_max_bytes=most, max_wait_ms=wait_ms)
+        requested = {pull.partition.topic_partition: pull for pull in pulls}
+        broker.request({name: pull.offset for name, pull in requested.items()}, limits)
+        answers = {name: answer for name, answer in broker.receive().items() if name in requested}
+        self.serve_last([name for name, answer in answers.items() if answer.records])
+        errors = {}
+        for name, answer in answers.items():
+            if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+                self._skip_gap(broker, requested[name])
+            elif answer.error == ErrorCode.CORRUPT_MESSAGE:
+                self._corrupt(requested[name], CorruptMessage("the broker refuses to send it"))
+            elif answer.error:
+                errors[name] = answer.error
+            else:
+                self._take(requested[name], answer)
+        return errors
 
-    def _take(self, partition: OwnedPartition, life: int, offset: int, answer: FetchedPartition) -> None:
-        if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._skip_gap(partition, life, offset)
-            return
-        if answer.error == ErrorCode.CORRUPT_MESSAGE:
-            self._corrupt(partition, life, offset, CorruptMessage("the broker refuses to send it"))
-            return
-        if answer.error:
-            return
-        self._told = ""
+    def _take(self, pull: _Pull, answer: FetchedPartition) -> None:
         try:
             for header, batch in split_batches(answer.records):
-                offset = header.next_offset
+                pull = pull._replace(offset=header.next_offset)
                 # Copied: one batch that waits must not keep the whole answer in memory.
-                partition.stream.put(partition, life, Batch(header, bytes(batch)))
+                pull.partition.stream.put(pull.partition, pull.life, Batch(header, bytes(batch)))
         except CorruptMessage as error:
-            self._corrupt(partition, life, offset, error)
+            self._corrupt(pull, error)
 
-    def _corrupt(self, partition: OwnedPartition, life: int, offset: int, error: CorruptMessage) -> None:
-        key = (partition.place, offset)
+    def _pause_for(self, errors: Mapping[TopicPartition, int]) -> None:
+        """After the others, which go on: wait for the registry to say where partitions have moved to."""
+        for (topic, number), error in errors.items():
+            if error not in _MOVED:
+                raise MillraceError(
+                    f"broker {self._broker_id} answers {error_name(error)} for {topic}-{number}"
+                )
+        if errors:
+            self.stopping.wait(PAUSE_SECONDS)
+
+    def _corrupt(self, pull: _Pull, error: CorruptMessage) -> None:
+        partition, _, offset = pull
+        key = (partition.topic_partition, offset)
         failures = self._crc_failures.pop(key, 0) + 1
         if failures < CRC_TRIES:
             self._crc_failures[key] = failures
-            self._tell(f"{partition} at offset {offset}: {error}; asking again")
+            log.warning(
+                "group %s: %s at offset %d: %s; asking again", self._pullers.group, partition, offset, error
+            )
             self.stopping.wait(PAUSE_SECONDS)
             return
-        partition.stream.put(partition, life, CorruptMessage(damaged(partition, offset, error)))
+        partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
-    # Where to begin
-
-    def _bounds(self, partition: OwnedPartition) -> tuple[int, int]:
-        topic, number = partition.place
-        client = self._connected()
-        earliest = client.list_offsets(topic, EARLIEST, [number])[number]
-        return earliest, client.list_offsets(topic, LATEST, [number])[number]
-
-    def _begin(self, partition: OwnedPartition, life: int) -> None:
-        earliest, latest = self._bounds(partition)
-        begin = earliest if self._pullers.start == EARLIEST else latest
-        partition.stream.put(partition, life, Jump(None, begin))
-
-    def _skip_gap(self, partition: OwnedPartition, life: int, offset: int) -> None:
-        earliest, latest = self._bounds(partition)
+    def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> None:
+        partition, _, offset = pull
+        bounds = broker.bounds([partition.topic_partition])
+        earliest, latest = bounds.get(partition.topic_partition, (offset, offset))
         if earliest <= offset <= latest:
             self.stopping.wait(PAUSE_SECONDS)  # it is there: the answer was of a moment ago
             return
@@ -244,4 +217,4 @@ class _Puller(threading.Thread):
             latest,
             to,
         )
-        partition.stream.put(partition, life, Jump(offset, to))
+        partition.stream.put(partition, pull.life, Jump(offset, to))

@@ -180,7 +180,7 @@ class Rebalancer:
         """Own our share of the topic and nothing else of it; False when somebody else still owns some."""
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.
-        self._release([each for each in self.owned.values() if each.place[0] == topic], fence)
+        self._release([each for each in self.owned.values() if each.topic_partition[0] == topic], fence)
         if topic in self._claimed:  # a failure came between
             self._registry.disown(self._group, self._claimed[topic], fence)
         # Read the broker and the consumer registries: all partitions, all streams that read the topic.
@@ -193,7 +193,7 @@ class Rebalancer:
             for number in shares.get(stream_name(self._registration.consumer_id, index), ())
         }
         # Own each of them; when another still does, release all, wait and do it all again.
-        names = {place: self._name_of(topic, stream) for place, stream in readers.items()}
+        names = {name: self._name_of(topic, stream) for name, stream in readers.items()}
         self._claimed[topic] = list(names)
         if topic_id is not None and not self._registry.own(self._group, names, fence):
             return False
@@ -217,9 +217,9 @@ class Rebalancer:
             self._registry.offsets(self._group, readers), {topic: topic_id for topic, _ in readers}
         )
         begun = {}
-        for place, stream in readers.items():
-            begun[place] = OwnedPartition(
-                place, topic_id, stream, committed.get(place), lambda: self._registration.proves(fence)
+        for name, stream in readers.items():
+            begun[name] = OwnedPartition(
+                name, topic_id, stream, committed.get(name), lambda: self._registration.proves(fence)
             )
         self.owned = {**self.owned, **begun}
         self._pullers.refresh()
@@ -240,14 +240,14 @@ class Rebalancer:
         with self._writing:
             if self._commit_every is not None:
                 self._commit(partitions, fence)
-            self._registry.disown(self._group, [each.place for each in partitions], fence)
+            self._registry.disown(self._group, [each.topic_partition for each in partitions], fence)
             self._end(partitions)
 
     def _end(self, partitions: Collection[OwnedPartition]) -> None:
         for stream in {each.stream for each in partitions}:
             stream.end(partitions)
-        ended = {each.place for each in partitions}
-        self.owned = {place: each for place, each in self.owned.items() if place not in ended}
+        ended = {each.topic_partition for each in partitions}
+        self.owned = {name: each for name, each in self.owned.items() if name not in ended}
 
     def _forget_everything(self) -> None:
         """The registration is gone, and what was owned with it."""
@@ -259,12 +259,12 @@ class Rebalancer:
 
     # Offsets
 
-    def seek(self, place: TopicPartition, offset: int) -> None:
+    def seek(self, topic_partition: TopicPartition, offset: int) -> None:
         """Go on there in a partition; NotOwner when it is not ours."""
         with self._writing:  # while it is given up, what is done of it was written already
-            if place not in self.owned:
-                raise NotOwner(f"{place[0]}-{place[1]} is not this consumer's (any more)")
-            owned = self.owned[place]
+            owned = self.owned.get(topic_partition)
+            if owned is None:
+                raise NotOwner("{}-{} is not this consumer's (any more)".format(*topic_partition))
             owned.stream.seek(owned, offset)
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
@@ -278,7 +278,7 @@ class Rebalancer:
             if offsets is None:
                 self._commit(owned.values(), fence)
             else:
-                self._write({owned[place]: offset for place, offset in offsets.items()}, fence)
+                self._write({owned[name]: offset for name, offset in offsets.items()}, fence)
 
     def _commit(self, partitions: Collection[OwnedPartition], fence: Fence) -> None:
         done = {each: each.done for each in partitions}
@@ -287,7 +287,7 @@ class Rebalancer:
     def _write(self, offsets: Mapping[OwnedPartition, int], fence: Fence) -> None:
         now = time.time_ns() // 1_000_000
         entries = {
-            each.place: CommittedOffset(offset=offset, time_ms=now, topic_id=each.topic_id)
+            each.topic_partition: CommittedOffset(offset=offset, time_ms=now, topic_id=each.topic_id)
             for each, offset in offsets.items()
         }
         if entries:

@@ -60,10 +60,15 @@ class OwnedPartition:
     """One partition that a stream reads. What changes is guarded by the stream's lock."""
 
     def __init__(
-        self, place: TopicPartition, topic_id: UUID, stream: MessageStream, committed: int | None,
+        self,
+        topic_partition: TopicPartition,
+        topic_id: UUID,
+        stream: MessageStream,
+        committed: int | None,
         proved: Callable[[], bool],
-    ) -> None:  # fmt: skip
-        self.place, self.topic_id, self.stream, self.proved = place, topic_id, stream, proved
+    ) -> None:
+        self.topic_partition, self.topic_id, self.stream = topic_partition, topic_id, stream
+        self.proved = proved
         self.committed = committed
         self.done = committed
         """Behind the last message that is done: where whoever takes over goes on; None: not known yet."""
@@ -79,7 +84,7 @@ class OwnedPartition:
         """The next batch is damaged: nothing more is pulled until a seek."""
 
     def __str__(self) -> str:
-        return f"{self.place[0]}-{self.place[1]}"
+        return "{}-{}".format(*self.topic_partition)
 
 
 class _InHand(NamedTuple):
@@ -274,10 +279,8 @@ class MessageStream(Iterator[Message]):
 
 
 def _message(partition: OwnedPartition, record: Record) -> Message:
-    topic, number = partition.place
-    return Message(
-        topic, number, record.offset, record.timestamp, record.key, record.value, record.headers
-    )  # fmt: skip
+    topic, number = partition.topic_partition
+    return Message(topic, number, record.offset, record.timestamp, record.key, record.value, record.headers)
 
 
 def damaged(partition: OwnedPartition, offset: int, error: CorruptMessage) -> str:

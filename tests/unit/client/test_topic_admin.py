@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import cast
 
 import pytest
 
@@ -27,12 +26,11 @@ def answer(error: int, settings: dict[str, str | None]) -> bytes:
     return body
 
 
-class OneAnswer:
+class OneAnswer(ClusterClient):
     """A client whose every question gets the same answer."""
 
-    bootstrap = "kafka:9092"
-
     def __init__(self, body: bytes) -> None:
+        super().__init__("kafka:9092")
         self.body, self.asked = body, b""
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
@@ -43,12 +41,12 @@ class OneAnswer:
 
 def test_a_setting_is_asked_for_by_topic_and_name() -> None:
     client = OneAnswer(answer(0, {"other": "x", "cleanup.policy": "compact,delete"}))
-    assert topic_setting(cast(ClusterClient, client), "clicks", "cleanup.policy") == "compact,delete"
+    assert topic_setting(client, "clicks", "cleanup.policy") == "compact,delete"
     expected = struct.pack(">i", 1) + b"\x02" + string("clicks") + struct.pack(">i", 1)
     assert client.asked == expected + string("cleanup.policy") + b"\0"
 
 
 def test_a_setting_that_is_not_told_is_none_and_a_refusal_is_an_error() -> None:
-    assert topic_setting(cast(ClusterClient, OneAnswer(answer(0, {}))), "clicks", "cleanup.policy") is None
+    assert topic_setting(OneAnswer(answer(0, {})), "clicks", "cleanup.policy") is None
     with pytest.raises(BrokerError, match="settings of topic 'clicks': refused"):
-        topic_setting(cast(ClusterClient, OneAnswer(answer(29, {}))), "clicks", "cleanup.policy")
+        topic_setting(OneAnswer(answer(29, {})), "clicks", "cleanup.policy")

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from millrace.client.cluster_client import EARLIEST
-from millrace.consumer.puller import Pullers, _Puller
+from millrace.consumer.puller import ConsumerPuller, Pullers
 from millrace.consumer.streams import MessageStream, OwnedPartition
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode, MillraceError
@@ -30,11 +30,12 @@ def test_a_partition_that_is_refused_does_not_hold_up_the_others(monkeypatch: py
     }
     state = TopicState("clicks", UUID(int=1), {}, {n: PartitionState(1, (1,), (1,), 0) for n in range(3)})
     cluster: Any = SimpleNamespace(topics={"clicks": state}, brokers={1: BrokerAddress("127.0.0.1", 1)})
-    puller = _Puller(Pullers("g", cluster, lambda: owned, start=EARLIEST, fetch_bytes=1000), 1)
+    puller = ConsumerPuller(Pullers("g", cluster, lambda: owned, start=EARLIEST, fetch_bytes=1000), 1)
     batch = bytes(build_batch([Message(1, None, b"x")]))
-    found = {("clicks", n): answer(records=batch) for n in range(3)}
-    found["clicks", 1] = answer(ErrorCode.STORAGE_ERROR)
-    monkeypatch.setattr(puller, "_fetch", lambda asked, wait_ms: found)
+    answers = {("clicks", n): answer(records=batch) for n in range(3)}
+    answers["clicks", 1] = answer(ErrorCode.STORAGE_ERROR)
+    broker = SimpleNamespace(request=lambda offsets, limits: None, receive=lambda: answers)
+    monkeypatch.setattr(puller, "connected", lambda: broker)
     with pytest.raises(MillraceError, match="clicks-1"):
-        puller._round()
+        puller.round()
     assert [owned["clicks", n].pull_offset for n in range(3)] == [1, 0, 1]

@@ -1,0 +1,255 @@
+"""What one broker answers about the partitions that it leads, and a thread that reads them round by round.
+
+Blocking. Does not look for leaders, does not retry, does not look inside the records: what an answer means is
+for its user to say. A CRC is checked where batches are taken out of an answer (`committed_batches`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import TypeVar
+from uuid import UUID
+
+from millrace.client import metadata
+from millrace.client.connection import Connection
+from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+from millrace.wire.codec import decode, encode
+from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
+from millrace.wire.messages import (
+    ApiKey,
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+
+LATEST = -1
+"""As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
+EARLIEST = -2
+"""As a timestamp: the first offset still kept."""
+TIMEOUT_SECONDS = 5.0
+FIRST_PAUSE_SECONDS = 0.2
+
+_FETCH_VERSION = 11
+_LIST_OFFSETS_VERSION = 5
+# What an open transaction has written may yet be aborted: neither read, nor counted as there.
+_READ_COMMITTED = 1
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchLimits:
+    """What one answer may hold; the first batch of an answer may be larger and still comes whole."""
+
+    max_bytes: int
+    partition_max_bytes: int
+    max_wait_ms: int
+    min_bytes: int = 1
+
+
+class BrokerFetcher:
+    """One broker's partitions, asked for through one connection. For one thread.
+
+    Several requests may be sent before the first answer is received; answers come in their order. Whatever
+    cannot be understood is a MillraceError: the connection is then of no more use.
+    """
+
+    def __init__(self, connection: Connection, *, timeout_s: float) -> None:
+        self._connection, self._timeout_s, self._wait_s = connection, timeout_s, 0.0
+        self.answer_bytes = 0
+        """What the last answer took, its framing included."""
+
+    @property
+    def idle(self) -> bool:
+        """True when no answer is outstanding."""
+        return self._connection.idle
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def request(self, offsets: Mapping[TopicPartition, int], limits: FetchLimits) -> None:
+        """Ask for what is new behind these offsets; the broker fills its answer in their order."""
+        most = limits.partition_max_bytes
+        body = encode_request(
+            [(topic, number, offset, most) for (topic, number), offset in offsets.items()],
+            max_wait=limits.max_wait_ms,
+            max_bytes=limits.max_bytes,
+            min_bytes=limits.min_bytes,
+        )
+        self._wait_s = limits.max_wait_ms / 1000
+        self._send(ApiKey.FETCH, _FETCH_VERSION, body)
+
+    def receive(self, buffer: bytearray | None = None) -> dict[TopicPartition, FetchedPartition]:
+        """The answer to `request`. Records lie in `buffer` if that is large enough, else in new memory."""
+        raw = self._receive(self._wait_s, buffer)
+        self.answer_bytes = len(raw)
+        topics = self._understood(lambda: decode_response(_FETCH_VERSION, raw))
+        return {(topic, n): one for topic, partitions in topics.items() for n, one in partitions.items()}
+
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], timestamp: int
+    ) -> dict[TopicPartition, ListOffsetsPartitionResponse]:
+        """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST), or an error."""
+        topics: dict[str, list[ListOffsetsPartition]] = {}
+        for topic, number in partitions:
+            wanted = ListOffsetsPartition(partition_index=number, timestamp=timestamp)
+            topics.setdefault(topic, []).append(wanted)
+        request = ListOffsetsRequest(
+            topics=tuple(ListOffsetsTopic(name=name, partitions=tuple(p)) for name, p in topics.items()),
+            isolation_level=_READ_COMMITTED,
+        )
+        api, version = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION
+        self._send(api, version, encode(request, api, version))
+        raw = self._receive()
+        response = self._understood(lambda: decode(ListOffsetsResponse, api, version, raw))
+        return {(topic.name, p.partition_index): p for topic in response.topics for p in topic.partitions}
+
+    def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """(first offset still there, high watermark) of each; without those the broker cannot tell now."""
+        earliest = self.list_offsets(partitions, EARLIEST)
+        latest = self.list_offsets(partitions, LATEST)
+        return {
+            partition: (earliest[partition].offset, latest[partition].offset)
+            for partition in earliest.keys() & latest.keys()
+            if not earliest[partition].error_code and not latest[partition].error_code
+        }
+
+    def request_topic_ids(self, topics: Collection[str]) -> None:
+        """Ask which topics bear these names now."""
+        self._send(ApiKey.METADATA, metadata.VERSION, metadata.encode_request(topics))
+
+    def receive_topic_ids(self) -> dict[str, UUID]:
+        """Topic -> its id; those that are gone are missing."""
+        raw = self._receive()
+        response = self._understood(lambda: metadata.decode_response(raw))
+        return {name: topic.topic_id for name, topic in metadata.topics_of(response).items()}
+
+    def _send(self, api_key: ApiKey, version: int, body: bytes) -> None:
+        self._connection.send(api_key, version, body, timeout_s=self._timeout_s)
+
+    def _receive(self, wait_s: float = 0.0, buffer: bytearray | None = None) -> memoryview:
+        return self._connection.receive(timeout_s=self._timeout_s + wait_s, buffer=buffer)
+
+    def _understood(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except Exception as error:  # of any kind: the decoder was given whatever somebody has sent
+            raise MillraceError(
+                f"{self._connection.address} does not answer as a Kafka broker does: {error}"
+            ) from error
+
+
+class Puller(threading.Thread, ABC):
+    """A thread that reads from one broker, round after round until `stop`.
+
+    What a round asks for and what becomes of the answers is the subclass's. A round that fails ends the
+    connection; the next one follows after a pause that doubles.
+    """
+
+    max_pause_seconds = 5.0
+
+    def __init__(self, name: str, client_id: str, log: logging.Logger, subject: str) -> None:
+        """`subject` is what the log says has failed."""
+        super().__init__(name=name, daemon=True)  # one that waits for a broker must not keep us alive
+        self.stopping = threading.Event()
+        self._wake = threading.Event()
+        self._client_id, self._log, self._subject = client_id, log, subject
+        self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
+        self._turns: dict[TopicPartition, None] = {}
+
+    # From any thread
+
+    def wake(self) -> None:
+        """Something has changed: end the pause."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let the thread end soon."""
+        self.stopping.set()
+        self._wake.set()
+
+    # The subclass's
+
+    @abstractmethod
+    def address(self) -> tuple[str, int]:
+        """Where the broker is now; MillraceError when it is not there."""
+
+    @abstractmethod
+    def round(self) -> None:
+        """Ask once for everything that is wanted, or sleep when nothing is."""
+
+    def failed(self, reason: str) -> None:
+        """A round has failed."""
+
+    # In the thread
+
+    def run(self) -> None:
+        """Read until `stop`."""
+        pause, logged = FIRST_PAUSE_SECONDS, ""
+        while not self.stopping.is_set():
+            unexpected: Exception | None = None
+            try:
+                self.round()
+                pause, logged = FIRST_PAUSE_SECONDS, ""
+                continue
+            except MillraceError as error:
+                reason = str(error)
+            except Exception as error:  # a mistake of ours, or of a broker's, must not end the reading
+                reason, unexpected = f"unexpected {type(error).__name__}: {error}", error
+            self._disconnect()
+            if self.stopping.is_set():
+                break
+            if reason != logged:
+                level = logging.ERROR if unexpected else logging.WARNING
+                self._log.log(level, "%s: %s", self._subject, reason, exc_info=unexpected)
+            logged = reason
+            self.failed(reason)
+            self.sleep(pause)
+            pause = min(2 * pause, self.max_pause_seconds)
+        self._disconnect()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait, at most until something changes."""
+        self._wake.wait(seconds)
+        if not self.stopping.is_set():
+            self._wake.clear()
+
+    def connected(self) -> BrokerFetcher:
+        """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
+        address = self.address()
+        if self._broker is not None and self._broker[0] != address and self._broker[1].idle:
+            self._disconnect()
+        if self._broker is None:
+            self._broker = (address, self.connect(address))
+        return self._broker[1]
+
+    def connect(self, address: tuple[str, int]) -> BrokerFetcher:
+        """A new connection; MillraceError when nobody answers there."""
+        connection = Connection(*address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS)
+        return BrokerFetcher(connection, timeout_s=TIMEOUT_SECONDS)
+
+    def _disconnect(self) -> None:
+        broker, self._broker = self._broker, None
+        if broker is not None:
+            broker[1].close()
+
+    def in_turn(self, partitions: Set[TopicPartition]) -> list[TopicPartition]:
+        """The partitions in the order to ask for them: the first of an answer may always send a batch."""
+        if partitions != self._turns.keys():
+            new = sorted(partitions - self._turns.keys())
+            self._turns = dict.fromkeys([*new, *(p for p in self._turns if p in partitions)])
+        return list(self._turns)
+
+    def serve_last(self, partitions: Iterable[TopicPartition]) -> None:
+        """These have sent something: they are asked for after all others next."""
+        for partition in partitions:
+            if partition in self._turns:
+                del self._turns[partition]
+                self._turns[partition] = None
