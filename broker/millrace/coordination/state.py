@@ -19,16 +19,11 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 from uuid import UUID
 
-from millrace.errors import (
-    InvalidPartitions,
-    InvalidTopic,
-    MillraceError,
-    NoLiveBroker,
-    PolicyViolation,
-)
+from millrace.errors import InvalidPartitions, InvalidTopic, MillraceError, NoLiveBroker, PolicyViolation
 from millrace.records.mirror_position import Origin
 
 FORMAT_VERSION = 1
@@ -46,31 +41,6 @@ class BrokerAddress:
 
     host: str
     port: int
-
-
-def stored_partitions(places: Iterable[tuple[str, int]]) -> dict[str, object]:
-    """What a broker's record says of the partitions it stores: their number, and ranges by topic.
-
-    `{"partitions": 5, "topics": {"PageView": "0-3", "audit": "2"}}`; `topics` is None when that would not fit
-    into a ZooKeeper node.
-    """
-    numbers: dict[str, list[int]] = {}
-    for topic, number in places:
-        numbers.setdefault(topic, []).append(number)
-    topics = {topic: _ranges(sorted(found)) for topic, found in sorted(numbers.items())}
-    fits = len(json.dumps(topics)) <= MAX_ENTRY_BYTES
-    return {"partitions": sum(map(len, numbers.values())), "topics": topics if fits else None}
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Rising numbers as text: 0-3,7."""
-    found: list[list[int]] = []
-    for number in numbers:
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +63,24 @@ class TopicState:
     settings: Mapping[str, str]
     partitions: Mapping[int, PartitionState]
 
-    def target_of(self, origin: Origin) -> int | None:
-        """The partition that mirrors `origin` (the topic id counts too), or None."""
-        for number, partition in self.partitions.items():
-            if partition.origin == origin:
-                return number
-        return None
-
     def targets(self) -> dict[Origin, int]:
         """Every mirrored origin partition and the partition that mirrors it."""
         return {state.origin: number for number, state in self.partitions.items() if state.origin is not None}
 
+    def target_of(self, origin: Origin) -> int | None:
+        """The partition that mirrors `origin` (the topic id counts too), or None."""
+        numbers = (number for number, state in self.partitions.items() if state.origin == origin)
+        return next(numbers, None)
+
     def former_origin(self, origin: Origin) -> Origin | None:
         """The same partition of the same cluster, mirrored under another topic id; the latest one."""
-        place = (origin.cluster, origin.topic, origin.partition)
+        same = (origin.cluster, origin.topic, origin.partition)
         for _, partition in sorted(self.partitions.items(), reverse=True):
-            found = partition.origin
-            if found is None or found == origin:
+            other = partition.origin
+            if other in (None, origin):
                 continue
-            if (found.cluster, found.topic, found.partition) == place:
-                return found
+            if (other.cluster, other.topic, other.partition) == same:
+                return other
         return None
 
 
@@ -122,14 +90,6 @@ def check_topic_name(name: str) -> None:
         raise InvalidTopic(
             f"{name!r} is no topic name: 1 to 249 letters, digits, dots, underscores or hyphens"
         )
-
-
-def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
-    return Counter(partition.leader for topic in topics for partition in topic.partitions.values())
-
-
-def _led_by(broker: int, origin: Origin | None = None) -> PartitionState:
-    return PartitionState(broker, (broker,), (broker,), 0, origin)
 
 
 def new_topic(
@@ -143,7 +103,7 @@ def new_topic(
     if partitions < 0:
         raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
     if partitions and not brokers:
-        raise NoLiveBroker(f"no broker is alive to hold topic {name}: start one")
+        raise _no_live_broker(name)
     load = _leaders(topics.values())
     order = sorted(brokers, key=lambda broker: (load[broker], broker))
     states = {number: _led_by(order[number % len(order)]) for number in range(partitions)}
@@ -158,41 +118,31 @@ def with_mirrors(
     *,
     recreated: bool = False,
 ) -> TopicState:
-    """The topic with a partition for each origin that has none, led by a broker that leads few of it.
+    """The topic with a partition for each origin that has none, led by brokers that lead the fewest of it.
 
-    Of the live brokers it is one that leads the fewest of the topic; of these, one that leads the fewest in
-    all, so that a broker which joined lately comes first. Leaders of those that are there do not move.
-    PolicyViolation when a partition is mirrored already under another name of its cluster: a misspelt name
-    would copy everything once more.
+    OriginRecreated when one was mirrored under another topic id, unless `recreated` says so. PolicyViolation
+    when the topic has ordinary partitions, or when a partition is mirrored already under another name of its
+    cluster: a misspelt name would copy everything once more.
     """
     if any(partition.origin is None for partition in topic.partitions.values()):
         raise PolicyViolation(
             f"topic {topic.name} has partitions of its own here: delete it, or leave it out of the mirror"
         )
-    known = topic.targets()
-    here, everywhere = _leaders([topic]), _leaders(topics.values())
-    partitions = dict(topic.partitions)
-    for origin in origins:
-        if origin in known:
-            continue
-        _check_only_name(origin, known)
+    targets = topic.targets()
+    missing = [origin for origin in origins if origin not in targets]
+    for origin in missing:
+        _check_only_name(origin, targets)
         if not recreated and topic.former_origin(origin) is not None:
             raise OriginRecreated(
                 f"{origin.cluster} {origin.topic}-{origin.partition} was deleted and created anew, or its"
                 " addresses lead to another cluster: check them; to go on with the new topic: millrace mirror"
                 " reset"
             )
-        if not brokers:
-            raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
-        leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-        partitions[max(partitions, default=-1) + 1] = _led_by(leader, origin)
-        here[leader] += 1
-        everywhere[leader] += 1
-    return dataclasses.replace(topic, partitions=partitions)
+    return _grown(topic, missing, brokers, topics)
 
 
-def _check_only_name(origin: Origin, known: Iterable[Origin]) -> None:
-    for other in known:
+def _check_only_name(origin: Origin, mirrored: Iterable[Origin]) -> None:
+    for other in mirrored:
         if (other.topic_id, other.partition) == (origin.topic_id, origin.partition):
             raise PolicyViolation(
                 f"{origin.topic}-{origin.partition} of {origin.cluster!r} is mirrored already, as one of"
@@ -205,51 +155,66 @@ def with_partitions(
 ) -> TopicState:
     """The topic with `count` partitions in all; each new one goes to the broker that leads the fewest of it.
 
-    Leaders of those that are there do not move. Raises InvalidPartitions when it has as many already, and
-    PolicyViolation for a mirrored topic: its partitions stand for those of its origins.
+    Raises InvalidPartitions when it has as many already, and PolicyViolation for a mirrored topic: its
+    partitions stand for those of its origins.
     """
     if not topic.partitions or any(state.origin is not None for state in topic.partitions.values()):
         raise PolicyViolation(f"topic {topic.name} is mirrored: give its origin more partitions")
     if count <= len(topic.partitions):
         raise InvalidPartitions(f"topic {topic.name} has {len(topic.partitions)} partitions already")
-    if not brokers:
-        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
+    return _grown(topic, [None] * (count - len(topic.partitions)), brokers, topics)
+
+
+def _grown(
+    topic: TopicState,
+    origins: Sequence[Origin | None],
+    brokers: Sequence[int],
+    topics: Mapping[str, TopicState],
+) -> TopicState:
+    """The topic with one more partition for each of `origins`; leaders of those it has do not move.
+
+    A new partition goes to the live broker that leads the fewest of the topic; of several such brokers, to
+    one that leads the fewest in all, so that a broker which joined lately comes first.
+    """
+    if origins and not brokers:
+        raise _no_live_broker(topic.name)
     here, everywhere = _leaders([topic]), _leaders(topics.values())
-    partitions, first = dict(topic.partitions), max(topic.partitions) + 1
-    for number in range(first, first + count - len(topic.partitions)):
+    partitions = dict(topic.partitions)
+    for number, origin in enumerate(origins, max(partitions, default=-1) + 1):
         leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-        partitions[number] = _led_by(leader)
+        partitions[number] = _led_by(leader, origin)
         here[leader] += 1
         everywhere[leader] += 1
     return dataclasses.replace(topic, partitions=partitions)
 
 
+def _no_live_broker(topic: str) -> NoLiveBroker:
+    return NoLiveBroker(f"no broker is alive to hold topic {topic}: start one")
+
+
+def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
+    return Counter(partition.leader for topic in topics for partition in topic.partitions.values())
+
+
+def _led_by(broker: int, origin: Origin | None = None) -> PartitionState:
+    return PartitionState(broker, (broker,), (broker,), 0, origin)
+
+
 def encode_topic(topic: TopicState) -> bytes:
     """The JSON drawn above; InvalidPartitions when ZooKeeper would not take it."""
-    partitions = {
-        str(number): {
-            "leader": state.leader, "replicas": state.replicas, "isr": state.isr,
-            "leader_epoch": state.leader_epoch, "origin": state.origin and _origin_json(state.origin),
-        }
-        for number, state in sorted(topic.partitions.items())
-    }  # fmt: skip
+    partitions = {number: asdict(state) for number, state in sorted(topic.partitions.items())}
     value = {
-        "version": FORMAT_VERSION, "topic_id": topic.topic_id.hex, "settings": dict(topic.settings),
+        "version": FORMAT_VERSION,
+        "topic_id": topic.topic_id,
+        "settings": dict(topic.settings),
         "partitions": partitions,
-    }  # fmt: skip
-    data = json.dumps(value).encode()
+    }
+    data = json.dumps(value, default=lambda topic_id: topic_id.hex).encode()
     if len(data) > MAX_ENTRY_BYTES:
         raise InvalidPartitions(
             f"topic {topic.name} with {len(partitions)} partitions does not fit into a ZooKeeper node"
         )
     return data
-
-
-def _origin_json(origin: Origin) -> dict[str, object]:
-    return {
-        "cluster": origin.cluster, "topic": origin.topic, "topic_id": origin.topic_id.hex,
-        "partition": origin.partition,
-    }  # fmt: skip
 
 
 def decode_topic(name: str, data: bytes) -> TopicState:
@@ -258,22 +223,16 @@ def decode_topic(name: str, data: bytes) -> TopicState:
         value = json.loads(data)
         if value["version"] != FORMAT_VERSION:
             raise ValueError(f"version {value['version']}, this broker knows {FORMAT_VERSION}")
-        partitions = {
-            int(number): PartitionState(
-                state["leader"], tuple(state["replicas"]), tuple(state["isr"]), state["leader_epoch"],
-                _origin(state["origin"]),
-            )
-            for number, state in value["partitions"].items()
-        }  # fmt: skip
+        partitions = {int(number): _partition(state) for number, state in value["partitions"].items()}
         return TopicState(name, UUID(value["topic_id"]), value["settings"], partitions)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise MillraceError(f"ZooKeeper's entry for topic {name} is unreadable: {error}") from error
 
 
-def _origin(value: Mapping[str, object] | None) -> Origin | None:
-    if value is None:
-        return None
-    return Origin(
-        cluster=str(value["cluster"]), topic=str(value["topic"]), topic_id=UUID(str(value["topic_id"])),
-        partition=int(str(value["partition"])),
-    )  # fmt: skip
+def _partition(value: Mapping[str, Any]) -> PartitionState:
+    origin = value["origin"]
+    if origin is not None:
+        topic_id = UUID(origin["topic_id"])
+        origin = Origin(origin["cluster"], origin["topic"], topic_id, int(origin["partition"]))
+    replicas, isr = tuple(value["replicas"]), tuple(value["isr"])
+    return PartitionState(value["leader"], replicas, isr, value["leader_epoch"], origin)

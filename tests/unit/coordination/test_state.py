@@ -13,7 +13,6 @@ from millrace.coordination.state import (
     decode_topic,
     encode_topic,
     new_topic,
-    stored_partitions,
     with_mirrors,
     with_partitions,
 )
@@ -118,11 +117,3 @@ def test_a_topic_that_zookeeper_would_not_take_is_refused() -> None:
     assert len(encode_topic(new_topic("t", 10_000, {}, [1], {}))) < 1_000_000
     with pytest.raises(InvalidPartitions, match="12000 partitions does not fit"):
         encode_topic(new_topic("t", 12_000, {}, [1], {}))
-
-
-def test_a_broker_says_in_ranges_which_partitions_it_stores() -> None:
-    places = [("b", 7), ("a", 2), ("a", 0), ("a", 1), ("b", 9), ("b", 8), ("b", 3)]
-    assert stored_partitions(places) == {"partitions": 7, "topics": {"a": "0-2", "b": "3,7-9"}}
-    assert stored_partitions([]) == {"partitions": 0, "topics": {}}
-    many = [(f"{name:0200d}", 0) for name in range(6_000)]
-    assert stored_partitions(many) == {"partitions": 6_000, "topics": None}, "too many for one ZooKeeper node"

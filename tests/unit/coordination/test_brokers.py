@@ -1,8 +1,8 @@
-"""Brokers that lost their sessions together with the member that looks, and those that only they lost."""
+"""What brokers say they store, and which count as alive after this member has lost its session."""
 
 from __future__ import annotations
 
-from millrace.coordination.presence import Presence, Registration
+from millrace.coordination.brokers import Presence, Registration, stored_partitions
 
 
 def registered(port: int, session: int) -> Registration:
@@ -73,3 +73,11 @@ def test_a_second_loss_begins_the_wait_anew_with_those_still_listed() -> None:
     now[0] = 5.0
     assert ports(presence, 9, {}) == {1: 1, 2: 2}
     assert presence.wait_s() == 6.0
+
+
+def test_a_broker_says_in_ranges_which_partitions_it_stores() -> None:
+    partitions = [("b", 7), ("a", 2), ("a", 0), ("a", 1), ("b", 9), ("b", 8), ("b", 3)]
+    assert stored_partitions(partitions) == {"partitions": 7, "topics": {"a": "0-2", "b": "3,7-9"}}
+    assert stored_partitions([]) == {"partitions": 0, "topics": {}}
+    many = [(f"{name:0200d}", 0) for name in range(6_000)]
+    assert stored_partitions(many) == {"partitions": 6_000, "topics": None}, "too many for one ZooKeeper node"
