@@ -21,14 +21,22 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from millrace.client.confluent import text_of
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.outcomes import Outcomes, TopicOutcomes
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.event import EventSchema, NotAudited, read_header
-from millrace_audit.reports.messages import FOR_EVER, NOTHING, AuditCodec, Hello, Report, ReportedWindow
-from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher, text_of
+from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
+    FOR_EVER,
+    NOTHING,
+    AuditCodec,
+    Hello,
+    Report,
+    ReportedWindow,
+)
+from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
-from millrace_audit.reports.topics import AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.producer")

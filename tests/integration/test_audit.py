@@ -30,7 +30,7 @@ from millrace_audit.producer import AuditedProducer
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_audit.reports.messages import NOTHING, AuditCodec, Heartbeat, schema_file
-from millrace_audit.reports.publish import publish_load_counts, publish_records
+from millrace_audit.reports.publish import publish_edition_counts, publish_records
 from millrace_audit.reports.ranges import SequenceRanges
 from millrace_registry.client import SchemaRegistryClient
 from tests.access_log import AccessLog, access_log_names
@@ -100,9 +100,9 @@ class World:
     def load(self, topic: str) -> None:
         """Count all of the topic in the aggregate cluster as one load of the warehouse would."""
         self.loads += 1
-        publish_load_counts(
+        publish_edition_counts(
             self.clusters["offline"].bootstrap, self.registry, topic=topic, load=self.loads,
-            counts=self.counted("offline", topic),
+            editions=[self.counted("offline", topic)],
         )  # fmt: skip
 
     def counted(self, cluster: str, topic: str) -> SequenceCounts:
@@ -337,8 +337,8 @@ def test_a_late_event_reopens_a_complete_window_at_the_next_revision(world: Worl
     late = SequenceCounts()
     late.add("dc1-web", "shop", producer.instance, START, 30)
     world.loads += 1
-    publish_load_counts(
-        world.clusters["offline"].bootstrap, world.registry, topic="late", load=world.loads, counts=late
+    publish_edition_counts(
+        world.clusters["offline"].bootstrap, world.registry, topic="late", load=world.loads, editions=[late]
     )
     final = world.await_verdict("late", "complete")
     assert final.windows[0].acknowledged == 31

@@ -33,13 +33,16 @@ class Record:
 
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """A zigzag varint and the position behind it."""
-    result = shift = 0
+    byte = data[position]
+    if byte < 0x80:  # by far the most
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    result, shift = byte & 0x7F, 7
     while True:
-        byte = data[position]
         position += 1
+        byte = data[position]
         result |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return (result >> 1) ^ -(result & 1), position
+            return (result >> 1) ^ -(result & 1), position + 1
         shift += 7
         if shift > 63:
             raise CorruptMessage("a varint of more than 10 bytes")

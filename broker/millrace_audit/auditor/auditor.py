@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from sqlalchemy.exc import SQLAlchemyError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import BrokerError, ErrorCode, MillraceError
 from millrace.records import iter_records, split_batches
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.answers import AuditRules
 from millrace_audit.auditor.store import AuditPosition, AuditStore
-from millrace_audit.reports.messages import AuditCodec, AuditRecord
-from millrace_audit.reports.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
+from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, AuditRecord
 from millrace_registry.client import SchemaRegistryClient
 
 log = logging.getLogger("millrace.audit.auditor")

@@ -7,7 +7,7 @@ What changes a window that was final before raises its revision. Passes no verdi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, func, select
@@ -39,12 +39,9 @@ def apply(session: Session, record: AuditRecord) -> None:
 def unheard(session: Session, topic_id: str, partition: int, start: int, end: int) -> None:
     """Records [start, end) of an audit topic's partition expired before they were applied."""
     heard = session.scalar(select(func.min(store.TierRow.heartbeat)))
-    since = NOTHING if heard is None else heard
-    session.add(
-        store.UnheardRow(
-            topic_id=topic_id, partition=partition, start=start, end=end, since=since, until=FOR_EVER
-        )
-    )
+    gap = store.UnheardRow(topic_id=topic_id, partition=partition, start=start, end=end)
+    gap.since = NOTHING if heard is None else heard
+    session.add(gap)
 
 
 def heard_again(session: Session, topic_id: str, partition: int, records: Iterable[AuditRecord]) -> None:
@@ -96,10 +93,9 @@ def _topic(session: Session, topic: str) -> store.TopicRow:
 def _report(session: Session, report: messages.Report) -> None:
     row = _instance(session, report)
     numbers = SequenceRanges(row.reports)
-    if report.number in numbers:
-        return
     newest = not numbers or report.number > numbers.last
-    numbers.add(report.number, report.number)
+    if numbers.add(report.number, report.number):
+        return
     row.reports = numbers.pairs()
     for topic in {window.topic for window in report.windows}:
         _join(session, report.instance, topic)
@@ -206,19 +202,10 @@ def _count(session: Session, count: messages.Count) -> None:
                 service=_storable(key.service),
             )
             rows[key.window, key.instance] = _added(session, row)
-        row.ranges = _changed(row.ranges, SequenceTally.add, tally)
+        row.ranges = SequenceTally((*row.ranges, *tally.ranges())).pairs()
     for key, tally in count.removed.tallies.items():
         if (row := rows.get((key.window, key.instance))) is not None:
-            row.ranges = _changed(row.ranges, SequenceTally.remove, tally)
-
-
-def _changed(
-    ranges: Sequence[Sequence[int]], change: Callable[[SequenceTally, int, int], None], by: SequenceTally
-) -> list[list[int]]:
-    tally = SequenceTally(ranges)
-    for first, last in by.ranges():
-        change(tally, first, last)
-    return [[first, last] for first, last in tally.ranges()]
+            row.ranges = SequenceTally(row.ranges).without(tally).pairs()
 
 
 def _is_new(session: Session, count: messages.Count) -> bool:

@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace.installation import how_to_install
 from millrace.service import sqlite
 from millrace.urls import without_secret
-from millrace_audit.reports.messages import NOTHING
+from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 Ranges = list[list[int]]
 TopicName = Annotated[str, mapped_column(String(249))]
@@ -63,8 +63,8 @@ class UnheardRow(Row):
     partition: Mapped[NumberKey]
     start: Mapped[NumberKey]
     end: Mapped[int]
-    since: Mapped[int]
-    until: Mapped[int]
+    since: Mapped[int] = mapped_column(default=NOTHING)
+    until: Mapped[int] = mapped_column(default=FOR_EVER)
     """The first heartbeat behind the gap; for ever until there is one."""
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from millrace.errors import CorruptMessage
-from millrace.records import HEADER_BYTES, BatchHeader
+from millrace.records import HEADER_BYTES, BatchHeader, read_varint
 from millrace.records.compression import Buffer, decompress
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts, window_start
-from millrace_audit.reports.event import PREFIX_BYTES, NotAudited, read_header
+from millrace_audit.reports.event import PREFIX_BYTES, NotAudited, instance_bytes, read_header
 
 # A count holds numbers of 64 bits, windows among them. What anybody may send beyond is no header: a reader
 # that choked on it would choke on it again after every restart.
@@ -63,35 +63,27 @@ class _Run:
 
     def __init__(self, counts: SequenceCounts) -> None:
         self._counts = counts
-        self._who = b""  # server, service and instance as bytes
+        self._who = b""  # the same as it stands in a message
         self._key = ("", "", 0)
         self._window = self._first = 0
         self._last = -1
 
     def take(self, data: bytes, start: int, end: int) -> bool:
         """Count the message data[start:end]; False when it has no header after all."""
-        after_time = start + PREFIX_BYTES
-        while data[after_time] >= 0x80 and after_time < end - 1:
-            after_time += 1
-        after_time += 1
-        after_who = after_time + len(self._who)
-        if self._who and data.startswith(self._who, after_time) and after_who < end:
-            try:
-                time, _ = _read_varint(data, start + PREFIX_BYTES)
-                sequence, after = _read_varint(data, after_who)
-            except IndexError:
-                return False
-            if after > end:
-                return False
-        else:
-            try:
+        try:
+            time, after_time = read_varint(data, start + PREFIX_BYTES)
+            if self._who and data.startswith(self._who, after_time):
+                sequence, after = read_varint(data, after_time + len(self._who))
+                if after > end:
+                    return False
+            else:
                 header = read_header(data[start:end])
-            except NotAudited:
-                return False
-            self.end()
-            time, sequence = header.time, header.sequence
-            self._key = (header.server, header.service, header.instance)
-            self._who = _who(data, after_time)
+                self.end()
+                sequence = header.sequence
+                self._key = (header.server, header.service, header.instance)
+                self._who = instance_bytes(*self._key)
+        except (IndexError, CorruptMessage, NotAudited):
+            return False
         if not (0 <= sequence < _BOUND and _EARLIEST <= time < _BOUND):
             return False
         window = window_start(time)
@@ -109,19 +101,9 @@ class _Run:
         self._first, self._last = 0, -1
 
 
-def _who(data: bytes, start: int) -> bytes:
-    """The bytes of server, service and instance, which are known to be well formed."""
-    position = start
-    for _ in range(2):
-        size, position = _read_varint(data, position)
-        position += size
-    _, position = _read_varint(data, position)
-    return data[start:position]
-
-
 def _value_of(data: bytes, position: int) -> tuple[int, int, int]:
     """Where the record at `position` has its value (start, end), and where the next record begins."""
-    size, start = _read_varint(data, position)
+    size, start = read_varint(data, position)
     end = start + size
     position = start + 1  # the unused record attributes
     while data[position] >= 0x80:  # timestamp delta
@@ -129,26 +111,9 @@ def _value_of(data: bytes, position: int) -> tuple[int, int, int]:
     position += 1
     while data[position] >= 0x80:  # offset delta
         position += 1
-    key_size, position = _read_varint(data, position + 1)
-    value_size, position = _read_varint(data, position + (key_size if key_size > 0 else 0))
+    key_size, position = read_varint(data, position + 1)
+    value_size, position = read_varint(data, position + (key_size if key_size > 0 else 0))
     value_end = position + (value_size if value_size > 0 else 0)
     if size <= 0 or value_end > end or end > len(data):
         raise IndexError
     return position, value_end, end
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """A zigzag varint and the position behind it."""
-    byte = data[position]
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position + 1
-    result, shift = byte & 0x7F, 7
-    while True:
-        position += 1
-        byte = data[position]
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (result >> 1) ^ -(result & 1), position + 1
-        shift += 7
-        if shift > 63:
-            raise IndexError

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.client.transactions import AbortedTransactions
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
 from millrace.records import Cursor, iter_records, split_batches
 from millrace_audit.reader.counting import BatchCounter
@@ -25,6 +26,7 @@ from millrace_audit.reader.turns import PartitionKey, Turns
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import has_header
 from millrace_audit.reports.messages import (
+    AUDIT_TOPIC,
     NOTHING,
     AuditCodec,
     Count,
@@ -33,7 +35,6 @@ from millrace_audit.reports.messages import (
     ReaderPosition,
 )
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
-from millrace_audit.reports.topics import AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.audit.reader")
@@ -262,7 +263,7 @@ class AuditReader:
         self._publisher.publish([self._codec.encode(self._count_of(state, now)) for state in read])
         for state in read:
             state.start, state.foreign, state.expired = state.cursor.next_offset, 0, 0
-            state.counts.clear()
+            state.counts = SequenceCounts()
         return bool(read)
 
     def _count_of(self, state: _Partition, now: int) -> Count:

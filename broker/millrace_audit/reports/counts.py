@@ -7,6 +7,8 @@ no message and no file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
@@ -28,40 +30,39 @@ class CountKey(NamedTuple):
     window: int
 
 
+@dataclass(init=False, slots=True)
 class SequenceTally:
     """Sequence numbers with how often each occurs: layer k holds those that are there more than k times."""
 
-    __slots__ = ("layers",)
+    layers: list[SequenceRanges]
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self.layers: list[SequenceRanges] = [SequenceRanges()]
+        self.layers = [SequenceRanges()]
         for first, last in ranges:
             self.add(first, last)
 
     def add(self, first: int, last: int) -> None:
         """Count every number of first..last once more."""
         repeated: Sequence[Range] = self.layers[0].add(first, last)
-        if repeated:
-            self._repeat(repeated)
-
-    def _repeat(self, repeated: Sequence[Range]) -> None:
         level = 1
         while repeated:
             if level == len(self.layers):
                 self.layers.append(SequenceRanges())
-            again: list[Range] = []
-            for first, last in repeated:
-                again += self.layers[level].add(first, last)
-            repeated, level = again, level + 1
+            layer = self.layers[level]
+            repeated = [again for pair in repeated for again in layer.add(*pair)]
+            level += 1
 
-    def remove(self, first: int, last: int) -> None:
-        """Count every number of first..last once less; one that is not there stays so."""
-        left = SequenceRanges([(first, last)])
-        for level in range(len(self.layers) - 1, -1, -1):
-            here = self.layers[level] & left
-            self.layers[level], left = self.layers[level] - here, left - here
-        while len(self.layers) > 1 and not self.layers[-1]:
-            self.layers.pop()
+    def without(self, other: SequenceTally) -> SequenceTally:
+        """The numbers that are here more often than in `other`, each as often as it is more."""
+        layers = self.layers.copy()
+        for left in other.layers:
+            for level in reversed(range(len(layers))):
+                layers[level], left = layers[level] - left, left - layers[level]
+        while len(layers) > 1 and not layers[-1]:
+            layers.pop()
+        rest = SequenceTally()
+        rest.layers = layers
+        return rest
 
     @property
     def present(self) -> SequenceRanges:
@@ -73,29 +74,22 @@ class SequenceTally:
 
     @property
     def total(self) -> int:
-        return sum(len(layer) for layer in self.layers)
+        return sum(map(len, self.layers))
 
     def ranges(self) -> Iterator[Range]:
         """Every range, layer after layer: a number that is there twice is in two ranges."""
-        for layer in self.layers:
-            yield from layer
+        return chain.from_iterable(self.layers)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SequenceTally) and self.layers == other.layers
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
-    def __repr__(self) -> str:
-        return f"SequenceTally({[list(r) for r in self.ranges()]})"
+    def pairs(self) -> list[list[int]]:
+        """`ranges` as JSON writes them."""
+        return [[first, last] for first, last in self.ranges()]
 
 
+@dataclass(slots=True)
 class SequenceCounts:
     """An accumulator: for every (server, service, instance, window) the sequence numbers that are there."""
 
-    __slots__ = ("tallies",)
-
-    def __init__(self) -> None:
-        self.tallies: dict[CountKey, SequenceTally] = {}
+    tallies: dict[CountKey, SequenceTally] = field(default_factory=dict)
 
     def add(
         self, server: str, service: str, instance: int, window: int, first: int, last: int | None = None
@@ -117,15 +111,10 @@ class SequenceCounts:
         """What is counted here and not in `other`; what is here more often, as often as it is more."""
         rest = SequenceCounts()
         for key, tally in self.tallies.items():
-            left = SequenceTally(tally.ranges())
-            for first, last in other.tallies.get(key, SequenceTally()).ranges():
-                left.remove(first, last)
-            if left.total:
+            left = tally.without(other.tallies.get(key, SequenceTally()))
+            if left.present:
                 rest.tallies[key] = left
         return rest
-
-    def clear(self) -> None:
-        self.tallies.clear()
 
     @property
     def total(self) -> int:
@@ -134,14 +123,6 @@ class SequenceCounts:
     @property
     def range_count(self) -> int:
         return sum(layer.range_count for tally in self.tallies.values() for layer in tally.layers)
-
-    def __bool__(self) -> bool:
-        return bool(self.tallies)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SequenceCounts) and self.tallies == other.tallies
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def to_json(self) -> list[dict[str, Any]]:
         """Sorted [{server, service, instance, window, ranges, duplicates}], both lists of [first, last].
@@ -178,6 +159,7 @@ class SequenceCounts:
     def _of(cls, entries: Iterable[tuple[Mapping[str, Any], Iterable[Sequence[int]]]]) -> SequenceCounts:
         counts = cls()
         for entry, ranges in entries:
+            key = CountKey(*(entry[name] for name in CountKey._fields))
             for first, last in ranges:
-                counts.add(entry["server"], entry["service"], entry["instance"], entry["window"], first, last)
+                counts.add(*key, first, last)
         return counts

@@ -16,17 +16,11 @@ from typing import Any, NamedTuple
 import fastavro
 from fastavro.validation import ValidationError
 
-from millrace.errors import MillraceError
+from millrace.errors import CorruptMessage, MillraceError
+from millrace.records.messages import read_varint, write_bytes, write_varint
 
 PREFIX_BYTES = 5
 HEADER_FIELD = "header"
-_HEADER_FIELDS = {
-    "time": "long",
-    "server": "string",
-    "service": "string",
-    "instance": "long",
-    "sequence": "long",
-}
 _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 _DOES_NOT_FIT = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 _PLAIN = {"null", "boolean", "int", "long", "float", "double", "bytes", "string"}
@@ -40,6 +34,9 @@ class EventHeader(NamedTuple):
     service: str
     instance: int
     sequence: int
+
+
+_HEADER_FIELDS = dict.fromkeys(EventHeader._fields, "long") | {"server": "string", "service": "string"}
 
 
 class NotAudited(Exception):
@@ -59,54 +56,37 @@ def has_header(schema: Any) -> bool:
     return list(plain.items())[: len(_HEADER_FIELDS)] == list(_HEADER_FIELDS.items())
 
 
-def _read_long(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift > 63:
-            raise NotAudited("a number of more than 10 bytes")
-    value = (result >> 1) ^ -(result & 1)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise NotAudited("a number of more than 64 bits")
-    return value, position
-
-
-def _read_string(data: bytes | memoryview, position: int) -> tuple[str, int]:
-    size, position = _read_long(data, position)
+def _read_string(data: bytes, position: int) -> tuple[str, int]:
+    size, position = read_varint(data, position)
     end = position + size
     if size < 0 or end > len(data):
         raise NotAudited("a name that is longer than its message")
-    return bytes(data[position:end]).decode(), end
+    return data[position:end].decode(), end
 
 
 def read_header(message: bytes) -> EventHeader:
     """The header of one message; NotAudited when it has none. Does not look at the schema id."""
     try:
-        time, position = _read_long(message, PREFIX_BYTES)
+        time, position = read_varint(message, PREFIX_BYTES)
         server, position = _read_string(message, position)
         service, position = _read_string(message, position)
-        instance, position = _read_long(message, position)
-        sequence, _ = _read_long(message, position)
-    except (IndexError, UnicodeDecodeError) as error:
+        instance, position = read_varint(message, position)
+        sequence, _ = read_varint(message, position)
+    except (IndexError, UnicodeDecodeError, CorruptMessage) as error:
         raise NotAudited("it ends inside its header") from error
     if message[0] != 0 or sequence < 0:
         raise NotAudited("it is no Avro message behind a schema id")
+    if not all(-(1 << 63) <= number < 1 << 63 for number in (time, instance, sequence)):
+        raise NotAudited("a number of more than 64 bits")
     return EventHeader(time, server, service, instance, sequence)
 
 
-def _long(value: int) -> bytes:
-    """A number as Avro writes it: zigzag, seven bits a byte."""
-    value = (value << 1) ^ (value >> 63)
-    out = []
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
+def instance_bytes(server: str, service: str, instance: int) -> bytes:
+    """What stands between time and sequence in the header of every message of one instance."""
+    out = bytearray()
+    write_bytes(out, server.encode())
+    write_bytes(out, service.encode())
+    write_varint(out, instance)
     return bytes(out)
 
 
@@ -144,7 +124,7 @@ class EventSchema:
             # fastavro cuts a float down to an integer and writes an int of any size: look before it does.
             fits = self._is_flat and self._numbers_fit(event)
             if fits and self._body is not None:
-                out.write(self._prefix + self._header_bytes(header))
+                out.write(self._prefix_and_header(header))
                 fastavro.schemaless_writer(out, self._body, event, strict_allow_default=True)
             else:
                 record = {**event, HEADER_FIELD: header}
@@ -156,15 +136,15 @@ class EventSchema:
             raise MillraceError(f"the event does not fit schema {self.name}: {_one_line(error)}") from error
         return out.getvalue()
 
-    def _header_bytes(self, header: Mapping[str, Any]) -> bytes:
+    def _prefix_and_header(self, header: Mapping[str, Any]) -> bytearray:
         who = (header["server"], header["service"], header["instance"])
         if who != self._who:
-            server, service = (name.encode() for name in who[:2])
-            self._who_bytes = b"".join(
-                (_long(len(server)), server, _long(len(service)), service, _long(who[2]))
-            )
-            self._who = who
-        return _long(header["time"]) + self._who_bytes + _long(header["sequence"])
+            self._who, self._who_bytes = who, instance_bytes(*who)
+        out = bytearray(self._prefix)
+        write_varint(out, header["time"])
+        out += self._who_bytes
+        write_varint(out, header["sequence"])
+        return out
 
     def _numbers_fit(self, event: Mapping[str, Any]) -> bool:
         for name, bound in self._numbers:

@@ -7,18 +7,22 @@ what is said. Times are ms since the epoch.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 import fastavro
 
 from millrace.installation import shipped
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.event import PREFIX_BYTES
 from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, to_deltas
-from millrace_registry.client import UnknownSchema
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+
+AUDIT_TOPIC = "audit"
+"""In every cluster that is produced to; in the aggregate cluster a mirror of it, a partition for each."""
 
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
@@ -27,15 +31,6 @@ NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
 FOR_EVER = (1 << 63) - 1
 """As `closed_through`: the instance has ended."""
-
-_ID_BYTES = 5
-
-
-class SchemaIds(Protocol):
-    """What a registry is asked for here."""
-
-    def schema(self, schema_id: int) -> Any: ...
-    def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int: ...
 
 
 @cache
@@ -56,10 +51,6 @@ class Hello:
     instance: int
     topic: str
     closed_through: int = NOTHING
-
-    @classmethod
-    def from_avro(cls, record: Mapping[str, Any]) -> Hello:
-        return cls(**_by_field(record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +76,6 @@ class Report:
     closed_through: int
     windows: Sequence[ReportedWindow]
 
-    @classmethod
-    def from_avro(cls, record: Mapping[str, Any]) -> Report:
-        windows = [
-            ReportedWindow(
-                window["topic"],
-                window["window"],
-                merged(from_deltas(window["acknowledged"])),
-                merged(from_deltas(window["failed"])),
-            )
-            for window in record["windows"]
-        ]
-        return cls(**{**_by_field(record), "windows": windows})
-
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
@@ -118,13 +96,6 @@ class Heartbeat:
     tier: str
     reader: int
     positions: Sequence[ReaderPosition]
-
-    @classmethod
-    def from_avro(cls, record: Mapping[str, Any]) -> Heartbeat:
-        positions = [
-            ReaderPosition(p["topic"], p["topicId"], p["partition"], p["offset"]) for p in record["positions"]
-        ]
-        return cls(**{**_by_field(record), "positions": positions})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,29 +135,17 @@ class Count:
     removed: SequenceCounts = field(default_factory=SequenceCounts)
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
 
-    @classmethod
-    def from_avro(cls, record: Mapping[str, Any]) -> Count:
-        part = record["source"]
-        source = LoadNumber(**part) if "load" in part else OffsetRange(**_by_field(part))
-        counts = {name: SequenceCounts.from_avro(record[name]) for name in ("counts", "removed")}
-        return cls(**{**_by_field(record), **counts, "source": source})
 
-
+AuditRecord = Hello | Report | Heartbeat | Count
+_KINDS: Mapping[str, type[AuditRecord]] = {
+    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count)
+}
 _AVRO_NAMES = {"closed_through": "closedThrough", "topic_id": "topicId"}
 _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
-_COLUMNS = {
-    kind: [(each.name, _AVRO_NAMES.get(each.name, each.name)) for each in fields(kind)]
-    for kind in (Hello, ReportedWindow, Report, ReaderPosition, Heartbeat, OffsetRange, LoadNumber, Count)
-}
-"""Each field of a dataclass of this file, and its name in the schema."""
 _SOURCES = {OffsetRange: "millrace.audit.OffsetRange", LoadNumber: "millrace.audit.Load"}
 
 
-def _by_field(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {_FIELDS.get(name, name): value for name, value in record.items()}
-
-
-def _avro(value: Any) -> Any:
+def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
     if isinstance(value, int | str):
         return value
@@ -195,40 +154,57 @@ def _avro(value: Any) -> Any:
     if isinstance(value, SequenceCounts):
         return value.to_avro()
     if isinstance(value, list | tuple):
-        return [_avro(item) for item in value]
-    record = {name: _avro(getattr(value, attribute)) for attribute, name in _COLUMNS[type(value)]}
+        return [_to_avro(item) for item in value]
+    record = {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
     union_branch = _SOURCES.get(type(value))
     return (union_branch, record) if union_branch else record
 
 
-AuditRecord = Hello | Report | Heartbeat | Count
-_KINDS: Mapping[str, type[AuditRecord]] = {
-    "AuditHello": Hello,
-    "AuditReport": Report,
-    "AuditHeartbeat": Heartbeat,
-    "AuditCount": Count,
+def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass of this file, given the record of its schema."""
+    return {
+        _FIELDS.get(name, name): _READERS[name](value) if name in _READERS else value
+        for name, value in record.items()
+    }
+
+
+def _read_source(record: Mapping[str, Any]) -> OffsetRange | LoadNumber:
+    return LoadNumber(**record) if "load" in record else OffsetRange(**_from_avro(record))
+
+
+def _read_ranges(flat: Sequence[int]) -> SequenceRanges:
+    return merged(from_deltas(flat))
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "acknowledged": _read_ranges,
+    "failed": _read_ranges,
+    "windows": lambda windows: [ReportedWindow(**_from_avro(window)) for window in windows],
+    "positions": lambda positions: [ReaderPosition(**_from_avro(position)) for position in positions],
+    "source": _read_source,
+    "counts": SequenceCounts.from_avro,
+    "removed": SequenceCounts.from_avro,
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+"""How each field of a record is read that is more than a number or a text."""
 
 
 class AuditCodec:
     """Audit records to bytes and back, through a schema registry."""
 
-    def __init__(self, registry: SchemaIds) -> None:
+    def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
         self._prefixes: dict[str, bytes] = {}
-        self._writers: dict[int, tuple[str, Any] | None] = {}
+        self._writers: dict[bytes, tuple[str, Any] | None] = {}
 
     def encode(self, record: AuditRecord, *, timeout_s: float | None = None) -> bytes:
         """The message for an audit topic; the first record of a kind registers its schema, in that time."""
-        name = _NAMES[type(record)]
-        schema = _parsed(name)
+        name = f"Audit{type(record).__name__}"
         if name not in self._prefixes:
             schema_id = self._registry.register(name, dict(schema_file(name)), timeout_s=timeout_s)
             self._prefixes[name] = b"\0" + schema_id.to_bytes(4, "big")
         out = BytesIO()
         out.write(self._prefixes[name])
-        fastavro.schemaless_writer(out, schema, _avro(record))
+        fastavro.schemaless_writer(out, _parsed(name), _to_avro(record))
         return out.getvalue()
 
     def decode(self, message: bytes | None) -> AuditRecord | None:
@@ -236,37 +212,32 @@ class AuditCodec:
 
         A registry that does not answer raises: what it would have told must not be taken for foreign.
         """
-        if message is None or len(message) <= _ID_BYTES or message[0] != 0:
+        if message is None or len(message) <= PREFIX_BYTES or message[0] != 0:
             return None
-        schema_id = int.from_bytes(message[1:_ID_BYTES], "big")
-        if schema_id not in self._writers:
-            self._writers[schema_id] = self._writer(schema_id)
-        if (writer := self._writers[schema_id]) is None:
+        prefix = message[:PREFIX_BYTES]
+        if prefix not in self._writers:
+            self._writers[prefix] = self._writer(int.from_bytes(prefix, "big"))
+        if (writer := self._writers[prefix]) is None:
             return None
         name, schema = writer
         try:
-            record = fastavro.schemaless_reader(BytesIO(message[_ID_BYTES:]), schema, _parsed(name))
-            return _KINDS[name].from_avro(record)  # type: ignore[arg-type]  # a record schema yields a dict
+            record = fastavro.schemaless_reader(BytesIO(message[PREFIX_BYTES:]), schema, _parsed(name))
+            return _KINDS[name](**_from_avro(record))  # type: ignore[arg-type]  # a record is read as a dict
         except Exception:  # whoever choked on it would choke on it again after every restart
             return None
 
     def _writer(self, schema_id: int) -> tuple[str, Any] | None:
+        """The kind of record that messages with this schema hold, and the schema; None for any other."""
         try:
             schema = self._registry.schema(schema_id)
         except UnknownSchema:
             return None
-        for name in _KINDS:
-            if isinstance(schema, dict) and _full_name(schema) == _full_name(schema_file(name)):
-                try:
-                    return name, fastavro.parse_schema(schema)
-                except Exception:  # as in `decode`
-                    return None
-        return None
-
-
-def _full_name(schema: Mapping[str, Any]) -> str:
-    name = str(schema.get("name", ""))
-    return name if "." in name else f"{schema.get('namespace', '')}.{name}"
+        try:
+            parsed: Any = fastavro.parse_schema(schema)
+            name = next((name for name in _KINDS if parsed["name"] == _parsed(name)["name"]), None)
+        except Exception:  # as in `decode`
+            return None
+        return (name, parsed) if name else None
 
 
 @cache

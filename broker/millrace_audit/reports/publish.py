@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from millrace.client.confluent import text_of as text_of
+from millrace.client.confluent import text_of
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import SequenceCounts
+from millrace_audit.reports.counts import SequenceCounts, SequenceTally
 from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber
-from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
 from millrace_registry.client import SchemaRegistryClient
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -56,15 +57,15 @@ class AuditPublisher:
         for name in (*names, self.topic):
             wait_s = min(_METADATA_TIMEOUT_S, self._timeout_s, max(give_up_at - time.monotonic(), _POLL_S))
             try:
-                found = self._producer.list_topics(name, timeout=wait_s).topics[name]
+                topic = self._producer.list_topics(name, timeout=wait_s).topics[name]
             except KafkaException as error:
                 raise MillraceError(
                     f"no broker answers at {self.bootstrap} ({text_of(error)}): start one or give the right"
                     " address"
                 ) from error
-            if found.error is not None:
+            if topic.error is not None:
                 raise MillraceError(
-                    f"{self.bootstrap} has no topic {name} ({found.error.name()}):"
+                    f"{self.bootstrap} has no topic {name} ({topic.error.name()}):"
                     f" create it with `millrace topics create {name} --bootstrap {self.bootstrap}`"
                 )
 
@@ -85,14 +86,14 @@ class AuditPublisher:
             while len(outcomes) < len(messages) and time.monotonic() < give_up_at:
                 self._producer.poll(_POLL_S)
         except (KafkaException, BufferError) as error:
-            raise MillraceError(
-                f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}"
-            ) from error
-        failed = next((error for error in outcomes if error is not None), None)
-        if failed is not None:
-            raise MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(failed)}")
+            raise self._refused(error) from error
+        for failed in filter(None, outcomes):
+            raise self._refused(failed)
         if len(outcomes) < len(messages):
             raise MillraceError(f"{self.bootstrap} acknowledges nothing on {self.topic}")
+
+    def _refused(self, error: BaseException | KafkaError) -> MillraceError:
+        return MillraceError(f"{self.bootstrap} takes nothing on {self.topic}: {text_of(error)}")
 
     def close(self) -> None:
         """Give up what is not acknowledged and let librdkafka end."""
@@ -106,22 +107,13 @@ class AuditPublisher:
         self.close()
 
 
-def publish_load_counts(
-    bootstrap: str, registry_url: str, *, topic: str, load: int, counts: SequenceCounts
-) -> None:
-    """Tell the auditor what one load put into the warehouse; `bootstrap` is the aggregate cluster's.
-
-    May be repeated as often as one likes: a load counts once. MillraceError when it does not get through.
-    """
-    publish_edition_counts(bootstrap, registry_url, topic=topic, load=load, editions=[counts])
-
-
 def publish_edition_counts(
     bootstrap: str, registry_url: str, *, topic: str, load: int, editions: Sequence[SequenceCounts]
 ) -> None:
     """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
 
-    May be repeated as often as one likes: each edition changes the counts once, right after the one before.
+    `bootstrap` is the aggregate cluster's. May be repeated as often as one likes: each edition changes the
+    counts once, right after the one before. MillraceError when it does not get through.
     """
     records: list[Count] = []
     before = SequenceCounts()
@@ -139,17 +131,9 @@ def edition_records(
     The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
-    now = time.time_ns() // 1_000_000
+    count = partial(Count, time=time.time_ns() // 1_000_000, tier=WAREHOUSE, topic=topic, foreign=0)
     return [
-        Count(
-            time=now,
-            tier=WAREHOUSE,
-            topic=topic,
-            foreign=0,
-            counts=more,
-            removed=less,
-            source=LoadNumber(load, edition, part, len(pieces)),
-        )
+        count(counts=more, removed=less, source=LoadNumber(load, edition, part, len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)
     ]
 
@@ -160,10 +144,9 @@ def _pieces(more: SequenceCounts, less: SequenceCounts) -> list[tuple[SequenceCo
     size = 0
     for key in sorted(more.tallies.keys() | less.tallies.keys(), key=lambda key: (key.window, key)):
         ranges = [
-            (side, range_)
-            for side, each in enumerate((more, less))
-            if key in each.tallies
-            for range_ in each.tallies[key].ranges()
+            (side, pair)
+            for side, counts in enumerate((more, less))
+            for pair in counts.tallies.get(key, SequenceTally()).ranges()
         ]
         name_bytes = 2 * (_NUMBERS_BYTES + len(f"{key.server}{key.service}".encode()))
         # A producer's window stays in one piece, so that it changes at once, unless it fits in none.

@@ -1,26 +1,28 @@
 """Sets of sequence numbers, kept as closed ranges.
 
 Knows integers only. An event stream in order costs one range, however long it is; a set with n holes costs
-n + 1 ranges. Set operations are single sweeps over both operands.
+n + 1 ranges. A union or a difference is one sweep over both operands.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 Range = tuple[int, int]
 """First and last, both included."""
 
 
+@dataclass(init=False, slots=True)
 class SequenceRanges:
     """A set of integers as sorted ranges that neither overlap nor touch."""
 
-    __slots__ = ("_firsts", "_lasts")
+    _firsts: list[int]
+    _lasts: list[int]
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
-        self._firsts: list[int] = []
-        self._lasts: list[int] = []
+        self._firsts, self._lasts = [], []
         for first, last in ranges:
             self.add(first, last)
 
@@ -60,17 +62,6 @@ class SequenceRanges:
     def __bool__(self) -> bool:
         return bool(self._firsts)
 
-    def __contains__(self, number: int) -> bool:
-        index = bisect_left(self._lasts, number)
-        return index < len(self._lasts) and self._firsts[index] <= number
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SequenceRanges):
-            return NotImplemented
-        return self._firsts == other._firsts and self._lasts == other._lasts
-
-    __hash__ = None  # type: ignore[assignment]  # mutable
-
     def __repr__(self) -> str:
         return f"SequenceRanges({self.pairs()})"
 
@@ -91,20 +82,7 @@ class SequenceRanges:
         return merged((*self, *other))
 
     def __and__(self, other: SequenceRanges) -> SequenceRanges:
-        firsts: list[int] = []
-        lasts: list[int] = []
-        a, b = 0, 0
-        while a < len(self._firsts) and b < len(other._firsts):
-            first = max(self._firsts[a], other._firsts[b])
-            last = min(self._lasts[a], other._lasts[b])
-            if first <= last:
-                firsts.append(first)
-                lasts.append(last)
-            if self._lasts[a] < other._lasts[b]:
-                a += 1
-            else:
-                b += 1
-        return _built(firsts, lasts)
+        return self - (self - other)
 
     def __sub__(self, other: SequenceRanges) -> SequenceRanges:
         firsts: list[int] = []

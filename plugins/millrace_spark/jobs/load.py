@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_audit.reports.publish import publish_load_counts
-from millrace_audit.reports.topics import OFFLINE_AUDIT_TOPIC
+from millrace_audit.reports.publish import publish_edition_counts
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, main, said
@@ -129,8 +129,8 @@ def _run_of(
 
     def publish_counts(manifest: LoadManifest) -> None:
         counts = sequences_of(fs, f"{manifest.topic}/{load_folder(manifest.load)}", manifest)
-        publish_load_counts(
-            client.bootstrap, registry.address, topic=manifest.topic, load=manifest.load, counts=counts
+        publish_edition_counts(
+            client.bootstrap, registry.address, topic=manifest.topic, load=manifest.load, editions=[counts]
         )
 
     return LoadRun(

@@ -20,15 +20,16 @@ from millrace_audit.reports.messages import (
     schema_file,
 )
 from millrace_audit.reports.ranges import SequenceRanges
-from millrace_registry.client import RegistryUnavailable, UnknownSchema
+from millrace_registry.client import RegistryUnavailable, SchemaRegistryClient, UnknownSchema
 
 WHO: dict[str, Any] = {"cluster": "dc1", "server": "web-1", "service": "shop", "instance": (1 << 63) - 1}
 
 
-class Ids:
+class Ids(SchemaRegistryClient):
     """A registry's numbers without a registry."""
 
     def __init__(self) -> None:
+        super().__init__("http://nobody")
         self.schemas: dict[int, Any] = {}
 
     def schema(self, schema_id: int) -> Any:
