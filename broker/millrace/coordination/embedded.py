@@ -2,7 +2,7 @@
 
 For where no ensemble is given: one standalone server on 127.0.0.1, its data in a directory of its own.
 PySpark is only looked up, never imported. Nothing here speaks ZooKeeper's protocol beyond asking whether
-the server answers; see cluster.py for what is kept in it.
+the server answers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from millrace.errors import MillraceError
 from millrace.installation import how_to_install
 from millrace.process import start_child
 
-JARS = (
+JARS = [
     "zookeeper",
     "zookeeper-jute",
     "slf4j-api",
@@ -30,7 +30,7 @@ JARS = (
     "commons-io",
     "snappy-java",
     "netty-common",
-)
+]
 """All that a standalone server needs of PySpark's jars: 50 MB of memory instead of 100."""
 MIN_JAVA = 17
 START_SECONDS = 30.0
@@ -78,14 +78,10 @@ class ZooKeeper:
     @classmethod
     def start(cls, data_dir: Path, port: int = 0) -> ZooKeeper:
         """A server that answers on 127.0.0.1:`port` (0: any free port); MillraceError when it cannot be."""
-        tries = 1 if port else PORT_TRIES
-        while True:
-            tries -= 1
-            try:
+        for _ in range(0 if port else PORT_TRIES - 1):
+            with suppress(_EndedAtOnce):
                 return cls._start(data_dir, port)
-            except _EndedAtOnce:
-                if not tries:
-                    raise
+        return cls._start(data_dir, port)
 
     @classmethod
     def _start(cls, data_dir: Path, port: int) -> ZooKeeper:
@@ -102,10 +98,14 @@ class ZooKeeper:
                 # The child inherits the lock: the directory stays taken as long as Java lives.
                 process = start_child(
                     lambda ends_with_us: subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors, pass_fds=(lock,),
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=errors,
+                        stderr=errors,
+                        pass_fds=(lock,),
                         preexec_fn=ends_with_us,
                     )
-                )  # fmt: skip
+                )
         finally:
             os.close(lock)
         server = cls(port, process)
@@ -118,13 +118,7 @@ class ZooKeeper:
 
     @property
     def address(self) -> str:
-        """HOST:PORT for clients."""
         return f"127.0.0.1:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        """Process id of the Java process."""
-        return self._process.pid
 
     def wait(self, timeout_s: float | None = None) -> int:
         """The exit code, once the server has ended; subprocess.TimeoutExpired when it has not by then."""
@@ -143,9 +137,7 @@ class ZooKeeper:
     def __enter__(self) -> ZooKeeper:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _wait_until_it_answers(self, errors: Path) -> None:
@@ -201,10 +193,10 @@ def find_jars() -> list[Path]:
     folder = Path(spec.submodule_search_locations[0]) / "jars"
     jars = []
     for name in JARS:
-        found = sorted(folder.glob(f"{name}-[0-9]*.jar"))
-        if not found:
+        versions = sorted(folder.glob(f"{name}-[0-9]*.jar"))
+        if not versions:
             raise MillraceError(f"{folder} has no {name} jar: install PySpark 4.3 again")
-        jars.append(found[-1])
+        jars.append(versions[-1])
     return jars
 
 

@@ -1,7 +1,7 @@
 """One ZooKeeper session: connected once, reconnecting for ever, every call bounded in time.
 
-Owns the client and how a call is tried anew over lost connections. Knows no registry: what is read and
-written is said by cluster.py and consumer_registry.py. Ephemeral nodes live as long as the session.
+Owns the client and how a call is repeated over lost connections. Knows no registry: cluster.py and groups.py
+say what is read and written. Ephemeral nodes live as long as the session.
 """
 
 from __future__ import annotations
@@ -53,11 +53,9 @@ class Session:
         parse_addresses(zookeeper, "zookeeper")
         quiet = logging.getLogger("millrace.zookeeper_session.kazoo")
         quiet.setLevel(logging.ERROR)  # kazoo tells every try to reconnect; one line of ours is enough
-        client = KazooClient(
-            hosts=zookeeper, timeout=timeout_ms / 1000, logger=quiet,
-            # A back-off longer than the session would lose the session after every short outage.
-            connection_retry=KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5),
-        )  # fmt: skip
+        # A back-off longer than the session would lose the session after every short outage.
+        retry = KazooRetry(max_tries=-1, delay=0.1, backoff=1.5, max_delay=0.5)
+        client = KazooClient(zookeeper, timeout_ms / 1000, logger=quiet, connection_retry=retry)
         try:
             client.start(timeout=CONNECT_SECONDS)
         except (KazooTimeoutError, OSError):
@@ -73,9 +71,9 @@ class Session:
         return int((self.client.client_id or (0,))[0])
 
     def call(self, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """The result of kazoo's asynchronous operation, tried anew over lost connections for a while.
+        """The result of kazoo's asynchronous operation, repeated over lost connections for OPERATION_SECONDS.
 
-        A write that is tried anew may meet its own first try. RequestTimedOut when no answer comes in time.
+        A write that is repeated may meet its own first try. RequestTimedOut when no answer comes in time.
         """
         # From the loss on, not from the call: behind a ZooKeeper that stays away calls must not queue up.
         deadline = (self._lost_at or time.monotonic()) + OPERATION_SECONDS
@@ -96,18 +94,18 @@ class Session:
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> dict[str, tuple[bytes, Any]]:
         """Data and stat of each node that is there, asked for all at once."""
-        wanted = list(paths)
-        asked = {path: self.client.get_async(path, watch) for path in wanted if self.client.connected}
+        names = list(paths)
+        started = {path: self.client.get_async(path, watch) for path in names if self.client.connected}
 
-        def ask(path: str) -> Any:
-            # The first try is under way already; after a lost connection it is made anew.
-            return asked.pop(path, None) or self.client.get_async(path, watch)
+        def read(path: str) -> Any:
+            # The first try is under way already; after a lost connection it is repeated.
+            return started.pop(path, None) or self.client.get_async(path, watch)
 
-        found = {}
-        for path in wanted:
+        nodes = {}
+        for path in names:
             with contextlib.suppress(NoNodeError):
-                found[path] = self.call(ask, path)
-        return found
+                nodes[path] = self.call(read, path)
+        return nodes
 
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
         """The names of a node's children, sorted; none when the node is not there, and nothing is watched."""
@@ -118,12 +116,7 @@ class Session:
 
     def on_reconnect(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in kazoo's thread, whenever ZooKeeper is back, be it in a new session."""
-
-        def heard(state: str) -> None:
-            if state == KazooState.CONNECTED:
-                callback()
-
-        self.client.add_listener(heard)
+        self.client.add_listener(lambda state: callback() if state == KazooState.CONNECTED else None)
 
     def close(self) -> None:
         """End the session, and with it its ephemeral nodes; calls under way fail. Twice is harmless."""
