@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from kio.index import KioIndexError, load_request_schema
 from kio.serial import entity_writer
 
-from millrace.records import BatchHeader, Message, build_batch
+from millrace.records import Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
@@ -93,10 +93,15 @@ def forged_batches(rng: random.Random) -> Iterator[Sent]:
     for codec in Codec:
         for count in (2, 1000, 1 << 20, 8_380_000, 400_000_000, (1 << 31) - 1):
             good = build_batch([Message(0, None, b"x" * rng.randrange(60))])
-            header = BatchHeader.parse(good)
-            assert header is not None
-            header = header._replace(attributes=codec, last_offset_delta=count - 1, records_count=count)
-            batch = seal(header, good[61:])
+            batch = seal(
+                good[61:],
+                base_offset=0,
+                attributes=codec,
+                last_offset_delta=count - 1,
+                base_timestamp=0,
+                max_timestamp=0,
+                records_count=count,
+            )
             body = struct.pack(">hhii", -1, -1, 1000, 1) + _string(FORGED)
             body += struct.pack(">iii", 1, 0, len(batch)) + batch
             kind = f"{count} records of codec {codec} in {len(batch)} bytes"

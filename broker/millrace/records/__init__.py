@@ -4,58 +4,25 @@ Knows the header, the CRC and the framing of records, and how one batch must fol
 Does not know files, sockets, topics or schemas.
 """
 
-from millrace.records.control import (
-    CONTROL_KEY,
-    MIN_CONTROL_BYTES,
-    control_batch,
-    control_batch_of_size,
-    filler_after,
-    filler_size,
-)
-from millrace.records.cursor import Cursor
-from millrace.records.header import (
-    CODEC_MASK,
-    CONTROL_BIT,
-    CRC_START,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_OVERHEAD,
-    MAGIC,
-    MIN_BATCH_BYTES,
-    TIMESTAMP_TYPE_BIT,
-    TRANSACTIONAL_BIT,
-    BatchHeader,
-    batch_crc,
-    check_produced,
-    split_batches,
-)
-from millrace.records.messages import Message, Record, build_batch, iter_records, read_varint
-
-__all__ = [
-    "CODEC_MASK",
-    "CONTROL_BIT",
-    "CONTROL_KEY",
-    "CRC_START",
-    "HEADER",
-    "HEADER_BYTES",
-    "LENGTH_OVERHEAD",
-    "MAGIC",
-    "MIN_BATCH_BYTES",
-    "MIN_CONTROL_BYTES",
-    "TIMESTAMP_TYPE_BIT",
-    "TRANSACTIONAL_BIT",
-    "BatchHeader",
-    "Cursor",
-    "Message",
-    "Record",
-    "batch_crc",
-    "build_batch",
-    "check_produced",
-    "control_batch",
-    "control_batch_of_size",
-    "filler_after",
-    "filler_size",
-    "iter_records",
-    "read_varint",
-    "split_batches",
-]
+from millrace.records.control import MIN_CONTROL_BYTES as MIN_CONTROL_BYTES
+from millrace.records.control import control_batch as control_batch
+from millrace.records.control import control_batch_of_size as control_batch_of_size
+from millrace.records.control import filler_after as filler_after
+from millrace.records.control import filler_size as filler_size
+from millrace.records.cursor import Cursor as Cursor
+from millrace.records.header import CONTROL_BIT as CONTROL_BIT
+from millrace.records.header import HEADER as HEADER
+from millrace.records.header import HEADER_BYTES as HEADER_BYTES
+from millrace.records.header import LENGTH_OVERHEAD as LENGTH_OVERHEAD
+from millrace.records.header import MAGIC as MAGIC
+from millrace.records.header import TIMESTAMP_TYPE_BIT as TIMESTAMP_TYPE_BIT
+from millrace.records.header import TRANSACTIONAL_BIT as TRANSACTIONAL_BIT
+from millrace.records.header import BatchHeader as BatchHeader
+from millrace.records.header import batch_crc as batch_crc
+from millrace.records.header import check_produced as check_produced
+from millrace.records.header import split_batches as split_batches
+from millrace.records.messages import Message as Message
+from millrace.records.messages import Record as Record
+from millrace.records.messages import build_batch as build_batch
+from millrace.records.messages import iter_records as iter_records
+from millrace.records.messages import read_varint as read_varint

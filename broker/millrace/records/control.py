@@ -5,9 +5,8 @@ What they mean is their users' business, except for the filler's.
 
 from __future__ import annotations
 
-from millrace.records.compression import Buffer
-from millrace.records.header import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader
-from millrace.records.messages import seal, write_bytes, write_varint
+from millrace.records.header import CONTROL_BIT, BatchHeader
+from millrace.records.messages import Message, build_batch, seal, write_bytes
 
 # A control batch is one record whose key says what it marks: version 0, type 1, "commit". It is the one
 # type every client skips without looking at the value (measured), so all of ours carry it.
@@ -16,23 +15,8 @@ CONTROL_KEY = b"\x00\x00\x00\x01"
 
 def control_batch(base_offset: int, value: bytes, *, timestamp: int) -> bytes:
     """A control batch with `value`: clients skip it, Millrace may read it."""
-    record = bytearray(b"\0\0\0")
-    write_bytes(record, CONTROL_KEY)
-    write_bytes(record, value)
-    record += b"\0"
-    body = bytearray()
-    write_varint(body, len(record))
-    return _single_record_batch(
-        body + record, base_offset=base_offset, timestamp=timestamp, last_offset_delta=0
-    )
-
-
-def _single_record_batch(body: Buffer, *, base_offset: int, timestamp: int, last_offset_delta: int) -> bytes:
-    header = BatchHeader(
-        base_offset, HEADER_BYTES + len(body) - LENGTH_OVERHEAD, -1, MAGIC, 0, CONTROL_BIT,
-        last_offset_delta, timestamp, timestamp, -1, -1, -1, 1,
-    )  # fmt: skip
-    return seal(header, body)
+    message = Message(timestamp, CONTROL_KEY, value)
+    return build_batch([message], base_offset=base_offset, attributes=CONTROL_BIT)
 
 
 MIN_CONTROL_BYTES = len(control_batch(0, b"", timestamp=0))
@@ -54,9 +38,13 @@ def control_batch_of_size(
     write_bytes(record, CONTROL_KEY)
     padding = room - 2 * (width - 1)
     record += _wide_varint(padding, width) + bytes(padding) + b"\0"
-    body = _wide_varint(len(record), width) + record
-    return _single_record_batch(
-        body, base_offset=base_offset, timestamp=timestamp, last_offset_delta=last_offset_delta
+    return seal(
+        _wide_varint(len(record), width) + record,
+        base_offset=base_offset,
+        attributes=CONTROL_BIT,
+        last_offset_delta=last_offset_delta,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
     )
 
 

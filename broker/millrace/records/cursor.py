@@ -1,4 +1,4 @@
-"""Where a reader stands in a partition."""
+"""How one batch must follow another, for whoever reads a partition."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Cursor:
         return header.base_offset <= self.next_offset or header.base_offset == self.next_base
 
     def after(self, header: BatchHeader) -> Cursor:
-        """The cursor behind the batch."""
         if header.is_control and header.last_offset_delta > 0:
             # A filler stands below its base offset and says by its last offset where it ends.
             return Cursor(header.next_offset, header.next_offset)

@@ -27,5 +27,4 @@ class ReadFile(io.FileIO):
     """
 
     def __del__(self) -> None:
-        # Unlike FileIO's own finalizer this is the intended way to close, not a leak to warn about.
-        self.close()
+        self.close()  # the intended way, while FileIO's own finalizer warns of a leak

@@ -55,7 +55,6 @@ CRC_START = 21
 MAGIC = 2
 MIN_RECORD_BYTES = 7
 """Of one record: its length, attributes, two deltas, and the lengths of key, value and headers."""
-MIN_BATCH_BYTES = HEADER_BYTES + MIN_RECORD_BYTES
 
 CODEC_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
@@ -94,32 +93,26 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch, header included."""
         return self.batch_length + LENGTH_OVERHEAD
 
     @property
     def last_offset(self) -> int:
-        """Offset of the last record."""
         return self.base_offset + self.last_offset_delta
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last record: what a consumer asks for next."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def is_control(self) -> bool:
-        """True for a marker that clients skip: a filler or a position batch."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
     def is_transactional(self) -> bool:
-        """True for a batch written in a transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def codec(self) -> Codec:
-        """How the records are compressed; CorruptMessage for a number no codec has."""
         try:
             return Codec(self.attributes & CODEC_MASK)
         except ValueError:

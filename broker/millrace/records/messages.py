@@ -6,18 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from millrace.errors import CorruptMessage
+from millrace.records import header as layout
 from millrace.records.compression import Buffer, Codec, compress, decompress
-from millrace.records.header import (
-    CRC,
-    CRC_AT,
-    HEADER,
-    HEADER_BYTES,
-    LENGTH_OVERHEAD,
-    MAGIC,
-    TIMESTAMP_TYPE_BIT,
-    BatchHeader,
-    batch_crc,
-)
+from millrace.records.header import BatchHeader
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +48,12 @@ def write_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
+def write_bytes(out: bytearray, value: bytes | None) -> None:
+    """Append a length and the bytes; -1 for None."""
+    write_varint(out, -1 if value is None else len(value))
+    out += value or b""
+
+
 def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
     size, position = read_varint(data, position)
     if size < 0:
@@ -69,7 +66,7 @@ def _read_bytes(data: Buffer, position: int) -> tuple[bytes | None, int]:
 
 def iter_records(header: BatchHeader, batch: Buffer) -> Iterator[Record]:
     """Every record of a whole batch, in order; CorruptMessage when the framing is broken."""
-    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES:])
+    data = decompress(header.codec, memoryview(batch)[layout.HEADER_BYTES :])
     position = 0
     try:
         for _ in range(header.records_count):
@@ -97,18 +94,9 @@ def _read_record(header: BatchHeader, data: Buffer, position: int) -> tuple[Reco
         content, position = _read_bytes(data, position)
         headers.append(((name or b"").decode(), content))
     # With the timestamp-type bit set the broker's append time, in max_timestamp, holds for every record.
-    fixed = header.attributes & TIMESTAMP_TYPE_BIT
+    fixed = header.attributes & layout.TIMESTAMP_TYPE_BIT
     timestamp = header.max_timestamp if fixed else header.base_timestamp + timestamp_delta
     return Record(header.base_offset + offset_delta, timestamp, key, value, tuple(headers)), position
-
-
-def write_bytes(out: bytearray, value: bytes | None) -> None:
-    """Append a length and the bytes; -1 for None."""
-    if value is None:
-        write_varint(out, -1)
-    else:
-        write_varint(out, len(value))
-        out += value
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +134,33 @@ def build_batch(
             write_bytes(record, content)
         write_varint(body, len(record))
         body += record
-    packed = compress(codec, body)
     return seal(
-        BatchHeader(
-            base_offset, HEADER_BYTES + len(packed) - LENGTH_OVERHEAD, -1, MAGIC, 0, attributes | codec,
-            len(messages) - 1, messages[0].timestamp, max(message.timestamp for message in messages),
-            producer_id, producer_epoch, base_sequence, len(messages),
-        ),
-        packed,
-    )  # fmt: skip
+        compress(codec, body),
+        base_offset=base_offset,
+        attributes=attributes | codec,
+        last_offset_delta=len(messages) - 1,
+        base_timestamp=messages[0].timestamp,
+        max_timestamp=max(message.timestamp for message in messages),
+        producer=(producer_id, producer_epoch, base_sequence),
+        records_count=len(messages),
+    )
 
 
-def seal(header: BatchHeader, packed: Buffer) -> bytes:
-    """Header and records as one batch, its CRC computed."""
-    batch = bytearray(HEADER.pack(*header) + packed)
-    CRC.pack_into(batch, CRC_AT, batch_crc(batch))
+def seal(
+    records: Buffer,
+    *,
+    base_offset: int,
+    attributes: int,
+    last_offset_delta: int,
+    base_timestamp: int,
+    max_timestamp: int,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    records_count: int = 1,
+) -> bytes:
+    """One batch of these records, already compressed, its length and CRC computed."""
+    length = layout.HEADER_BYTES + len(records) - layout.LENGTH_OVERHEAD
+    stamped = (base_offset, length, -1, layout.MAGIC, 0)
+    stated = (attributes, last_offset_delta, base_timestamp, max_timestamp, *producer, records_count)
+    batch = bytearray(layout.HEADER.pack(*stamped, *stated) + records)
+    layout.CRC.pack_into(batch, layout.CRC_AT, layout.batch_crc(batch))
     return bytes(batch)

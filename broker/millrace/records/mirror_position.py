@@ -28,6 +28,7 @@ from millrace.records import BatchHeader, Cursor, iter_records
 from millrace.records.compression import Buffer
 
 POSITION_PREFIX = b"millrace position 1\n"
+_PLAIN_FIELDS = ("start", "batches", "records", "dropped", "reset_at", "numbered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,9 @@ class MirrorPosition:
             "topic": self.origin.topic,
             "topic_id": self.origin.topic_id.hex,
             "partition": self.origin.partition,
-            "start": self.start,
             "next_offset": self.cursor.next_offset,
             "next_base": self.cursor.next_base,
-            "batches": self.batches,
-            "records": self.records,
-            "dropped": self.dropped,
-            "reset_at": self.reset_at,
-            "numbered": self.numbered,
+            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             "records_end": records_end,
         }
         return POSITION_PREFIX + json.dumps(fields, separators=(",", ":")).encode()
@@ -83,44 +79,33 @@ class MirrorPosition:
         fields = _fields(value)
         if fields is None:
             return None
-        origin = Origin(fields["cluster"], fields["topic"], UUID(fields["topic_id"]), fields["partition"])
         return cls(
-            origin,
-            fields["start"],
-            Cursor(fields["next_offset"], fields["next_base"]),
-            fields["batches"],
-            fields["records"],
-            fields["dropped"],
-            fields["reset_at"],
-            fields["numbered"],
+            origin=Origin(fields["cluster"], fields["topic"], UUID(fields["topic_id"]), fields["partition"]),
+            cursor=Cursor(fields["next_offset"], fields["next_base"]),
+            **{name: fields[name] for name in _PLAIN_FIELDS},
         )
 
     @classmethod
     def from_batch(cls, header: BatchHeader, batch: Buffer) -> MirrorPosition | None:
         """The position a whole, intact batch records; None for every other batch."""
-        value = _value(header, batch)
-        return cls.decode(value) if value is not None else None
+        return cls.decode(_value(header, batch))
 
 
 def records_end(header: BatchHeader, batch: Buffer) -> int | None:
     """Offset behind the last record before a position batch, in its own log; None for every other batch."""
-    value = _value(header, batch)
-    fields = _fields(value) if value is not None else None
+    fields = _fields(_value(header, batch))
     return None if fields is None else int(fields["records_end"])
 
 
-def _value(header: BatchHeader, batch: Buffer) -> bytes | None:
+def _value(header: BatchHeader, batch: Buffer) -> bytes:
     if not header.is_control or header.last_offset_delta != 0:
-        return None
+        return b""
     record = next(iter_records(header, batch), None)
-    return record.value if record is not None else None
+    return b"" if record is None else record.value or b""
 
 
 def _fields(value: bytes) -> dict[str, Any] | None:
-    if not value.startswith(POSITION_PREFIX):
-        return None
-    fields: dict[str, Any] = json.loads(value[len(POSITION_PREFIX) :])
-    return fields
+    return json.loads(value[len(POSITION_PREFIX) :]) if value.startswith(POSITION_PREFIX) else None
 
 
 class PositionMismatch(BrokerError):

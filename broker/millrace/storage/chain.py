@@ -10,16 +10,19 @@ last offset, where it ends in bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from millrace.records import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
-from millrace.records.header import IDENTITY, YOUNGEST
+from millrace.records.compression import Buffer
+from millrace.records.header import YOUNGEST
 
 NEVER = 1 << 63
 """Younger than any timestamp."""
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
 """Below this one large read serves several headers; above it 61 bytes per batch are cheaper."""
+SEARCH_BYTES = 1 << 20
+"""A search for the next batch reads this much at once."""
 
 
 class Chain:
@@ -71,23 +74,39 @@ class HeaderReader:
 
 
 class ChainBroken(Exception):
-    """No batch stands where one must; `position` is where."""
+    """No good batch stands where one must."""
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, header: BatchHeader | None, filler_base: int | None) -> None:
         super().__init__(f"no batch at position {position}")
         self.position = position
+        self.header = header
+        """What stands there instead; None when the file ends."""
+        self.filler_base = filler_base
+        """Base offset of the filler that should stand there; None when it should be another batch."""
 
 
 def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of every batch from a boundary up to `limit`; ChainBroken where none stands."""
     chain, reader = Chain(start), HeaderReader(fd, base)
     while chain.position < limit:
-        header = reader.header(chain.position)
-        if header is None or not chain.accepts(header, limit):
-            raise ChainBroken(chain.position)
         position = chain.position
+        header = reader.header(position)
+        if header is None or not chain.accepts(header, limit):
+            raise ChainBroken(position, header, chain.filler_base)
         chain.advance(header)
         yield position, header
+
+
+def walk_batches(
+    fd: int, base: int, start: int, limit: int, crc: Callable[[Buffer], int] = batch_crc
+) -> Iterator[tuple[int, BatchHeader, bytes]]:
+    """As `walk`, with the whole batches; ChainBroken also where a batch fails its CRC."""
+    for position, header in walk(fd, base, start, limit):
+        batch = read_batch(fd, base, position, header, crc)
+        if batch is None:
+            is_filler = header.base_offset != position
+            raise ChainBroken(position, header, header.base_offset if is_filler else None)
+        yield position, header, batch
 
 
 def walk_past_damage(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -126,48 +145,37 @@ def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int 
     return boundary
 
 
-def read_batch(fd: int, base: int, position: int, header: BatchHeader) -> bytes | None:
+def read_batch(
+    fd: int, base: int, position: int, header: BatchHeader, crc: Callable[[Buffer], int] = batch_crc
+) -> bytes | None:
     """The whole batch if it is there and its CRC fits, else None."""
     batch = os.pread(fd, header.size, position - base)
-    return batch if len(batch) == header.size and batch_crc(batch) == header.crc else None
-
-
-def find_headers(fd: int, base: int, low: int, high: int, limit: int) -> list[tuple[int, int]]:
-    """(position, end) of every batch whose header identifies itself in [low, high], whatever surrounds it.
-
-    It ends at or before `limit`; whether it is intact is not looked at. Batches inside another's payload
-    are found too: the caller decides what an overlap means.
-    """
-    data = os.pread(fd, high - low + HEADER_BYTES, low - base)
-    found = []
-    for block in range(low >> 16, (high >> 16) + 1):
-        # All positions of a 64 KiB block share the first 6 of the 8 bytes of their base offset.
-        prefix = block.to_bytes(6, "big")
-        stop = min(high + 1, (block + 1) << 16) - low + len(prefix) - 1
-        index = data.find(prefix, max(0, (block << 16) - low), stop)
-        while index >= 0:
-            position = low + index
-            if data[index + 6 : index + 8] == (position & 0xFFFF).to_bytes(2, "big"):
-                _, length, magic = IDENTITY.unpack_from(data, index)
-                end = position + length + LENGTH_OVERHEAD
-                if magic == MAGIC and position + HEADER_BYTES <= end <= limit:
-                    found.append((position, end))
-            index = data.find(prefix, index + 1, stop)
-    return found
-
-
-def intact(fd: int, base: int, found: Iterable[tuple[int, int]]) -> list[tuple[int, BatchHeader]]:
-    """The headers of those found batches whose CRC fits."""
-    reader = HeaderReader(fd, base)
-    headers = ((position, reader.header(position)) for position, _ in found)
-    return [(at, header) for at, header in headers if header and read_batch(fd, base, at, header)]
+    return batch if len(batch) == header.size and crc(batch) == header.crc else None
 
 
 def next_batch(fd: int, base: int, start: int, limit: int) -> int | None:
     """Position of the first intact, self-identifying batch at or after `start`; None if there is none."""
-    step = 1 << 20
-    for low in range(start, limit, step):
-        found = intact(fd, base, find_headers(fd, base, low, min(low + step, limit) - 1, limit))
-        if found:
-            return found[0][0]
+    for low in range(start, limit, SEARCH_BYTES):
+        data = os.pread(fd, SEARCH_BYTES + HEADER_BYTES, low - base)
+        for position in _stated_positions(data, low, min(low + SEARCH_BYTES, limit)):
+            header = BatchHeader.parse(data, position - low)
+            fits = header is not None and Chain(position).accepts(header, limit)
+            if header is not None and fits and read_batch(fd, base, position, header) is not None:
+                return position
     return None
+
+
+def _stated_positions(data: bytes, low: int, high: int) -> Iterator[int]:
+    """Where in [low, high) eight bytes state their own position, as a base offset does.
+
+    `data` was read from `low` on.
+    """
+    for block in range(low >> 16, (high >> 16) + 1):
+        # All positions of a 64 KiB block share the first 6 of the 8 bytes of their base offset.
+        prefix = block.to_bytes(6, "big")
+        stop = min(high, (block + 1) << 16) - low + len(prefix) - 1
+        index = data.find(prefix, max(0, (block << 16) - low), stop)
+        while index >= 0:
+            if data[index + 6 : index + 8] == (low + index & 0xFFFF).to_bytes(2, "big"):
+                yield low + index
+            index = data.find(prefix, index + 1, stop)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 from millrace.errors import CorruptMessage, MillraceError
-from millrace.records import CRC_START, BatchHeader
+from millrace.records import BatchHeader
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import ReadFile
+from millrace.records.header import CRC_START
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
 from millrace.storage.chain import Chain, HeaderReader, next_batch

@@ -23,16 +23,8 @@ from pathlib import Path
 
 from millrace.errors import CorruptMessage, StorageError
 from millrace.records import BatchHeader, filler_size
-from millrace.storage import sealed
-from millrace.storage.chain import (
-    Chain,
-    ChainBroken,
-    HeaderReader,
-    read_batch,
-    skip,
-    walk,
-    walk_past_damage,
-)
+from millrace.storage import chain, sealed
+from millrace.storage.chain import Chain, ChainBroken
 
 SPAN_BYTES = 1 << 20
 """From one landmark to the next at most, unless a single batch is larger."""
@@ -61,16 +53,32 @@ class Landmarks:
     next_offset: int | None = field(default=None, compare=False)
     """Behind the last batch that was noted, None when what stands before the next one is not known."""
 
-    def note(self, header: BatchHeader, max_timestamp: int) -> None:
-        """A batch that is no filler stands at its base offset; `max_timestamp` is the largest before it."""
-        size = max(header.size + filler_size(header), LEAST_BATCH_BYTES)
-        if size > self.room:
-            position = header.base_offset
-            known = position if self.next_offset is None else self.next_offset
-            self.values.extend((position, max_timestamp, known))
+    def note(self, position: int, size: int, max_timestamp: int, next_offset: int) -> None:
+        """A batch that is no filler stands at `position`; `max_timestamp` is the largest before it.
+
+        `size` is that of the batch and its filler.
+        """
+        counted = size if size > LEAST_BATCH_BYTES else LEAST_BATCH_BYTES
+        if counted > self.room:
+            before = position if self.next_offset is None else self.next_offset
+            self.values.extend((position, max_timestamp, before))
             self.room = SPAN_BYTES
-        self.room -= size
-        self.next_offset = header.next_offset
+        self.room -= counted
+        self.next_offset = next_offset
+
+    def note_header(self, header: BatchHeader, max_timestamp: int) -> None:
+        """As `note`, of a batch in the log."""
+        size = header.size + filler_size(header)
+        self.note(header.base_offset, size, max_timestamp, header.next_offset)
+
+    def continued(self) -> Landmarks:
+        """None yet, to note those that come next; `extend` adds them once they count."""
+        return Landmarks(array("q"), self.room, self.next_offset)
+
+    def extend(self, noted: Landmarks) -> None:
+        """Add what was noted in what `continued` gave."""
+        self.values.extend(noted.values)
+        self.room, self.next_offset = noted.room, noted.next_offset
 
     def below(self, end: int) -> Landmarks:
         """Those before a position, as a copy."""
@@ -114,14 +122,13 @@ def landmarks_path(segment_path: Path) -> Path:
     return segment_path.with_suffix(".landmarks")
 
 
+def _of_segment(segment_path: Path, size: int) -> dict[str, int]:
+    return {"version": VERSION, "base": int(segment_path.stem), "size": size}
+
+
 def write_landmarks(segment_path: Path, size: int, landmarks: Landmarks) -> None:
     """Replace the landmarks' file of a segment that has `size` bytes for good."""
-    fields = {
-        "version": VERSION,
-        "base": int(segment_path.stem),
-        "size": size,
-        "landmarks": landmarks.values.tolist(),
-    }
+    fields = {**_of_segment(segment_path, size), "landmarks": landmarks.values.tolist()}
     sealed.write(landmarks_path(segment_path), fields)
 
 
@@ -131,8 +138,7 @@ def read_landmarks(segment_path: Path, size: int) -> Landmarks:
         fields = sealed.read(landmarks_path(segment_path))
     except sealed.Unreadable:
         return Landmarks()
-    expected = {"version": VERSION, "base": int(segment_path.stem), "size": size}
-    if fields is None or any(fields[key] != value for key, value in expected.items()):
+    if fields is None or not _of_segment(segment_path, size).items() <= fields.items():
         return Landmarks()
     return Landmarks(array("q", fields["landmarks"]))
 
@@ -140,12 +146,12 @@ def read_landmarks(segment_path: Path, size: int) -> Landmarks:
 def build_landmarks(fd: int, base: int, end: int) -> Landmarks:
     """The landmarks of a segment up to `end`, from the header of each batch; damage is passed over."""
     landmarks, max_timestamp, intact_end = Landmarks(), -1, base
-    for position, header in walk_past_damage(fd, base, base, end):
+    for position, header in chain.walk_past_damage(fd, base, base, end):
         if position != intact_end:
             landmarks.next_offset = None  # the offsets of what is damaged are not to be passed over
         intact_end = position + header.size
         if header.base_offset == position:
-            landmarks.note(header, max_timestamp)
+            landmarks.note_header(header, max_timestamp)
         if not header.is_control:
             max_timestamp = max(max_timestamp, header.max_timestamp)
     return landmarks
@@ -159,35 +165,36 @@ def locate(landmarks: Landmarks, fd: int, base: int, offset: int, limit: int, kn
     offset that is the position of an intact batch. Raises CorruptMessage, and LandmarksMissing.
     """
     mark = landmarks.before_offset(offset, base)
-    start = skip(fd, base, max(mark, known), offset, WALKED_HEADERS)
+    start = chain.skip(fd, base, max(mark, known), offset, WALKED_HEADERS)
     try:
-        for position, header in short_walk(fd, base, start, limit):
+        for position, header in short_walk(fd, base, start, limit, mark):
             if header.next_offset > offset and header.base_offset == position:
                 return position
     except ChainBroken as error:
-        check_landmark(mark, base, error)
         if not _stands_at(fd, base, offset, limit):
             raise CorruptMessage(f"a damaged batch at position {error.position}") from None
         return offset
     return limit
 
 
-def short_walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """`walk` from one landmark as far as to the next; LandmarksMissing when there is none."""
-    for count, item in enumerate(walk(fd, base, start, limit)):
-        if count == WALKED_HEADERS:
-            raise LandmarksMissing(f"no landmark within {count} batches behind position {start}")
-        yield item
-
-
-def check_landmark(mark: int, base: int, error: ChainBroken) -> None:
-    """LandmarksMissing if the chain is broken at the landmark itself: it may be none."""
-    if error.position == mark > base:
-        raise LandmarksMissing(f"no batch at the landmark {mark}")
-
-
 def _stands_at(fd: int, base: int, position: int, limit: int) -> bool:
-    header = HeaderReader(fd, base).header(position)
+    header = chain.HeaderReader(fd, base).header(position)
     if header is None or not Chain(position).accepts(header, limit):
         return False
-    return read_batch(fd, base, position, header) is not None
+    return chain.read_batch(fd, base, position, header) is not None
+
+
+def short_walk(fd: int, base: int, start: int, limit: int, mark: int) -> Iterator[tuple[int, BatchHeader]]:
+    """`walk` from the landmark `mark` or behind it as far as to the next one.
+
+    Raises LandmarksMissing when there is no next one, or no batch at the landmark: it may be none.
+    """
+    try:
+        for count, item in enumerate(chain.walk(fd, base, start, limit)):
+            if count == WALKED_HEADERS:
+                raise LandmarksMissing(f"no landmark within {count} batches behind position {start}")
+            yield item
+    except ChainBroken as error:
+        if error.position == mark > base:
+            raise LandmarksMissing(f"no batch at the landmark {mark}") from None
+        raise

@@ -37,7 +37,6 @@ from millrace.storage.producer_file import ProducerFile
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
-from millrace.storage.retention import expired_count, is_expired
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
 from millrace.storage.staging import Staging
 from millrace.storage.state import LogState
@@ -47,8 +46,8 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 5.0
 ROOM_AGAIN_S = 10.0
-"""A disk is full no longer once it has refused nothing for so long: small appends may fit all the time."""
-SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""A disk counts as full until it has refused nothing for so long: small appends may fit all the time."""
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Why a file could not be opened for the moment. No sync fails with them."""
 IDLE_SECONDS = 60.0
 """A log that took nothing for so long keeps no file open: most of many partitions are idle."""
@@ -122,7 +121,6 @@ class PartitionLog:
 
     @property
     def log_start_offset(self) -> int:
-        """The first segment's base, or the high watermark when no data is left."""
         return min(self._files.segments[0].base, self._visible.high_watermark)
 
     @property
@@ -132,17 +130,14 @@ class PartitionLog:
 
     @property
     def visible_end(self) -> int:
-        """Byte position up to which everything is flushed and published."""
         return self._visible.end
 
     @property
     def end(self) -> int:
-        """Byte position of the next append."""
         return self._appended.end
 
     @property
     def size(self) -> int:
-        """Bytes of its files."""
         return self._appended.end - self._files.segments[0].base
 
     @property
@@ -152,7 +147,6 @@ class PartitionLog:
 
     @property
     def snapshot(self) -> tuple[LogState, Files]:
-        """What is visible, and the files it lies in."""
         return self._visible, self._files
 
     @property
@@ -162,7 +156,6 @@ class PartitionLog:
 
     @property
     def unflushed_messages(self) -> int:
-        """Data records appended and not yet published."""
         return self._appended.messages - self._visible.messages
 
     @property
@@ -210,9 +203,15 @@ class PartitionLog:
             return results
 
     def append_mirrored(
-        self, origin: Origin, expected: int | None, batches: Sequence[Buffer], position: MirrorPosition,
-        *, checked: bool = False, reset: bool = False,
-    ) -> int:  # fmt: skip
+        self,
+        origin: Origin,
+        expected: int | None,
+        batches: Sequence[Buffer],
+        position: MirrorPosition,
+        *,
+        checked: bool = False,
+        reset: bool = False,
+    ) -> int:
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
         `expected`: the recorded next origin offset, None when nothing is recorded. Without batches only the
@@ -262,7 +261,7 @@ class PartitionLog:
         except OSError as error:
             if isinstance(error, CutFailed):
                 self._refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
-            self._report_no_room(f"cannot append to {active.path}: {error}")
+            self._log_no_room(f"cannot append to {active.path}: {error}")
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
         except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
             self._refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
@@ -275,13 +274,14 @@ class PartitionLog:
         try:
             segment = Segment.create(self.directory, self._appended.end, self._clock())
         except OSError as error:
-            self._report_no_room(reason := f"cannot create a segment in {self.directory}: {error.strerror}")
+            reason = f"cannot create a segment in {self.directory}: {error.strerror}"
+            self._log_no_room(reason)
             raise StorageError(reason) from error
         self._directory_changed = True
         self._files = replace(self._files, segments=(*self._files.segments, segment))
 
-    def _report_no_room(self, reason: str) -> None:
-        """Log that the disk refuses, once until `_write` has logged the end: producers try without end."""
+    def _log_no_room(self, reason: str) -> None:
+        """Log once that the disk refuses, until `_write` has logged the end: producers try without end."""
         if self._refused_at is None:
             log.error("%s", reason)
         self._refused_at = self._clock()
@@ -298,18 +298,17 @@ class PartitionLog:
                 raise StorageError(self._flush_failed)
             state = self._appended  # before the list: the list then covers all of the state
             segments = self._files.segments
-            unsynced = [each for each in segments if each.end > self._flushed.end and each.base < state.end]
+            unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
             changed, self._directory_changed = self._directory_changed, False
             try:
                 # What needs a descriptor comes before the first fdatasync: if none is left, nothing is lost.
-                for segment in unsynced:
-                    segment.append_fd()
+                descriptors = [segment.append_fd() for segment in unsynced]
                 if changed:
                     sync_directory(self.directory)
-                for segment in unsynced:
-                    segment.sync(self._sync)
+                for fd in descriptors:
+                    self._sync(fd)
             except OSError as error:
-                if error.errno in SCARCE:
+                if error.errno in OUT_OF_RESOURCES:
                     self._directory_changed |= changed
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
@@ -323,7 +322,7 @@ class PartitionLog:
             return state
 
     def write_due_checkpoint(self) -> None:
-        """Write the checkpoint if its time has come; for the thread that flushed, once it has told of it."""
+        """Write the checkpoint if it is due; for the thread that flushed, after the outcome was posted."""
         state = self._flushed
         if not self._checkpoint_is_due(state) or not self._checkpoint_lock.acquire(blocking=False):
             return  # whoever holds the lock writes one, or waits for a flush and finds it due later
@@ -381,10 +380,10 @@ class PartitionLog:
                 if self._closed:
                     return []
                 self._producers.expire()
-                if self._active.facts.next_offset >= 0 and is_expired(self._active, self.config, now):
+                if self._active.facts.next_offset >= 0 and self._active.is_expired(self.config, now):
                     self._roll_for_retention(now)
                 files, visible = self._files, self._visible
-            count = expired_count(files.segments, self.config, now, visible)
+            count = files.expired_count(self.config, now, visible)
             # The checkpoint first: recovery takes a file below its start for a leftover, and a log that
             # begins above its end for a loss. On a full disk it may fail until something was deleted.
             if count > 0 or self._checkpoint_is_due(visible):

@@ -10,6 +10,7 @@ import contextlib
 import logging
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 
 WARM_FILES = 3
 MAX_REPORTED = 100
-"""Different kinds of damage and failures that are told of one log; after them there is nothing new to say."""
+"""Most different kinds of damage and failures that are logged of one log: after them nothing is new."""
 RECENT_POSITIONS = 32
-"""Readers of one log that go on where they were."""
+"""Most readers of one log that go on where they were."""
 WALKED_BATCHES = 16
-"""Headers looked at in a slice to remember where the next read begins; more is not worth the time."""
+"""Most headers looked at in a slice to remember where the next read begins; more is not worth the time."""
 
 
 class RecentPositions:
@@ -40,12 +41,12 @@ class RecentPositions:
         self._positions: dict[int, int] = {}
 
     def before(self, offset: int) -> int:
-        """The last position known with no batch before it that holds `offset` or a later one; 0 without any.
+        """The last position noted with no batch before it that holds `offset` or a later one; 0 without any.
 
         At or behind the offset it is where the offset is found.
         """
         positions = self._positions.copy()  # another thread may note one
-        nearest = max((found for found in positions if found <= offset), default=None)
+        nearest = max((noted for noted in positions if noted <= offset), default=None)
         return 0 if nearest is None else positions[nearest]
 
     def note(self, offset: int, position: int) -> None:
@@ -54,6 +55,11 @@ class RecentPositions:
         if len(self._positions) >= RECENT_POSITIONS:
             del self._positions[next(iter(self._positions))]
         self._positions[offset] = position
+
+
+class _Opened(NamedTuple):
+    file: ReadFile
+    landmarks: Landmarks
 
 
 class Reader:
@@ -65,11 +71,9 @@ class Reader:
         self._directory = directory
         self._recovered_end = recovered_end
         self._reported: set[str] = set()
-        self._warm: dict[Segment, ReadFile] = {}
+        self._opened: dict[Segment, _Opened] = {}
         """The files read last; others close with the last slice that uses them."""
-        self._landmarks: dict[Segment, Landmarks] = {}
-        """Of closed segments that were read last."""
-        self.without_landmarks: set[Segment] = set()
+        self._without_landmarks: set[Segment] = set()
         """Those in which a look-up has failed for want of landmarks."""
 
     def read(
@@ -77,7 +81,7 @@ class Reader:
     ) -> FileSlice | None:
         """What `PartitionLog.read` says, for one pair of snapshots; `end` is the log's, flushed or not."""
         if offset >= visible.high_watermark:
-            # Up to the log's end an offset is good, it is only early: a producer may have been told of it.
+            # Up to the log's end an offset is good, it is only early: a producer may have heard of it.
             if offset > end:
                 raise OffsetOutOfRange(f"offset {offset} is past the end, {visible.high_watermark}")
             return None
@@ -86,16 +90,16 @@ class Reader:
         try:
             return self._slice(visible, files, offset, max_bytes)
         except CorruptMessage as error:
-            self._report(f"{error}; `millrace log verify {self._directory}` names every damaged batch")
+            self._log_once(f"{error}; `millrace log verify {self._directory}` names every damaged batch")
             raise
         except FileNotFoundError:
             raise OffsetOutOfRange(f"offset {offset} was just given up by retention") from None
         except OSError as error:
-            self._report(f"cannot read {self._directory}: {error}")
+            self._log_once(f"cannot read {self._directory}: {error}")
             raise StorageError(f"cannot read {self._directory}: {error}") from error
 
-    def _report(self, what: str) -> None:
-        """Say it once: clients ask again and again."""
+    def _log_once(self, what: str) -> None:
+        """Clients ask again and again."""
         if what not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(what)
             log.error("%s", what)
@@ -103,52 +107,44 @@ class Reader:
     def _slice(self, visible: LogState, files: Files, offset: int, max_bytes: int) -> FileSlice:
         index = files.index_of(offset)
         segment = files.segments[index]
-        file = self._file(segment)
         position = segment.base
         if offset > position:
-            limit = min(segment.end, visible.end)
-            position = self._locate(segment, file.fileno(), offset, limit)
+            position = self._locate(segment, offset, min(segment.end, visible.end))
         if position == segment.end and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
-            file = self._file(segment)
+        file, landmarks = self._open(segment)
+        fd = file.fileno()
         limit = min(segment.end, visible.data_end)
-        headers = HeaderReader(file.fileno(), segment.base)
-        first_bytes = self._check_first(headers, file.fileno(), segment, position, limit)
+        headers = HeaderReader(fd, segment.base)
+        first_bytes = self._check_first(headers, fd, segment, position, limit)
         length = max(first_bytes, min(max_bytes, limit - position))
         if length < limit - position:
             # Whoever goes on at a landmark needs no walk to get there.
-            mark = self._landmarks_of(segment).last_before(position + length)
+            mark = landmarks.last_before(position + length)
             length = mark - position if mark >= position + first_bytes else length
         if position < self._recovered_end:
-            length = _unbroken(file.fileno(), segment.base, position, length, limit)
+            length = _unbroken(fd, segment.base, position, length, limit)
         self.recent.note(offset, position)
         self._note_end(headers, position, position + length)
         return FileSlice(file, position - segment.base, length)
 
-    def _locate(self, segment: Segment, fd: int, offset: int, limit: int) -> int:
+    def _locate(self, segment: Segment, offset: int, limit: int) -> int:
         """Position of the batch that holds the offset, else of the next one, else `limit`, a boundary."""
-        known = self.recent.before(offset)
-        if known > limit:
-            known = 0
-        if known >= offset:
-            return known
-        if segment in self.without_landmarks:
+        recent = self.recent.before(offset)
+        if recent > limit:
+            recent = 0
+        if recent >= offset:
+            return recent
+        if segment in self._without_landmarks:
             raise LandmarksMissing(f"the landmarks of {segment.path} are being built")
+        file, landmarks = self._open(segment)
         try:
-            return locate(self._landmarks_of(segment), fd, segment.base, offset, limit, known)
+            return locate(landmarks, file.fileno(), segment.base, offset, limit, recent)
         except LandmarksMissing:
-            self.without_landmarks.add(segment)
+            self._without_landmarks.add(segment)
             raise
         except CorruptMessage as error:
             raise CorruptMessage(f"{error} in {segment.path}") from None
-
-    def _landmarks_of(self, segment: Segment) -> Landmarks:
-        landmarks = self._landmarks.get(segment) if segment.landmarks is None else segment.landmarks
-        if landmarks is None:
-            landmarks = segment.known_landmarks()
-            kept = list(self._landmarks.items())[1 - WARM_FILES :]
-            self._landmarks = dict([*kept, (segment, landmarks)])
-        return landmarks
 
     def _note_end(self, headers: HeaderReader, start: int, end: int) -> None:
         """Remember where the reader of a slice goes on, if the slice holds but few batches."""
@@ -165,27 +161,27 @@ class Reader:
 
     def build_landmarks(self) -> None:
         """Build what look-ups lacked; for a thread, as it reads every header of these segments."""
-        for segment in list(self.without_landmarks):
+        for segment in list(self._without_landmarks):
             with contextlib.suppress(FileNotFoundError):  # retention took it
                 segment.build_landmarks()
-            self._landmarks = {}
-            self.without_landmarks.discard(segment)
+            self.forget()
+            self._without_landmarks.discard(segment)
 
-    def _file(self, segment: Segment) -> ReadFile:
+    def _open(self, segment: Segment) -> _Opened:
         """The segment's read side: one of those used last, or newly opened in the place of the oldest."""
-        file = self._warm.get(segment)
-        if file is None:
-            file = segment.open_reader()
-            kept = list(self._warm.items())[1 - WARM_FILES :]
-            self._warm = dict([*kept, (segment, file)])
-        return file
+        opened = self._opened.get(segment)
+        if opened is None:
+            opened = _Opened(segment.open_reader(), segment.known_landmarks())
+            others = list(self._opened.items())[1 - WARM_FILES :]
+            self._opened = dict([*others, (segment, opened)])
+        return opened
 
     def forget(self) -> None:
         """Let go of the files, from any thread: what was deleted frees its space, idle ones are closed.
 
         Called every few seconds: whoever reads on opens a file again, which costs less than keeping count.
         """
-        self._warm, self._landmarks = {}, {}
+        self._opened = {}
 
     def _check_first(
         self, headers: HeaderReader, fd: int, segment: Segment, position: int, limit: int

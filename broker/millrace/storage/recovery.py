@@ -17,22 +17,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from millrace.errors import MillraceError
-from millrace.records import BatchHeader, filler_after
+from millrace.records import BatchHeader, filler_after, filler_size
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
-from millrace.storage.chain import Chain, HeaderReader, next_batch, read_batch, walk_past_damage
+from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.landmarks import Landmarks, landmarks_path
 from millrace.storage.producer_file import FILE_NAME, ProducerFile
 from millrace.storage.producer_state import ProducerStates
-from millrace.storage.segment import (
-    Segment,
-    SegmentFacts,
-    Sync,
-    segment_path,
-    segment_paths,
-    sync_directory,
-)
+from millrace.storage.segment import Segment, SegmentFacts, Sync, segment_path, segment_paths, sync_directory
 from millrace.storage.state import LogState, holds_offsets
 
 log = logging.getLogger(__name__)
@@ -78,7 +71,8 @@ def recover(
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
             return Recovered(tuple(segments), state, start_offset, checkpoint.flushed)
-    scan = _Scan(state, producers, skip_damage=checkpoint is None)
+    flushed = None if checkpoint is None else checkpoint.flushed
+    scan = _Scan(state, producers, skip_damage=flushed is None)
     scan.run(segments)
     unfilled = scan.unfilled
     if unfilled is not None and scan.kept.end == unfilled.base_offset + unfilled.size:
@@ -88,9 +82,8 @@ def recover(
         scan.complete_filler(kept[-1], unfilled, now)
     else:
         kept = _cut(segments, scan.kept)
-    _make_durable(directory, kept, None if checkpoint is None else checkpoint.flushed, sync)
-    checkpointed = -1 if checkpoint is None else checkpoint.flushed
-    return Recovered(tuple(kept), scan.kept, start_offset, checkpointed)
+    _make_durable(directory, kept, flushed, sync)
+    return Recovered(tuple(kept), scan.kept, start_offset, -1 if flushed is None else flushed)
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -112,32 +105,30 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
     Deletes what an interrupted retention left below the checkpoint's start.
     """
     facts = {} if checkpoint is None else {item.base: item for item in checkpoint.segments}
-    landmarks = {} if checkpoint is None else checkpoint.landmarks
-    flushed = None if checkpoint is None else checkpoint.flushed
     segments = []
     for path in segment_paths(directory):
         base = int(path.stem)
         if checkpoint is not None and base < checkpoint.start:
             log.info("deleting %s: retention had given it up", path)
             Segment.open(path).unlink()
-            continue
-        unread = flushed is None or base >= flushed
-        segment = Segment.open(path, SegmentFacts(base) if unread else facts.get(base))
-        # Above the checkpoint they are noted as the scan goes on; any others are in the segment's own file.
-        segment.landmarks = Landmarks() if unread else landmarks.get(base)
-        segments.append(segment)
+        elif checkpoint is None or base >= checkpoint.flushed:
+            segments.append(Segment.open(path, SegmentFacts(base)))
+            segments[-1].landmarks = Landmarks()  # noted as the scan goes on
+        else:
+            segments.append(Segment.open(path, facts.get(base)))
+            segments[-1].landmarks = checkpoint.landmarks.get(base)  # others are in the segment's own file
     for before, after in pairwise(segments):
-        if before.end < after.base and (flushed is None or after.base <= flushed):
+        if before.end < after.base and (checkpoint is None or after.base <= checkpoint.flushed):
             _refuse(directory, before.end, after.base)
         _truncate(before, after.base)
-    if checkpoint is not None and flushed is not None and (segments or flushed > 0):
-        if not segments or segments[0].base > flushed:
-            _refuse(directory, checkpoint.start, segments[0].base if segments else flushed)
+    if checkpoint is not None and (segments or checkpoint.flushed > 0):
+        if not segments or segments[0].base > checkpoint.flushed:
+            _refuse(directory, checkpoint.start, segments[0].base if segments else checkpoint.flushed)
         if segments[0].base > checkpoint.start:
             # The oldest files may be deleted by hand to make room; readers see the later start offset.
             log.error("%s: the files below %s are gone", directory, segments[0].path.name)
-        if segments[-1].end < flushed:
-            _refuse(directory, segments[-1].end, flushed)
+        if segments[-1].end < checkpoint.flushed:
+            _refuse(directory, segments[-1].end, checkpoint.flushed)
     return segments
 
 
@@ -182,14 +173,14 @@ class _Scan:
 
     def run(self, segments: list[Segment]) -> None:
         """Read everything from the state's end on, up to the first break of the chain."""
-        for index, segment in enumerate(segments):
-            limit = segments[index + 1].base if index + 1 < len(segments) else segment.end
-            if limit < self.state.end or (limit == self.state.end and index + 1 < len(segments)):
+        for segment, successor in zip(segments, [*segments[1:], None], strict=True):
+            limit = segment.end if successor is None else successor.base
+            if limit < self.state.end or (limit == self.state.end and successor is not None):
                 continue
             if segment.base > self.state.end:
                 return
             if not self._read(segment, min(limit, segment.end)):
-                if not self._skip_damage or segment is segments[-1]:
+                if not self._skip_damage or successor is None:
                     return
                 self._skip_to(segment, limit)
 
@@ -202,38 +193,33 @@ class _Scan:
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
         reader = segment.open_reader()
-        fd = reader.fileno()
-        chain, headers = Chain(self.state.end), HeaderReader(fd, segment.base)
-        while chain.position < limit:
-            position = chain.position
-            header = headers.header(position)
-            fits = header is not None and chain.accepts(header, limit)
-            batch = read_batch(fd, segment.base, position, header) if header is not None and fits else None
-            if header is None or batch is None:
-                resumed = next_batch(fd, segment.base, position + 1, limit) if self._skip_damage else None
+        fd, base = reader.fileno(), segment.base
+        while True:
+            try:
+                for position, header, batch in walk_batches(fd, base, self.state.end, limit):
+                    self._note(segment, header, batch, position)
+                return self.unfilled is None
+            except ChainBroken as error:
+                resumed = next_batch(fd, base, error.position + 1, limit) if self._skip_damage else None
                 if resumed is None:
                     return False
                 self._skip_to(segment, resumed)
-                chain = Chain(resumed)
-                continue
-            chain.advance(header)
-            self._note(segment, header, position)
-            self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
-            self.unfilled = header if chain.filler_base is not None else None
-            # The end of a mirrored partition is always a position batch, the first thing it holds is one.
-            if self.state.mirror is None or self.state.mirror is not self.kept.mirror:
-                self.kept = self.state
-        return chain.filler_base is None
 
-    def _note(self, segment: Segment, header: BatchHeader, position: int) -> None:
+    def _note(self, segment: Segment, header: BatchHeader, batch: bytes, position: int) -> None:
         facts = segment.facts
-        if segment.landmarks is not None and header.base_offset == position:
-            segment.landmarks.note(header, facts.max_timestamp)
+        is_filler = header.base_offset != position
+        if segment.landmarks is not None and not is_filler:
+            segment.landmarks.note_header(header, facts.max_timestamp)
         if holds_offsets(header, position):
             facts.max_timestamp = max(facts.max_timestamp, header.max_timestamp)
             facts.next_offset = header.next_offset
         if self.state.mirror is None:
             self._producers.replay(header, position + header.size)
+        self.state = self.state.after(header, MirrorPosition.from_batch(header, batch))
+        self.unfilled = header if not is_filler and filler_size(header) > 0 else None
+        # The end of a mirrored partition is always a position batch, the first thing it holds is one.
+        if self.state.mirror is None or self.state.mirror is not self.kept.mirror:
+            self.kept = self.state
 
     def complete_filler(self, segment: Segment, header: BatchHeader, now: float) -> None:
         """Write the filler that a crash kept from following its batch."""

@@ -1,8 +1,9 @@
-"""One file of a partition's log: appended at its end, read anywhere.
+"""One file of a partition's log: appended at its end, read anywhere; and the row of them that a log is.
 
-Knows its file, its base position, two facts about its content and its landmarks. Does not know batches,
-offsets in use, or when to roll: that is the partition log. Appends and reads use descriptors of their own,
-because one shared file position would let a reader move the place where the writer writes.
+Knows its file, its base position, two facts about its content, its landmarks, and when it has expired. Does
+not know batches, offsets in use, or when to roll: that is the partition log. Appends and reads use
+descriptors of their own, because one shared file position would let a reader move the place where the writer
+writes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from millrace.config import LogConfig
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import ReadFile
 from millrace.storage.landmarks import (
@@ -28,15 +30,15 @@ from millrace.storage.landmarks import (
     read_landmarks,
     write_landmarks,
 )
+from millrace.storage.state import LogState
 
 log = logging.getLogger(__name__)
 
 IOV_MAX = os.sysconf("SC_IOV_MAX")
 WRITE_BYTES = 32 << 10
-"""Of one system call. The page cache takes its memory in blocks as large as the call, and Linux has those up
-to this size at hand; larger ones cost up to five times as much CPU for each byte in a virtual machine that
-gives free memory back to its host."""
-SUFFIX = ".log"
+"""Most bytes of one system call. The page cache takes its memory in blocks as large as the call, and Linux
+has those up to this size at hand; larger ones cost up to five times as much CPU for each byte in a virtual
+machine that gives free memory back to its host."""
 _BUILDING = threading.Lock()
 """Held by the one thread of the process that builds landmarks: several would keep the loop waiting."""
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
@@ -47,12 +49,12 @@ Sync: TypeAlias = Callable[[int], None]
 
 def segment_path(directory: Path, base: int) -> Path:
     """The file of the segment that begins at position `base`."""
-    return directory / f"{base:020d}{SUFFIX}"
+    return directory / f"{base:020d}.log"
 
 
 def segment_paths(directory: Path) -> list[Path]:
     """The files of a partition's segments in order; others that somebody put there are left alone."""
-    return sorted(path for path in directory.glob(f"*{SUFFIX}") if _SEGMENT_NAME.fullmatch(path.name))
+    return sorted(path for path in directory.glob("*.log") if _SEGMENT_NAME.fullmatch(path.name))
 
 
 def sync_directory(directory: Path) -> None:
@@ -125,11 +127,9 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """Log position behind the last byte."""
         return self.base + self.size
 
     def append_fd(self) -> int:
-        """The descriptor appends go through."""
         if self._append_fd is None:
             self._append_fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         return self._append_fd
@@ -164,10 +164,6 @@ class Segment:
                     done += 1
                 pending[: done + 1] = [memoryview(pending[done])[written:]]
 
-    def sync(self, sync: Sync) -> None:
-        """Bring every byte written so far to the disk."""
-        sync(self.append_fd())
-
     def open_reader(self) -> ReadFile:
         """The read side of the file, newly opened; it closes when nobody uses it any more."""
         return ReadFile(self.path, "rb")
@@ -182,14 +178,13 @@ class Segment:
         before = self._builds
         with _BUILDING:
             if self._builds == before:  # else somebody has built them meanwhile
-                self._build_landmarks()
+                log.info("building the landmarks of %s", self.path)
+                reader, end = self.open_reader(), self.end
+                self._keep_landmarks(build_landmarks(reader.fileno(), self.base, end), end)
                 self._builds += 1
         return self.known_landmarks()
 
-    def _build_landmarks(self) -> None:
-        log.info("building the landmarks of %s", self.path)
-        reader, end = self.open_reader(), self.end
-        built = build_landmarks(reader.fileno(), self.base, end)
+    def _keep_landmarks(self, built: Landmarks, end: int) -> None:
         landmarks = self.landmarks  # once: the segment may be closed, and they saved, meanwhile
         if landmarks is not None:
             landmarks.begin_with(built, end)
@@ -206,6 +201,10 @@ class Segment:
         if landmarks is not None:
             write_landmarks(self.path, self.size, landmarks)
             self.landmarks = None
+
+    def is_expired(self, config: LogConfig, now: float) -> bool:
+        """True when nothing was appended to it for longer than retention allows."""
+        return config.retention_ms is not None and now - self.last_append > config.retention_ms / 1000
 
     def unlink(self) -> None:
         """Remove its files; slices handed out keep theirs."""
@@ -247,6 +246,20 @@ class Files:
 
     segments: tuple[Segment, ...]
     start_offset: int
+
+    def expired_count(self, config: LogConfig, now: float, flushed: LogState) -> int:
+        """How many of the first segments retention gives up: never the last one, never one not flushed.
+
+        Of a mirrored log never the last that holds anything: it holds the position.
+        """
+        size = self.segments[-1].end - self.segments[0].base
+        kept = 2 if flushed.mirror is not None and self.segments[-1].size == 0 else 1
+        for count, segment in enumerate(self.segments[:-kept]):
+            too_large = config.retention_bytes is not None and size > config.retention_bytes
+            if segment.end > flushed.end or not (too_large or segment.is_expired(config, now)):
+                return count
+            size -= segment.size
+        return max(0, len(self.segments) - kept)
 
     def without_first(self, count: int) -> Files:
         """What is left when retention deletes that many of the oldest segments."""

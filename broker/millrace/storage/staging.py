@@ -11,7 +11,6 @@ from millrace.records import LENGTH_OVERHEAD, BatchHeader, control_batch, filler
 from millrace.records.compression import Buffer
 from millrace.records.header import STAGED, STAMP
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage.landmarks import LEAST_BATCH_BYTES, SPAN_BYTES
 from millrace.storage.producer_state import ProducerStates, Staged
 from millrace.storage.segment import Segment
 from millrace.storage.state import LogState
@@ -26,33 +25,27 @@ NO_LEADER_EPOCH = -1
 class Staging:
     """Places batches behind `state`, as many as fit; gives back the state behind them."""
 
-    __slots__ = (
-        "_any_size", "_data_end", "_high_watermark", "_known_producers", "_landmark_room", "_landmarks",
-        "_max_timestamp", "_messages", "_messages_before", "_mirror", "_next_offset", "_room", "_segment",
-        "buffers", "end", "producers", "size",
-    )  # fmt: skip
-
     def __init__(
         self, state: LogState, producers: ProducerStates, segment: Segment, *, segment_bytes: int
     ) -> None:
         """The batches go to the end of `segment`, which takes `segment_bytes`, or one batch of any size."""
+        assert segment.landmarks is not None, "the last segment has its landmarks in memory"
         self.buffers: list[Buffer] = []
         self.size = 0
         self.end = state.end
         """Log position behind everything placed so far."""
         self.producers: Staged = {}
-        self._known_producers = producers
+        self._earlier_producers = producers
         self._segment = segment
         self._room = segment_bytes - segment.size
-        self._any_size = segment.size == 0
+        self._state = state
         self._mirror = state.mirror
         self._high_watermark = state.high_watermark
         self._data_end = state.data_end
-        self._messages = self._messages_before = state.messages
+        self._messages = state.messages
         self._max_timestamp = segment.facts.max_timestamp
-        self._landmarks: list[int] = []
-        self._landmark_room = 0 if segment.landmarks is None else segment.landmarks.room
-        self._next_offset = None if segment.landmarks is None else segment.landmarks.next_offset
+        self._noted = segment.landmarks
+        self._landmarks = segment.landmarks.continued()
 
     def add(self, batch: Buffer) -> int | BrokerError | None:
         """Place a produced batch and return its base offset, or why it is not placed; None: no room for it.
@@ -62,10 +55,10 @@ class Staging:
         length, last_offset_delta, max_timestamp, producer_id, count = STAGED.unpack_from(batch)
         if producer_id < 0 and last_offset_delta < length and self._has_room(length + LENGTH_OVERHEAD):
             return self._place(batch, length, last_offset_delta, max_timestamp, count)
-        header, sent = BatchHeader.of(batch), None
+        header = BatchHeader.of(batch)
         try:
             if producer_id >= 0:
-                sent = self._known_producers.find_duplicate(header, self.producers)
+                sent = self._earlier_producers.find_duplicate(header, self.producers)
                 if sent is not None:
                     return sent.base_offset
             if not self._has_room(size_in_log(header)):
@@ -74,11 +67,11 @@ class Staging:
             return error
         base = self._place(batch, length, last_offset_delta, max_timestamp, count)
         if producer_id >= 0:
-            self._known_producers.stage(header, base, self._data_end, self.producers)
+            self._earlier_producers.stage(header, base, self._data_end, self.producers)
         return base
 
     def _has_room(self, size: int) -> bool:
-        return self.size + size <= self._room or (self.size == 0 and self._any_size)
+        return self.size + size <= self._room or (self.size == 0 and self._segment.size == 0)
 
     def place(self, batch: Buffer) -> None:
         """Place a batch that nobody produced here, whatever room there is."""
@@ -96,61 +89,46 @@ class Staging:
             batch = bytearray(batch)
             STAMP.pack_into(batch, 0, base, length, NO_LEADER_EPOCH)
         self.buffers.append(batch)
-        unit = length + LENGTH_OVERHEAD
-        self._data_end = base + unit
+        size = length + LENGTH_OVERHEAD
+        self._data_end = base + size
         self._high_watermark = base + last_offset_delta + 1
         self._messages += records_count
-        if last_offset_delta >= unit:
+        if last_offset_delta >= size:
             filler = filler_after(BatchHeader.of(batch), timestamp=max_timestamp)
             assert filler is not None
             self.buffers.append(filler)
-            unit += len(filler)
-        self._grow(unit, self._high_watermark)
+            size += len(filler)
+        self._landmarks.note(base, size, self._max_timestamp, self._high_watermark)
+        self.size += size
+        self.end += size
         if max_timestamp > self._max_timestamp:
             self._max_timestamp = max_timestamp
         return base
 
-    def _grow(self, unit: int, next_offset: int) -> None:
-        """Step over a batch with its filler, as `Landmarks.note` does."""
-        counted = unit if unit > LEAST_BATCH_BYTES else LEAST_BATCH_BYTES
-        if counted > self._landmark_room:
-            known = self.end if self._next_offset is None else self._next_offset
-            self._landmarks += (self.end, self._max_timestamp, known)
-            self._landmark_room = SPAN_BYTES
-        self._landmark_room -= counted
-        self._next_offset = next_offset
-        self.size += unit
-        self.end += unit
-
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
         """Put a position batch behind the others."""
-        value = position.encode(self._high_watermark)
-        batch = control_batch(self.end, value, timestamp=timestamp)
+        batch = control_batch(self.end, position.encode(self._high_watermark), timestamp=timestamp)
         self.buffers.append(batch)
         self._mirror = position
-        self._grow(len(batch), self.end + 1)
+        self._landmarks.note(self.end, len(batch), self._max_timestamp, self.end + 1)
+        self.size += len(batch)
+        self.end += len(batch)
 
     def written(self) -> LogState:
         """Note in the segment what was written to it; the log's state behind that."""
-        facts, landmarks = self._segment.facts, self._segment.landmarks
-        if self._messages > self._messages_before:
-            facts.max_timestamp = self._max_timestamp
-            facts.next_offset = self._high_watermark
-        if landmarks is not None:
-            landmarks.values.extend(self._landmarks)
-            landmarks.room, landmarks.next_offset = self._landmark_room, self._next_offset
+        if self._messages > self._state.messages:
+            self._segment.facts.max_timestamp = self._max_timestamp
+            self._segment.facts.next_offset = self._high_watermark
+        self._noted.extend(self._landmarks)
         return LogState(self.end, self._high_watermark, self._data_end, self._messages, self._mirror)
 
 
 def size_in_log(header: BatchHeader) -> int:
     """Bytes a batch takes with its filler; InvalidRecord when it states more offsets than can be meant."""
-    size = header.batch_length + LENGTH_OVERHEAD
-    if header.last_offset_delta < size:
-        return size
     filler = filler_size(header)
     if filler > MAX_FILLER_BYTES:
-        raise InvalidRecord(f"a batch of {size} bytes states {header.last_offset_delta + 1} offsets")
-    return size + filler
+        raise InvalidRecord(f"a batch of {header.size} bytes states {header.last_offset_delta + 1} offsets")
+    return header.size + filler
 
 
 def position_size(position: MirrorPosition, end: int) -> int:

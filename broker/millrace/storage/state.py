@@ -9,7 +9,7 @@ from millrace.records.mirror_position import MirrorPosition
 
 
 class LogState(NamedTuple):
-    """A log up to one append; a partition log holds one as appended and one as flushed."""
+    """A log up to one append; a partition log holds one as appended, one as flushed and one as visible."""
 
     end: int
     """Byte position of the next append."""

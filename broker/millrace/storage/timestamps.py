@@ -11,7 +11,7 @@ from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader, read_varint
 from millrace.records.compression import decompress
 from millrace.storage.chain import ChainBroken, read_batch, skip
-from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, check_landmark, short_walk
+from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, short_walk
 from millrace.storage.segment import Segment
 
 LOOKED_INTO_BYTES = 16 << 20
@@ -31,35 +31,34 @@ def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int
             continue
         try:
             try:
-                found = _first_in(segment, segment.known_landmarks(), timestamp, limit)
+                first = _first_in(segment, segment.known_landmarks(), timestamp, limit)
             except LandmarksMissing:
-                found = _first_in(segment, segment.build_landmarks(), timestamp, limit)
+                first = _first_in(segment, segment.build_landmarks(), timestamp, limit)
         except FileNotFoundError:
             continue  # retention took the segment after this look-up began
-        if found is not None:
-            return found
+        if first is not None:
+            return first
     return None
 
 
 def _first_in(segment: Segment, landmarks: Landmarks, timestamp: int, limit: int) -> tuple[int, int] | None:
     reader, base = segment.open_reader(), segment.base
-    end, mark = min(segment.end, limit), landmarks.before_timestamp(timestamp, base)
-    start = skip(reader.fileno(), base, mark, end, WALKED_HEADERS, timestamp)
+    fd, end = reader.fileno(), min(segment.end, limit)
+    mark = landmarks.before_timestamp(timestamp, base)
+    start = skip(fd, base, mark, end, WALKED_HEADERS, timestamp)
     try:
-        for position, header in short_walk(reader.fileno(), base, start, end):
+        for position, header in short_walk(fd, base, start, end, mark):
             if header.max_timestamp >= timestamp and not header.is_control:
-                batch = read_batch(reader.fileno(), base, position, header)
+                batch = read_batch(fd, base, position, header)
                 if batch is None:
                     raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
                 return _first_record(header, batch, timestamp)
     except ChainBroken as error:
-        check_landmark(mark, base, error)
         raise CorruptMessage(f"a damaged batch at position {error.position} in {segment.path}") from None
     return None
 
 
 def _first_record(header: BatchHeader, batch: bytes, timestamp: int) -> tuple[int, int]:
-    """(offset, timestamp) of the batch's first record that is not older."""
     whole = header.base_offset, header.max_timestamp
     if header.attributes & TIMESTAMP_TYPE_BIT or header.records_count > LOOKED_INTO_RECORDS:
         return whole

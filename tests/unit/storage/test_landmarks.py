@@ -16,7 +16,7 @@ import pytest
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER, BatchHeader, batch_crc, split_batches
-from millrace.storage import chain, landmarks, reading, staging, timestamps
+from millrace.storage import chain, landmarks, reading, timestamps
 from millrace.storage.checkpoint import FILE_NAME
 from millrace.storage.landmarks import Landmarks, LandmarksMissing
 from millrace.storage.partition_log import PartitionLog
@@ -47,9 +47,8 @@ SPAN = 2000
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landmark every 2,000 bytes, so that a few kilobytes are as good as a gigabyte."""
-    for module in (landmarks, staging):
-        monkeypatch.setattr(module, "SPAN_BYTES", SPAN)
-        monkeypatch.setattr(module, "LEAST_BATCH_BYTES", 100)
+    monkeypatch.setattr(landmarks, "SPAN_BYTES", SPAN)
+    monkeypatch.setattr(landmarks, "LEAST_BATCH_BYTES", 100)
     for module in (landmarks, timestamps, reading):
         monkeypatch.setattr(module, "WALKED_HEADERS", 2 * (SPAN // 100 + 1))
 
@@ -111,7 +110,7 @@ def test_within_one_append_of_many_batches_they_are_noted_too(tmp_path: Path) ->
 def test_tiny_batches_get_a_landmark_after_a_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "LEAST_BATCH_BYTES", 500)
+    monkeypatch.setattr(landmarks, "LEAST_BATCH_BYTES", 500)
     log, results = filled(tmp_path, 40)
     bases = [result.base_offset for result in results]
     assert values(log)[::3] == bases[:: SPAN // 500]
@@ -253,8 +252,7 @@ def test_a_reader_that_begins_anywhere_comes_to_landmarks_with_its_first_fetch(
 def test_a_reader_of_little_at_a_time_walks_no_further_than_over_what_it_read_last(
     tmp_path: Path, reads: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (landmarks, staging):
-        monkeypatch.setattr(module, "SPAN_BYTES", 10 * SPAN)
+    monkeypatch.setattr(landmarks, "SPAN_BYTES", 10 * SPAN)
     log, _ = filled(tmp_path, 600)
     in_a_fetch = SPAN // len(batch(1, b"x" * 30)) + 1
     assert max(headers_of_fetches(log, reads, SPAN)) <= in_a_fetch + 5

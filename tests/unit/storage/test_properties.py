@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, split_batches
-from millrace.storage import landmarks, producer_file, staging
+from millrace.storage import landmarks, producer_file
 from millrace.storage.chain import walk
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
@@ -144,7 +144,6 @@ class LogMachine(RuleBasedStateMachine):
         self.mirrored = mirrored
         for module, name, value in [
             (landmarks, "SPAN_BYTES", span),
-            (staging, "SPAN_BYTES", span),
             (producer_file, "FEW_PRODUCERS", few_producers),
             (producer_file, "READ_AGAIN_BYTES", read_again),
         ]:
