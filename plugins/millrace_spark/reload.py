@@ -30,7 +30,7 @@ from millrace_spark.load.writing import (
 from millrace_spark.parquet.rejections import RejectedLimit
 from millrace_spark.table.revisions import read_revision, revision_numbers
 from millrace_spark.table.sources import LoadHistory, by_date
-from millrace_spark.topic.ranges import Range
+from millrace_spark.topic.ranges import Gap, Range
 from millrace_spark.warehouse.editions import (
     edition_folder,
     later_editions,
@@ -40,7 +40,7 @@ from millrace_spark.warehouse.editions import (
 )
 from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
-from millrace_spark.warehouse.manifest import REJECTED, Gap, LoadManifest, PartitionRange, sealed
+from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import PinnedId, pinned_id
 from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 

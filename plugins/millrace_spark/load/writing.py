@@ -24,15 +24,9 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.direct import CutResult, Sink, Source
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
-from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.topic.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.warehouse.layout import spill_sequences
-from millrace_spark.warehouse.manifest import (
-    Gap,
-    LoadManifest,
-    OriginPartition,
-    PartitionRange,
-    check_law,
-)
+from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition, PartitionRange, check_law
 from millrace_spark.warehouse.staging import Progress, check_files
 
 

@@ -29,8 +29,8 @@ from millrace_spark.parquet.hour_files import (
     data_file,
     hour_folder,
 )
-from millrace_spark.table.sources import HourSource, OffsetRange
-from millrace_spark.warehouse.manifest import DataFile
+from millrace_spark.table.sources import HourSource
+from millrace_spark.warehouse.manifest import DataFile, OffsetRange
 from millrace_spark.warehouse.staging import tasks_folder
 
 MERGE_BYTES = 256 << 20

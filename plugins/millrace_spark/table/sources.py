@@ -25,19 +25,10 @@ from millrace_spark.warehouse.editions import (
     read_edition,
 )
 from millrace_spark.warehouse.layout import HOURLY, load_numbers
-from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart
+from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, OffsetRange
 
 ByDate = Mapping[str, set[str]]
 """`date=…` -> the `hour=…` folders that are looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetRange:
-    """Offsets [start, end) of a partition."""
-
-    partition: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,12 +276,7 @@ def _increment(history: LoadHistory, base: HourManifest, news: Sequence[LoadMani
         files=[*files, *_files(history, base.hour, news)],
         base=base.revision,
         base_folder=folder,
-        replaced=[
-            OffsetRange(part.partition, part.start, part.end)
-            for manifest in replaced
-            for part in manifest.partitions
-            if part.end > part.start
-        ],
+        replaced=[offsets for manifest in replaced for offsets in manifest.ranges],
     )
 
 

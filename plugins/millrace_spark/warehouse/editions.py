@@ -72,15 +72,15 @@ def read_edition(fs: Filesystem, topic: str, load: int, edition: int) -> LoadMan
 def later_editions(fs: Filesystem, topic: str) -> dict[int, list[int]]:
     """Load -> its editions after the first that can be seen, ascending; loads without any are left out."""
     table = reloads_table(topic)
-    found: dict[int, list[int]] = {}
+    editions: dict[int, list[int]] = {}
     for name in fs.names(table):
         if not (load := re.fullmatch(r"load=(\d{10})", name)):
             continue
-        for edition in fs.names(f"{table}/{name}"):
-            match = re.fullmatch(r"edition=(\d{4,})", edition)
-            if match and fs.names(f"{table}/{name}/{edition}"):
-                found.setdefault(int(load[1]), []).append(int(match[1]))
-    return {load: sorted(editions) for load, editions in found.items()}
+        for folder in fs.names(f"{table}/{name}"):
+            edition = re.fullmatch(r"edition=(\d{4,})", folder)
+            if edition and fs.names(f"{table}/{name}/{folder}"):
+                editions.setdefault(int(load[1]), []).append(int(edition[1]))
+    return {load: sorted(numbers) for load, numbers in editions.items()}
 
 
 def newest_editions(fs: Filesystem, topic: str) -> dict[int, int]:
@@ -89,11 +89,11 @@ def newest_editions(fs: Filesystem, topic: str) -> dict[int, int]:
     To go on without it would bring back the rows of the edition before.
     """
     # In this order: an edition is there before the ledger knows it.
-    known = recorded_folders(fs, reloads_table(topic))
+    recorded = recorded_folders(fs, reloads_table(topic))
     editions = later_editions(fs, topic)
-    there = {reload_folder(load, edition) for load, numbers in editions.items() for edition in numbers}
-    for folder in known:
-        if folder not in there:
+    present = {reload_folder(load, edition) for load, numbers in editions.items() for edition in numbers}
+    for folder in recorded:
+        if folder not in present:
             raise MillraceError(
                 f"{reloads_table(topic)}/{folder} was published and is gone: restore it from a copy"
             )

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.warehouse.layout import LEDGER, load_folder, load_numbers, read_load
-from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, Manifest, check_hash, decode, encode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerRange:
-    """Offsets [start, end) of a partition that a load holds."""
-
-    partition: int
-    start: int
-    end: int
+from millrace_spark.warehouse.manifest import (
+    FORMAT,
+    LoadManifest,
+    Manifest,
+    OffsetRange,
+    check_hash,
+    decode,
+    encode,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +32,7 @@ class LedgerEntry:
     sha256: str
     run_id: str
     rows: int
-    offsets: Sequence[LedgerRange] = ()
+    offsets: Sequence[OffsetRange] = ()
     """What a load has read; an hour has none, because its loads can make it again."""
     format: int = FORMAT
 
@@ -44,14 +43,12 @@ def _path(table: str, folder: str) -> str:
 
 def record(fs: Filesystem, table: str, folder: str, manifest: Manifest) -> None:
     """Write the ledger's entry of a published folder, unless it is there; MillraceError if that differs."""
-    parts = manifest.partitions if isinstance(manifest, LoadManifest) else ()
-    offsets = [
-        LedgerRange(partition=part.partition, start=part.start, end=part.end)
-        for part in parts
-        if part.end > part.start
-    ]
     entry = LedgerEntry(
-        folder=folder, sha256=manifest.sha256, run_id=manifest.run_id, rows=manifest.rows, offsets=offsets
+        folder=folder,
+        sha256=manifest.sha256,
+        run_id=manifest.run_id,
+        rows=manifest.rows,
+        offsets=manifest.ranges if isinstance(manifest, LoadManifest) else (),
     )
     if fs.create(_path(table, folder), encode(entry)):
         return

@@ -1,4 +1,4 @@
-"""What a load and an hour's revision say about themselves: dataclasses, JSON, the hash chain, the laws.
+"""What a load and an hour's revision say about themselves: dataclasses, JSON, the hash chain, the two laws.
 
 A manifest is the last file written into a folder before its one rename, so a folder that can be seen has a
 whole one. Two laws must close, or there is no load:
@@ -19,9 +19,11 @@ import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from millrace.errors import MillraceError
+from millrace_spark.topic.ranges import Gap
 
 T = TypeVar("T")
 
@@ -36,15 +38,12 @@ class ManifestError(MillraceError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Offsets [start, end) that no batch covers.
+class OffsetRange:
+    """Offsets [start, end) of a partition."""
 
-    `reason` is `expired`, `absent` (compacted, or lost), or `control`: expired, but without a record in it.
-    """
-
+    partition: int
     start: int
     end: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,7 @@ class PartitionRange:
     bytes: int = 0
     """Of the batches as they are in the log, compressed."""
     gaps: Sequence[Gap] = ()
+    """Beside a reader's reasons there is `control`: the offsets have expired, and no record was in them."""
     min_time_ms: int | None = None
     """Smallest event time of the rows written, from the audit header."""
     max_time_ms: int | None = None
@@ -151,26 +151,32 @@ class LoadManifest:
     partitions: Sequence[PartitionRange]
     files: Sequence[DataFile]
     sequences: Sequence[ProducerSequences] = ()
-    """Empty when they are spilled."""
     spilled: SpilledFile | None = None
-    """The file with the `sequences` when they are many; read them with `warehouse.sequences_of`."""
+    """The file with the sequences when `sequences` would be long; `sequences_of` reads either."""
     reason: str | None = None
     """Why these offsets were read again; None for the first edition."""
     previous: str | None
-    """`sha256` of the load before this one, None for the first; of an edition: of the one it replaces."""
+    """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
     format: int = FORMAT
     sha256: str = ""
     """Of this manifest without this key; filled in by `sealed`."""
 
     @property
     def rows(self) -> int:
-        """Rows in the data files, the rejected ones left out."""
         return sum(partition.written for partition in self.partitions)
 
     @property
     def rejected(self) -> int:
-        """Records that could not be decoded."""
         return sum(partition.rejected for partition in self.partitions)
+
+    @property
+    def ranges(self) -> list[OffsetRange]:
+        """The offsets that the load holds, without the partitions that had no news."""
+        return [
+            OffsetRange(partition=part.partition, start=part.start, end=part.end)
+            for part in self.partitions
+            if part.end > part.start
+        ]
 
     @property
     def ends(self) -> dict[int, int]:
@@ -191,8 +197,8 @@ class LoadManifest:
         Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
         with two offsets: an end may be either.
         """
-        mine = {part.partition: max(part.end, part.end_base or 0) for part in self.partitions}
-        return self.topic_id == topic_id and all(mine.get(p, 0) >= end for p, end in ends.items())
+        covered = {part.partition: max(part.end, part.end_base or 0) for part in self.partitions}
+        return self.topic_id == topic_id and all(covered.get(p, 0) >= end for p, end in ends.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +256,11 @@ Manifest = LoadManifest | HourManifest
 M = TypeVar("M", LoadManifest, HourManifest)
 
 
+def now() -> str:
+    """The time as manifests state it: UTC, ISO 8601, in ms."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def content_hash(manifest: Manifest) -> str:
     """SHA-256 of everything the manifest says but its own `sha256`."""
     values = dataclasses.asdict(manifest)
@@ -268,10 +279,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(cls: type[T], content: bytes, where: str) -> T:
-    """The dataclass that `encode` wrote; ManifestError names `where` and the key that is wrong.
-
-    Does not check the hash: `check_hash` does, so that a reader can say both what it found and what is wrong.
-    """
+    """The dataclass that `encode` wrote, its hash unchecked; ManifestError names `where` and the key."""
     try:
         values = json.loads(content)
     except ValueError as error:
@@ -288,19 +296,16 @@ def decode(cls: type[T], content: bytes, where: str) -> T:
 
 
 def _build(hint: Any, value: Any, where: str) -> Any:
-    arguments = typing.get_args(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _build_dataclass(hint, value, where)
-    if isinstance(hint, types.UnionType):
+    if origin is types.UnionType:
         return None if value is None else _build(arguments[0], value, where)
-    origin = typing.get_origin(hint)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        if isinstance(value, dict):
-            return {key: _build(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
-    elif isinstance(origin, type) and issubclass(origin, Sequence):
-        if isinstance(value, list):
-            return tuple(_build(arguments[0], item, where) for item in value)
-    elif type(value) is hint:
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _build(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
+    if origin is Sequence and isinstance(value, list):
+        return tuple(_build(arguments[0], item, where) for item in value)
+    if type(value) is hint:
         return value
     raise ManifestError(f"{where} has the wrong type: {value!r}; it was edited, restore it from a copy")
 
@@ -316,13 +321,14 @@ def _build_dataclass(cls: type[Any], values: Any, where: str) -> Any:
 
 def check_hash(manifest: Manifest) -> str | None:
     """None, or one line when the manifest's content is not what its own hash was made of."""
-    if (found := content_hash(manifest)) == manifest.sha256:
+    stated, actual = manifest.sha256, content_hash(manifest)
+    if stated == actual:
         return None
-    return f"the manifest was edited: it states sha256 {manifest.sha256[:12]}…, its content has {found[:12]}…"
+    return f"the manifest was edited: it states sha256 {stated[:12]}…, its content has {actual[:12]}…"
 
 
 def check_law(manifest: LoadManifest) -> list[str]:
-    """Every way in which the load breaks the two laws, one line each naming partition and offsets."""
+    """Every way in which the load breaks the two laws; each line names partition and offsets."""
     problems = []
     for part in manifest.partitions:
         where = f"partition {part.partition}, offsets [{part.start}, {part.end})"

@@ -1,7 +1,7 @@
-"""How far a run reads: frozen in a file of its own, once per run id, before the first byte is read.
+"""How far a run reads: frozen in a file of its own, once for each run id, before the first byte is read.
 
-A cleared or retried task finds the plan its first attempt made and so reads to the same end, however much
-has arrived since. Where it starts is not planned: that is the published end, at the moment it starts.
+A cleared or retried task finds the plan of its first attempt and reads to the same end, however much has
+arrived since. The start is not planned: a run starts at the published end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from millrace_spark.warehouse.manifest import FORMAT, decode, encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedEnd:
-    """Where the run stops in one partition: the offset it does not read any more."""
+    """The first offset of a partition that the run does not read."""
 
     partition: int
     end: int
@@ -43,7 +43,6 @@ class Plan:
 
     @property
     def end_offsets(self) -> Mapping[int, int]:
-        """The end by partition."""
         return {planned.partition: planned.end for planned in self.ends}
 
 
@@ -56,9 +55,9 @@ def plan_path(topic: str, run_id: str) -> str:
 
 
 def freeze(fs: Filesystem, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
-    """The run's plan, and True if this call made it; `propose` is asked only when there is none.
+    """The run's plan, and True if this call made it; `propose` is called only when there is none.
 
-    Two drivers of one run may both propose: the file is created exclusively, and both follow it.
+    Two drivers of one run may both propose. The file is created exclusively, and both follow it.
     """
     path = plan_path(topic, run_id)
     try:

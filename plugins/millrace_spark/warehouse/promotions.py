@@ -10,13 +10,14 @@ read the old files with the new columns. Knows schemas, folders and the registry
 
 from __future__ import annotations
 
+import bisect
 import getpass
 import os
 import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ from millrace_spark.avro.table_schema import check_table_schema
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.warehouse.layout import read_load
 from millrace_spark.warehouse.ledger import newest_load
-from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, decode, encode
+from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, decode, encode, now
 
 PROMOTIONS = "_promotions"
 WIDENED = frozenset({(pa.int32(), pa.int64()), (pa.int32(), pa.float64()), (pa.float32(), pa.float64())})
@@ -61,6 +62,18 @@ class PinnedId:
 
     schema_id: int
     promotion: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteResult:
+    """What a promotion did, for people and for scripts."""
+
+    topic: str
+    schema_id: int
+    """The table's schema from now on."""
+    promotion: Promotion | None
+    """None when it was the table's schema already."""
+    changes: Sequence[str]
 
 
 def promotions(fs: Filesystem, topic: str) -> list[Promotion]:
@@ -98,23 +111,19 @@ def promote_registered(
     """Promote to a schema that is registered under the topic's name: that of an id, or the newest."""
     try:
         if schema_id is None:
-            wanted = registry.latest(topic).schema_id
-        else:
-            found = registry.lookup(topic, registry.schema(schema_id))
-            wanted = schema_id if found is not None else -1
+            schema_id = registry.latest(topic).schema_id
+        elif registry.lookup(topic, registry.schema(schema_id)) is None:
+            raise UnknownSchema
     except UnknownSchema:
-        wanted = -1
-    if wanted < 0:
         what = "no schema" if schema_id is None else f"no schema {schema_id}"
         raise MillraceError(
             f"{what} is registered for subject {topic!r} at {registry.url}: register it with"
             " `millrace schemas apply`, then promote again"
-        )
-    promotion, changes = promote(fs, topic, wanted, reason, lambda id_: _known(registry, id_))
-    return PromoteResult(topic=topic, schema_id=wanted, promotion=promotion, changes=changes)
+        ) from None
+    return promote(fs, topic, schema_id, reason, partial(_look_up, registry))
 
 
-def _known(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] | None:
+def _look_up(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] | None:
     try:
         schema: Mapping[str, Any] = registry.schema(schema_id)
     except UnknownSchema:
@@ -122,49 +131,40 @@ def _known(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] 
     return schema
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromoteResult:
-    """What a promotion did, for people and for scripts."""
+def promote(fs: Filesystem, topic: str, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
+    """Record that loads from now on decode with that schema, unless it is the table's schema already.
 
-    topic: str
-    schema_id: int
-    """The table's schema from now on."""
-    promotion: Promotion | None
-    """None when it was the table's schema already."""
-    changes: Sequence[str]
-
-
-def promote(
-    fs: Filesystem, topic: str, schema_id: int, reason: str, lookup: Lookup
-) -> tuple[Promotion | None, list[str]]:
-    """Record that loads from now on decode with that schema; what the table then gains and loses, for people.
-
-    None when it is the table's schema already. MillraceError when old messages or files could not be read
-    with it, or when another promotion was recorded at the same moment.
+    MillraceError when old messages or files could not be read with it, or when another promotion was
+    recorded at the same moment.
     """
     newest = newest_load(fs, topic)
     # Before anything is compared: a promotion that comes in between then takes this number.
-    number = max([each.number for each in promotions(fs, topic)] + [(newest and newest.promotion) or 0]) + 1
+    numbers = [promotion.number for promotion in promotions(fs, topic)]
+    number = max([*numbers, (newest and newest.promotion) or 0]) + 1
     pinned = pinned_id(fs, topic, newest)
     if newest is None or pinned is None:
         raise MillraceError(
             f"no load of {topic} in {fs.root}: the first load pins the newest registered schema by itself"
         )
     if pinned.schema_id == schema_id:
-        return None, []
+        return PromoteResult(topic=topic, schema_id=schema_id, promotion=None, changes=[])
     old, new = _schema(lookup, pinned.schema_id), _schema(lookup, schema_id)
     check_promotion(topic, (pinned.schema_id, old), (schema_id, new))
     promotion = Promotion(
-        topic=topic, number=number, schema_id=schema_id, previous_schema_id=pinned.schema_id,
-        created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        by=_who(), reason=reason,
-    )  # fmt: skip
+        topic=topic,
+        number=number,
+        schema_id=schema_id,
+        previous_schema_id=pinned.schema_id,
+        created=now(),
+        by=_who(),
+        reason=reason,
+    )
     if not fs.create(f"{topic}/{PROMOTIONS}/{number:04d}.json", encode(promotion)):
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"
         )
-    return promotion, _changes(old, new)
+    return PromoteResult(topic=topic, schema_id=schema_id, promotion=promotion, changes=_changes(old, new))
 
 
 def _who() -> str:
@@ -175,7 +175,7 @@ def _who() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One schema a table has had, for people."""
 
@@ -195,39 +195,21 @@ def history(fs: Filesystem, topic: str) -> list[HistoryEntry]:
     if newest is None:
         raise MillraceError(f"no load of {topic} in {fs.root}: its first load pins a schema")
     recorded = promotions(fs, topic)
-    # Loads keep the order of promotions, so only as many manifests are read as there are promotions, or so.
-    firsts = _first_loads(fs, topic, newest, [each.number for each in recorded])
-    first = read_load(fs, topic, 1)
-    entries = [
-        HistoryEntry(
-            number=None, schema_id=first.table_schema_id, first_load=1, created=first.created, by="",
-            reason="the newest registered one when the first load began",
-        )
-    ]  # fmt: skip
-    return entries + [
-        HistoryEntry(
-            number=each.number, schema_id=each.schema_id, first_load=firsts.get(each.number),
-            created=each.created, by=each.by, reason=each.reason,
-        )
-        for each in recorded
-    ]  # fmt: skip
+    # Loads keep the order of promotions, so a binary search reads few manifests for each promotion.
+    loads, first = range(1, newest.load + 1), read_load(fs, topic, 1)
 
+    def promotion_of(load: int) -> int:
+        return read_load(fs, topic, load).promotion or 0
 
-def _first_loads(fs: Filesystem, topic: str, newest: LoadManifest, numbers: Iterable[int]) -> dict[int, int]:
-    """The first load that has each promotion, found by halving."""
-    found = {}
-    for number in numbers:
+    def first_load(number: int) -> int | None:
         if (newest.promotion or 0) < number:
-            continue
-        low, high = 1, newest.load
-        while low < high:
-            middle = (low + high) // 2
-            if (read_load(fs, topic, middle).promotion or 0) >= number:
-                high = middle
-            else:
-                low = middle + 1
-        found[number] = low
-    return found
+            return None
+        return loads[bisect.bisect_left(loads, number, key=promotion_of)]
+
+    reason = "the newest registered one when the first load began"
+    return [HistoryEntry(None, first.table_schema_id, 1, first.created, "", reason)] + [
+        HistoryEntry(p.number, p.schema_id, first_load(p.number), p.created, p.by, p.reason) for p in recorded
+    ]
 
 
 def _schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
@@ -276,8 +258,8 @@ def _unreadable(old: pa.DataType, new: pa.DataType, path: str) -> str:
         return ""
     if pa.types.is_struct(old) and pa.types.is_struct(new):
         fields = {field.name: field.type for field in old}
-        found = (_unreadable(fields[f.name], f.type, f"{path}{f.name}.") for f in new if f.name in fields)
-        return next(filter(None, found), "")
+        refused = (_unreadable(fields[f.name], f.type, f"{path}{f.name}.") for f in new if f.name in fields)
+        return next(filter(None, refused), "")
     if pa.types.is_list(old) and pa.types.is_list(new):
         return _unreadable(old.value_type, new.value_type, path)
     if pa.types.is_map(old) and pa.types.is_map(new):
@@ -294,24 +276,23 @@ def _renamed(old: Record, new: Record) -> str:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, after = field_names(old), field_names(new)
+    before, after = _field_names(old), _field_names(new)
     gained = [f"new column {name}: null in rows loaded before" for name in after if name not in before]
     lost = [f"column {name} is in new rows no more" for name in before if name not in after]
     return gained + lost
 
 
-def field_names(schema: Mapping[str, Any]) -> list[str]:
-    """Names of a record's fields."""
+def _field_names(schema: Mapping[str, Any]) -> list[str]:
     return [field["name"] for field in schema["fields"]]
 
 
 def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
     """Fields that messages have and the table has not, each with the newest writer schema that has it."""
-    known = set(field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
-    found: dict[str, int] = {}
+    columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
+    dropped: dict[str, int] = {}
     for schema_id in sorted(writer_ids):
         writer = lookup(schema_id)
-        for name in field_names(writer) if writer is not None else ():
-            if name not in known:
-                found[name] = schema_id
-    return found
+        for name in _field_names(writer) if writer is not None else ():
+            if name not in columns:
+                dropped[name] = schema_id
+    return dropped

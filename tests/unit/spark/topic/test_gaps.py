@@ -8,9 +8,9 @@ from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.load import LoadResult, load_topic
+from millrace_spark.topic.ranges import Gap
 from millrace_spark.verify import verify
 from millrace_spark.warehouse.layout import read_load
-from millrace_spark.warehouse.manifest import Gap
 from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, load_run, no_progress, rows_of
 
 

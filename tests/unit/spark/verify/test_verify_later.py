@@ -90,7 +90,7 @@ def test_a_record_of_expiry_that_is_about_nothing_or_another_folder_is_named(sce
 
 def test_a_promotion_that_is_missing_is_named(scene: Scenario) -> None:
     fs = scene.filesystem()
-    promotion, _ = promote(fs, TOPIC, WIDER_ID, "a column", {7: SCHEMA, WIDER_ID: WIDER}.get)
+    promotion = promote(fs, TOPIC, WIDER_ID, "a column", {7: SCHEMA, WIDER_ID: WIDER}.get).promotion
     assert promotion is not None
     scene.log.append_events(0, [START])
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse.manifest import (
     DataFile,
-    Gap,
     LoadManifest,
     ManifestError,
     OriginPartition,

@@ -72,8 +72,7 @@ def pinned(warehouse: Path, load: int) -> tuple[int, int | None]:
 
 
 def promote_to(log: MemoryLog, warehouse: Path, schema_id: int, reason: str = "why not") -> Promotion | None:
-    promotion, _ = promote(LocalFilesystem(str(warehouse)), TOPIC, schema_id, reason, log.schemas.get)
-    return promotion
+    return promote(LocalFilesystem(str(warehouse)), TOPIC, schema_id, reason, log.schemas.get).promotion
 
 
 def column_types(warehouse: Path, load: int, column: str) -> set[str]:
@@ -155,8 +154,8 @@ def test_a_removed_field_is_in_new_rows_no_more(log: MemoryLog, tmp_path: Path) 
     run(log, tmp_path, "first")
     register(log, BARE)
     fs = LocalFilesystem(str(tmp_path))
-    _, changes = promote(fs, TOPIC, BARE, "nobody reads it", log.schemas.get)
-    assert changes == ["column count is in new rows no more"]
+    promoted = promote(fs, TOPIC, BARE, "nobody reads it", log.schemas.get)
+    assert promoted.changes == ["column count is in new rows no more"]
     log.append_events(0, [START], schema=COUNTED, count=6)
     assert run(log, tmp_path, "second").rows == 1
     assert column_types(tmp_path, 2, "count") == {"none"}
@@ -198,7 +197,8 @@ def test_of_two_promotions_at_the_same_moment_one_is_recorded_and_the_other_says
             return log.schemas.get(wanted)
 
         try:
-            outcomes[schema_id], _ = promote(LocalFilesystem(str(tmp_path)), TOPIC, schema_id, "race", lookup)
+            fs = LocalFilesystem(str(tmp_path))
+            outcomes[schema_id] = promote(fs, TOPIC, schema_id, "race", lookup).promotion
         except MillraceError as error:
             outcomes[schema_id] = str(error)
 
