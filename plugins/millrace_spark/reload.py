@@ -9,7 +9,6 @@ is told what changed. Hours follow with the next `hourly`. Written without Spark
 from __future__ import annotations
 
 import dataclasses
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,18 +18,17 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.same_log import another_log
 from millrace_spark.load.writing import (
-    Heading,
     LoadedPart,
+    PartitionProgress,
     Pinned,
-    Reached,
     WritingRun,
-    byte_positions,
+    range_of,
     write_ranges,
 )
 from millrace_spark.parquet.rejections import RejectedLimit
 from millrace_spark.table.revisions import read_revision, revision_numbers
 from millrace_spark.table.sources import LoadHistory, by_date
-from millrace_spark.topic.ranges import Gap, Range
+from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse.editions import (
     edition_folder,
     later_editions,
@@ -214,15 +212,21 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResu
 
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: Pinned) -> LoadManifest | None:
     """One try to publish the next edition; None when another run was first."""
-    topic, table = replaced.topic, reloads_table(replaced.topic)
-    heading = Heading(
-        topic=topic, topic_id=replaced.topic_id, cluster_id=replaced.cluster_id, load=replaced.load,
-        edition=replaced.edition + 1, previous=replaced.sha256,
-    )  # fmt: skip
+    table = reloads_table(replaced.topic)
+    draft = dataclasses.replace(
+        replaced,
+        edition=replaced.edition + 1,
+        run_id=run.run_id,
+        sink=run.sink.name,
+        table_schema_id=pinned.table_schema_id,
+        promotion=pinned.promotion,
+        reason=run.reason,
+        previous=replaced.sha256,
+    )
     with staged(run.fs, table) as staging:
-        manifest = write_ranges(_limited(run, replaced), heading, pinned, _parts(run, replaced), staging)
-        check_same_offsets(manifest, replaced)
-        manifest = sealed(dataclasses.replace(manifest, reason=run.reason))
+        written = write_ranges(_limited(run, replaced), draft, pinned.source, _parts(run, replaced), staging)
+        check_same_offsets(written, replaced)
+        manifest = sealed(written)
         run.progress("verified")
         folder = reload_folder(manifest.load, manifest.edition)
         won = publish(run.fs, table, staging, folder, manifest, run.progress)
@@ -241,18 +245,18 @@ def _limited(run: ReloadRun, replaced: LoadManifest) -> ReloadRun:
 
 def _parts(run: ReloadRun, manifest: LoadManifest) -> list[LoadedPart]:
     """What to read: every partition's offsets as they were recorded."""
-    parts = []
+    topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
-        start, base = _start(part)
-        range_, expired = None, None
+        progress = PartitionProgress(offset=part.start, base=part.start_base, origin=part.origin)
+        loaded = LoadedPart(partition=part.partition, progress=progress)
         if part.end > part.start:
-            expired = Gap(start=part.start, end=start, reason="expired") if start > part.start else None
-            range_ = Range(
-                manifest.topic, part.partition, start, part.end, base, uuid.UUID(manifest.topic_id),
-                byte_positions=byte_positions(run.client),
-            )  # fmt: skip
-        reached = Reached(offset=part.start, base=part.start_base, origin=part.origin)
-        parts.append(LoadedPart(partition=part.partition, reached=reached, range=range_, expired=expired))
+            start, base = _start(part)
+            loaded = dataclasses.replace(
+                loaded,
+                range=range_of(run.client, topic, topic_id, part.partition, start, part.end, base),
+                expired=[Gap(part.start, start, "expired")] if start > part.start else (),
+            )
+        parts.append(loaded)
     return parts
 
 

@@ -22,7 +22,6 @@ from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Load
 from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load.origins import origin_of
 from millrace_spark.load.writing import Pinned
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_spark.source.data_source import RegistryLookup
@@ -141,7 +140,6 @@ def _run_of(
         run_id=request.run_id,
         cut_bytes=request.cut_bytes,
         publish_counts=lambda manifest: if_audited(client, progress, partial(publish_counts, manifest)),
-        origin_of=partial(origin_of, client),
         progress=progress,
         bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
         max_rejected=RejectedLimit.parse(limit) if limit else DEFAULT_LIMIT,

@@ -17,7 +17,6 @@ from millrace_spark.jobs.entry import main
 from millrace_spark.jobs.load import if_audited, pin, sink_named
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Reload
-from millrace_spark.load.origins import origin_of
 from millrace_spark.reload import ReloadResult, ReloadRun, loads_of, reload_topic
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             publish_counts=publish_counts,
-            origin_of=partial(origin_of, client),
             progress=progress,
             reason=request.reason,
         )

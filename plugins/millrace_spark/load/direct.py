@@ -1,11 +1,10 @@
-"""Two ways to write a load's Parquet files into its staging folder; either accounts for every record.
+"""A sink writes a load's Parquet files into its staging folder and accounts for every record.
 
-`direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. A
-quarter of the CPU; tasks see the storage as a folder, or reach it through WebHDFS. `spark`: the data
-source and Spark's own writer, where that is not so. Tasks write into a folder beside the one that is
-published, and the driver moves over the files that count: an attempt that was given up, or stopped and
-woke up later, cannot put anything into a published folder, because it never knew that one. Nothing here
-is visible to readers: `warehouse.publish` does that.
+`direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. It takes
+a quarter of the CPU of `spark` (`spark_sink`), and needs a storage that tasks see as a folder or reach
+through WebHDFS. Tasks write into a folder beside the staging folder, and the driver moves over the files that
+count: an attempt that was given up, or woke up later, cannot put anything into a published folder, because it
+never knew that one. Publishes nothing: `warehouse.staging.publish` does.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class CutTask:
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """What one task did: its account, its files by path in the staging folder, its sequence numbers."""
+    """What one task did: its account, its files by path in the staging folder, its packed sequences."""
 
     stats: RangeStats
     files: list[DataFile]
     packed_sequences: bytes
-    """Small, because the driver holds one for every task: `sequences` unpacks them."""
+    """Small, because the driver holds the result of every task."""
     reasons: Mapping[str, int]
     """Why records were rejected, and how many."""
 
@@ -71,13 +70,11 @@ class CutResult:
     def of(
         cls, stats: RangeStats, files: list[DataFile], counts: SequenceCounts, reasons: Reasons
     ) -> CutResult:
-        """The result as it travels to the driver."""
         packed = zlib.compress(json.dumps(counts.to_json()).encode(), 1)
         return cls(stats, files, packed, reasons.counts)
 
     @property
     def sequences(self) -> SequenceCounts:
-        """Which sequences of which producers the rows have."""
         return SequenceCounts.from_json(json.loads(zlib.decompress(self.packed_sequences)))
 
 
@@ -105,7 +102,6 @@ class DirectSink:
         self._run = run
 
     def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
-        """Every cut's result; only the files of the attempts that count come into the staging folder."""
         work = tasks_folder(staging)
         folder = self._fs.uri(work)
         tasks = [CutTask(source, cut, index, self._storage, folder) for index, cut in enumerate(cuts)]

@@ -1,9 +1,9 @@
 """One load: what is new in a topic, read once, accounted for, made visible by one rename.
 
-The run: heal what a crash left, freeze the end, then until one attempt is published or nothing is left to
-do: start at the published end, have the rows written and accounted for (`load_writing`), rename. Another
-driver that was first makes the rename fail; then this one starts over from what that one published. Written
-without Spark: sinks bring it along.
+A run heals what a crash left and freezes the end. Until one attempt is published or nothing is left to do it
+starts at the published end, has the rows written and accounted for (`writing`), and renames. When another
+driver was first, the rename fails and the run starts over from what that one published. Written without
+Spark: sinks bring it along.
 """
 
 from __future__ import annotations
@@ -15,38 +15,29 @@ from dataclasses import dataclass
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load import writing
 from millrace_spark.load.same_log import check_same_log
-from millrace_spark.load.writing import (
-    Heading,
-    Pinned,
-    Reached,
-    WritingRun,
-    byte_positions,
-    now,
-    parts_of,
-    reached_by,
-    write_ranges,
-)
+from millrace_spark.load.writing import UNREAD, PartitionProgress, Pinned, byte_positions
 from millrace_spark.topic.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
 from millrace_spark.warehouse.editions import expired_path
 from millrace_spark.warehouse.layout import check_topic_name, load_folder, read_load
 from millrace_spark.warehouse.ledger import newest_load, record
-from millrace_spark.warehouse.manifest import LoadManifest, sealed
+from millrace_spark.warehouse.manifest import LoadManifest, now, sealed
 from millrace_spark.warehouse.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_spark.warehouse.promotions import PinnedId, check_pinned, dropped_fields, pinned_id
 from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 
 ATTEMPTS = 20
-"""Races lost in a row before a run gives up: each means that another one got its load through."""
+"""Most races that a run loses in a row before it gives up: each means that another load got through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRun(WritingRun):
+class LoadRun(writing.WritingRun):
     """Everything one run needs; built in one place, by the job."""
 
     pin: Callable[[str, PinnedId | None], Pinned]
-    """The source of a topic, with the newest registered schema where none is pinned; asked per attempt."""
+    """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
     publish_counts: Callable[[LoadManifest], None]
     """Tells the auditor what a load holds; harmless to repeat."""
     bounds: Bounds = NO_BOUNDS
@@ -84,22 +75,18 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     metadata = _metadata(run.client, topic)
     topic_id = metadata.topic_id.hex
     _check_same_log(run, topic_id, newest_load(run.fs, topic))  # before anything is written or counted
-    newest = _healed(run, topic, None)
+    newest = _heal(run, topic, None)
     sweep_staging(run.fs, topic)
     plan, fresh = freeze(run.fs, topic, run.run_id, lambda: _propose(run, metadata, newest))
     run.progress("planned")
     for _ in range(ATTEMPTS):
-        newest = _healed(run, topic, newest)
+        newest = _heal(run, topic, newest)
         check_planned_log(plan, run.client.cluster_id, _metadata(run.client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
-            return _with_lag(run, plan, newest, _nothing_to_do(run.fs, plan, newest, fresh))
-        done = _attempt(run, plan, newest)
-        if done is not None:
-            run.publish_counts(done.manifest)
-            run.progress("counted")
-            result = dataclasses.replace(_published(done.manifest), notes=done.notes)
-            return _with_lag(run, plan, done.manifest, result)
+            return _with_lag(run, newest, _nothing_to_do(run.fs, plan, newest, fresh))
+        if (result := _attempt(run, plan, newest)) is not None:
+            return result
     raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
 
 
@@ -112,10 +99,10 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
         ) from None
 
 
-def _healed(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
+def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
     """The newest load, its ledger entry and its counts made good unless it is the one seen before.
 
-    Asked before every attempt: whoever publishes the next load hides this one from all later runs, and the
+    Called before every attempt: whoever publishes the next load hides this one from all later runs, and the
     driver that published it may have died right after its rename.
     """
     newest = newest_load(run.fs, topic)
@@ -128,20 +115,20 @@ def _healed(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
     ends = run.client.list_offsets(metadata.name, LATEST, metadata.partitions)
-    reached = _reached(metadata.topic_id.hex, newest)
-    for partition, stand in reached.items():
-        if ends.get(partition, 0) < stand.offset:
+    progress = _progress(metadata.topic_id.hex, newest)
+    for partition, position in progress.items():
+        if ends.get(partition, 0) < position.offset:
             raise MillraceError(
                 f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
-                f" up to {stand.offset}: its log has lost messages; restore it before you load on"
+                f" up to {position.offset}: its log has lost messages; restore it before you load on"
             )
     if run.bounds != NO_BOUNDS:
-        waiting = _waiting(run.client, metadata.name, reached, ends)
+        waiting = _waiting(run.client, metadata.name, progress, ends)
         positions = byte_positions(run.client)
         bounded = bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
-        # What takes nothing stays where it stood, also when that has expired: the next load tells the gap.
-        stands = {p: reached.get(p, Reached()).offset for p, end in bounded.items() if end == waiting[p][0]}
-        ends |= bounded | stands
+        # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
+        unmoved = {p: progress.get(p, UNREAD).offset for p, end in bounded.items() if end == waiting[p][0]}
+        ends |= bounded | unmoved
     return Plan(
         topic=metadata.name,
         topic_id=metadata.topic_id.hex,
@@ -154,16 +141,18 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
     )
 
 
-def _reached(topic_id: str, newest: LoadManifest | None) -> dict[int, Reached]:
-    """Where the loads stand; at the beginning when they are of an earlier topic of that name."""
-    return reached_by(newest.partitions) if newest is not None and newest.topic_id == topic_id else {}
+def _progress(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionProgress]:
+    """How far each partition is loaded; not at all when the loads are of an earlier topic of that name."""
+    if newest is None or newest.topic_id != topic_id:
+        return {}
+    return writing.progress_after(newest.partitions)
 
 
 def _waiting(
-    client: ClusterClient, topic: str, reached: Mapping[int, Reached], ends: Mapping[int, int]
+    client: ClusterClient, topic: str, progress: Mapping[int, PartitionProgress], ends: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
     """Partition -> offsets (start, end) that are there and not loaded; those without any are left out."""
-    starts = {p: reached.get(p, Reached()).offset for p, end in ends.items()}
+    starts = {p: progress.get(p, UNREAD).offset for p, end in ends.items()}
     news = [partition for partition, end in ends.items() if end > starts[partition]]
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     spans = {p: (max(starts[p], earliest[p]), ends[p]) for p in news}
@@ -181,22 +170,47 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
     return newest.covers(plan.topic_id, plan.end_offsets)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A load that is ready to be published."""
-
-    manifest: LoadManifest
-    notes: Sequence[str]
-
-
-def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> _Written | None:
+def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """One try to load from the published end to the plan's; None when another driver was first."""
     with staged(run.fs, plan.topic) as staging:
-        written = _write(run, plan, newest, staging)
+        manifest, notes = _write(run, plan, newest, staging)
         run.progress("verified")
-        folder = load_folder(written.manifest.load)
-        won = publish(run.fs, plan.topic, staging, folder, written.manifest, run.progress)
-    return written if won else None
+        won = publish(run.fs, plan.topic, staging, load_folder(manifest.load), manifest, run.progress)
+    if not won:
+        return None
+    run.publish_counts(manifest)
+    run.progress("counted")
+    return _with_lag(run, manifest, _published(manifest, notes))
+
+
+def _write(
+    run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str
+) -> tuple[LoadManifest, list[str]]:
+    """The load in the staging folder: its manifest, and notes for people."""
+    topic, progress = plan.topic, _progress(plan.topic_id, newest)
+    parts = writing.parts_of(run.client, topic, plan.topic_id, progress, plan.end_offsets)
+    load = 1 if newest is None else newest.load + 1
+    _check_not_expired(run.fs, topic, load_folder(load))
+    pinned_before = pinned_id(run.fs, topic, newest)
+    pinned = run.pin(topic, pinned_before)
+    if pinned_before is None:
+        check_pinned(topic, pinned.table_schema_id, pinned.source.table_schema)
+    draft = LoadManifest(
+        topic=topic,
+        topic_id=plan.topic_id,
+        cluster_id=plan.cluster_id,
+        load=load,
+        run_id=run.run_id,
+        created=now(),
+        sink=run.sink.name,
+        table_schema_id=pinned.table_schema_id,
+        promotion=pinned.promotion,
+        partitions=(),
+        files=(),
+        previous=None if newest is None else newest.sha256,
+    )
+    manifest = sealed(writing.write_ranges(run, draft, pinned.source, parts, staging))
+    return manifest, _dropped_fields(pinned, manifest)
 
 
 def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
@@ -212,26 +226,7 @@ def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
     )
 
 
-def _write(run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str) -> _Written:
-    reached = _reached(plan.topic_id, newest)
-    parts = parts_of(run.client, plan.topic, plan.topic_id, reached, plan.end_offsets)
-    heading = Heading(
-        topic=plan.topic,
-        topic_id=plan.topic_id,
-        cluster_id=plan.cluster_id,
-        load=1 if newest is None else newest.load + 1,
-        previous=None if newest is None else newest.sha256,
-    )
-    _check_not_expired(run.fs, plan.topic, load_folder(heading.load))
-    pinned_before = pinned_id(run.fs, plan.topic, newest)
-    pinned = run.pin(plan.topic, pinned_before)
-    if pinned_before is None:
-        check_pinned(plan.topic, pinned.table_schema_id, pinned.source.table_schema)
-    manifest = sealed(write_ranges(run, heading, pinned, parts, staging))
-    return _Written(manifest, _dropped(pinned, manifest))
-
-
-def _dropped(pinned: Pinned, manifest: LoadManifest) -> list[str]:
+def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     """A note for the fields of the messages that the table has no column for."""
     writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.table_schema_id}
     fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
@@ -243,13 +238,13 @@ def _dropped(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     ]
 
 
-def _with_lag(run: LoadRun, plan: Plan, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
+def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
     """The result, with what waits in the log behind the newest load."""
-    latest = run.client.list_offsets(plan.topic, LATEST)
+    latest = run.client.list_offsets(result.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    each = 1.0 if byte_positions(run.client) else _bytes_per_offset(newest)
-    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * each))
+    bytes_per_offset = 1.0 if byte_positions(run.client) else _bytes_per_offset(newest)
+    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * bytes_per_offset))
 
 
 def _bytes_per_offset(newest: LoadManifest | None) -> float:
@@ -263,20 +258,37 @@ def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fres
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
-        return _result(plan.topic, plan.run_id, None, f"{empty}, there is nothing to load")
+        return _unpublished(plan, None, f"{empty}, there is nothing to load")
+    if fresh:
+        message = f"nothing new{' within its bounds' if bounded else ''} since load={newest.load:010d}"
+        return _unpublished(plan, newest, message)
     holder = newest
     while holder.load > 1:
         earlier = read_load(fs, plan.topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    if fresh:
-        message = f"nothing new{' within its bounds' if bounded else ''} since load={newest.load:010d}"
-        return _result(plan.topic, plan.run_id, newest, message)
-    return _result(plan.topic, plan.run_id, holder, f"load={holder.load:010d} holds it already")
+    return _unpublished(plan, holder, f"load={holder.load:010d} holds it already")
 
 
-def _published(manifest: LoadManifest) -> LoadResult:
+def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadResult:
+    """What to say when nothing is left to do; a load that this very run published is told in full."""
+    if load is not None and load.run_id == plan.run_id:
+        return dataclasses.replace(_published(load), published=False, message=message)
+    return LoadResult(
+        topic=plan.topic,
+        run_id=plan.run_id,
+        load=None if load is None else load.load,
+        published=False,
+        rows=0,
+        rejected=0,
+        hours={},
+        gaps=(),
+        message=message,
+    )
+
+
+def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:
     gaps = [
         f"{manifest.topic}-{part.partition} offsets [{gap.start}, {gap.end}) are {gap.reason}"
         for part in manifest.partitions
@@ -284,17 +296,14 @@ def _published(manifest: LoadManifest) -> LoadResult:
         if gap.reason != "control"
     ]
     return LoadResult(
-        topic=manifest.topic, run_id=manifest.run_id, load=manifest.load, published=True,
-        rows=manifest.rows, rejected=manifest.rejected, hours=manifest.rows_by_hour(), gaps=gaps,
+        topic=manifest.topic,
+        run_id=manifest.run_id,
+        load=manifest.load,
+        published=True,
+        rows=manifest.rows,
+        rejected=manifest.rejected,
+        hours=manifest.rows_by_hour(),
+        gaps=gaps,
         message=f"published load={manifest.load:010d}",
-    )  # fmt: skip
-
-
-def _result(topic: str, run_id: str, load: LoadManifest | None, message: str) -> LoadResult:
-    """What to say when nothing is left to do; a load that this very run published is told in full."""
-    if load is not None and load.run_id == run_id:
-        return dataclasses.replace(_published(load), published=False, message=message)
-    return LoadResult(
-        topic=topic, run_id=run_id, load=None if load is None else load.load, published=False,
-        rows=0, rejected=0, hours={}, gaps=(), message=message,
-    )  # fmt: skip
+        notes=notes,
+    )

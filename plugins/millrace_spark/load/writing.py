@@ -1,24 +1,24 @@
-"""From ranges of a log to a checked, unsealed manifest of a staging folder: what every load has in common.
+"""From ranges of a log to the checked, unsealed manifest of a staging folder: what every load has in common.
 
 Reads each range once through a sink, checks that the folder holds what the tasks say, accounts for every
 offset and record, and refuses what does not close. Decides neither what to read nor whether it is published.
 
-    parts = parts_of(run.client, topic, topic_id, reached, ends)    what of each partition is read
-    manifest = write_ranges(run, heading, pinned, parts, staging)   unsealed; `previous` is the heading's
+    parts = parts_of(run.client, topic, topic_id, progress, ends)   what of each partition is read
+    manifest = write_ranges(run, draft, source, parts, staging)     the draft with what was read
 """
 
 from __future__ import annotations
 
+import dataclasses
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from millrace.client.cluster_client import EARLIEST, ClusterClient
 from millrace.client.topic_admin import topic_setting
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import split_batches
-from millrace.records.mirror_position import records_end
+from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
@@ -26,8 +26,11 @@ from millrace_spark.load.direct import CutResult, Sink, Source
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_spark.topic.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.warehouse.layout import spill_sequences
-from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition, PartitionRange, check_law
+from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
 from millrace_spark.warehouse.staging import Progress, check_files
+
+ORIGIN_FETCH_BYTES = 4 << 20
+"""Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,6 @@ class WritingRun:
     sink: Sink
     run_id: str
     cut_bytes: int
-    origin_of: Callable[[str, int, int], OriginPartition | None]
-    """Where (topic, partition)'s records in the range from an offset on come from, None if unknown."""
     progress: Progress
     max_rejected: RejectedLimit = DEFAULT_LIMIT
     """More records set aside than this, and the load fails."""
@@ -59,24 +60,13 @@ class WritingRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
-    """What a manifest says that is not found by reading."""
-
-    topic: str
-    topic_id: str
-    cluster_id: str
-    load: int
-    edition: int = 1
-    previous: str | None
-    """`sha256` of the manifest it follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """Where a partition stands: the next offset to read, the byte position of the batch expected there."""
+class PartitionProgress:
+    """How far a partition is loaded."""
 
     offset: int = 0
+    """The next one to read."""
     base: int | None = None
+    """The byte position of the batch that is expected there."""
     origin: OriginPartition | None = None
 
     def is_at(self, end: int) -> bool:
@@ -84,51 +74,63 @@ class Reached:
         return end <= max(self.offset, self.base or 0)
 
 
+UNREAD = PartitionProgress()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPart:
-    """One partition's part of a load: where it stood, and what of the log is read; None without news."""
+    """One partition's part of a load: how far it was loaded before, and what is read; None without news."""
 
     partition: int
-    reached: Reached
-    range: Range | None
-    expired: Gap | None
+    progress: PartitionProgress
+    range: Range | None = None
+    expired: Sequence[Gap] = ()
     """Offsets before the range that retention took before anybody loaded them; `control` without records."""
 
 
-def reached_by(partitions: Sequence[PartitionRange]) -> dict[int, Reached]:
-    """Where a load has left each partition."""
+def progress_after(partitions: Sequence[PartitionRange]) -> dict[int, PartitionProgress]:
+    """How far each partition is loaded after a load."""
     return {
-        part.partition: Reached(offset=part.end, base=part.end_base, origin=part.origin)
+        part.partition: PartitionProgress(offset=part.end, base=part.end_base, origin=part.origin)
         for part in partitions
     }
 
 
 def parts_of(
-    client: ClusterClient, topic: str, topic_id: str, reached: Mapping[int, Reached], ends: Mapping[int, int]
+    client: ClusterClient,
+    topic: str,
+    topic_id: str,
+    progress: Mapping[int, PartitionProgress],
+    ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """What to read of every partition, up to `ends`, and what of it has expired already."""
-    news = {p: end for p, end in ends.items() if not reached.get(p, Reached()).is_at(end)}
+    news = [p for p, end in ends.items() if not progress.get(p, UNREAD).is_at(end)]
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
-    for partition in sorted(reached.keys() | ends.keys()):
-        stand = reached.get(partition, Reached())
+    for partition in sorted(progress.keys() | ends.keys()):
+        position = progress.get(partition, UNREAD)
         if partition not in news:
-            parts.append(LoadedPart(partition=partition, reached=stand, range=None, expired=None))
+            parts.append(LoadedPart(partition=partition, progress=position))
             continue
-        start, base, end, expired = stand.offset, stand.base, news[partition], None
+        start, base, end, expired = position.offset, position.base, ends[partition], []
         first = min(earliest[partition], end)
         if first > start:
             # The log may begin exactly where the last batch read ended: then nothing is missing.
             if first != base:
-                bare = _only_control(client, topic, partition, start, first)
-                expired = Gap(start=start, end=first, reason="control" if bare else "expired")
+                only_control = _only_control(client, topic, partition, start, first)
+                expired.append(Gap(start, first, "control" if only_control else "expired"))
                 base = None
             start = first
-        range_ = Range(
-            topic, partition, start, end, base, uuid.UUID(topic_id), byte_positions=byte_positions(client)
-        )
-        parts.append(LoadedPart(partition=partition, reached=stand, range=range_, expired=expired))
+        range_ = range_of(client, topic, topic_id, partition, start, end, base)
+        parts.append(LoadedPart(partition=partition, progress=position, range=range_, expired=expired))
     return parts
+
+
+def range_of(
+    client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
+) -> Range:
+    """Offsets [start, end) of a partition, whose first batch must begin at the byte position `base`."""
+    return Range(topic, partition, start, end, base, uuid.UUID(topic_id), byte_positions(client))
 
 
 def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
@@ -137,11 +139,9 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
     A mirrored partition closes every append with a control batch, which no reader sees until more data
     follows: without this, a quiet one would seem to have lost messages whenever it expires.
     """
-    fetched = client.fetch(
-        topic, {partition: first}, max_bytes=1, max_wait_ms=0, partition_max_bytes=1
-    )[partition]  # fmt: skip
+    fetched = client.fetch(topic, {partition: first}, max_bytes=1, max_wait_ms=0, partition_max_bytes=1)
     try:
-        header, batch = next(iter(split_batches(fetched.records)), (None, None))
+        header, batch = next(iter(split_batches(fetched[partition].records)), (None, None))
     except CorruptMessage:
         return False  # whoever reads the records says so
     if header is None or batch is None or header.base_offset != first:
@@ -150,71 +150,86 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
     return end is not None and end <= start
 
 
+def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
+    """Where a mirrored partition's records from an offset on come from, as the position batch behind says.
+
+    None when no position batch lies behind the offset: the partition is not mirrored.
+    """
+    limit = ORIGIN_FETCH_BYTES
+    fetched = client.fetch(
+        topic, {partition: offset}, max_bytes=limit, max_wait_ms=0, partition_max_bytes=limit
+    )
+    try:
+        for header, batch in split_batches(fetched[partition].records):
+            if (position := MirrorPosition.from_batch(header, batch)) is not None:
+                origin = position.origin
+                return OriginPartition(
+                    cluster=origin.cluster,
+                    topic=origin.topic,
+                    topic_id=origin.topic_id.hex,
+                    partition=origin.partition,
+                )
+    except CorruptMessage:
+        return None  # whoever reads the records says so
+    return None
+
+
 def write_ranges(
-    run: WritingRun, heading: Heading, pinned: Pinned, parts: Sequence[LoadedPart], staging: str
+    run: WritingRun, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], staging: str
 ) -> LoadManifest:
-    """Write the rows of the parts into the staging folder; its manifest, checked but not sealed.
+    """Write the rows of the parts into the staging folder; the draft with what was read, not sealed yet.
 
     MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
     """
     run.fs.make_folder(staging)
     ranges = [part.range for part in parts if part.range is not None]
-    results = run.sink.write(pinned.source, cut_ranges(ranges, run.cut_bytes), staging)
+    results = run.sink.write(source, cut_ranges(ranges, run.cut_bytes), staging)
     run.progress("written")
     files = [file for result in results for file in result.files]
     check_files(run.fs, staging, files)
     cuts: dict[int, list[RangeStats]] = {}
+    counts = SequenceCounts()
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
-    partitions = [_partition_range(run, part, cuts.get(part.partition, [])) for part in parts]
-    _check_gaps(run, heading.topic, partitions)
-    _check_rejected(run, heading.topic, partitions, results)
-    sequences, spilled = spill_sequences(run.fs, staging, _sequences(results))
-    manifest = LoadManifest(
-        topic=heading.topic,
-        topic_id=heading.topic_id,
-        cluster_id=heading.cluster_id,
-        load=heading.load,
-        edition=heading.edition,
-        run_id=run.run_id,
+        counts.merge(result.sequences)
+    partitions = [_account(run, part, cuts.get(part.partition, [])) for part in parts]
+    _check_gaps(run, draft.topic, partitions)
+    _check_rejected(run, draft.topic, partitions, results)
+    sequences, spilled = spill_sequences(run.fs, staging, counts)
+    manifest = dataclasses.replace(
+        draft,
         created=now(),
-        sink=run.sink.name,
-        table_schema_id=pinned.table_schema_id,
-        promotion=pinned.promotion,
         partitions=partitions,
         files=sorted(files, key=lambda file: file.path),
         sequences=sequences,
         spilled=spilled,
-        previous=heading.previous,
     )
     if problems := check_law(manifest):
         raise MillraceError(
-            f"{heading.topic}: the account does not close: {problems[0]}; nothing was published"
+            f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
     return manifest
 
 
-def _partition_range(run: WritingRun, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
-    """The account of one partition; without news it stays where it stood."""
-    reached, range_ = part.reached, part.range
-    if range_ is None:
-        return PartitionRange(
-            partition=part.partition, start=reached.offset, start_base=reached.base,
-            end=reached.offset, end_base=reached.base, origin=reached.origin,
-        )  # fmt: skip
-    stats = join_stats(range_, cuts)
-    origin = reached.origin
-    if origin is None and stats.control_batches:
-        origin = run.origin_of(range_.topic, range_.partition, range_.start)
-    return _described(part, stats, origin)
-
-
-def _described(part: LoadedPart, stats: RangeStats, origin: OriginPartition | None) -> PartitionRange:
-    gaps = [Gap(start=gap.start, end=gap.end, reason=gap.reason) for gap in stats.gaps]
-    return PartitionRange(
+def _account(run: WritingRun, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
+    """The account of one partition; without news it stays where it was."""
+    before = part.progress
+    unread = PartitionRange(
         partition=part.partition,
-        start=part.reached.offset,
-        start_base=part.reached.base,
+        start=before.offset,
+        start_base=before.base,
+        end=before.offset,
+        end_base=before.base,
+        origin=before.origin,
+    )
+    if part.range is None:
+        return unread
+    stats = join_stats(part.range, cuts)
+    origin = before.origin
+    if origin is None and stats.control_batches:
+        origin = origin_of(run.client, part.range.topic, part.partition, part.range.start)
+    return dataclasses.replace(
+        unread,
         end=stats.last,
         end_base=stats.next_base,
         read=stats.records,
@@ -223,7 +238,7 @@ def _described(part: LoadedPart, stats: RangeStats, origin: OriginPartition | No
         data_batches=stats.data_batches,
         control_batches=stats.control_batches,
         bytes=stats.bytes,
-        gaps=[part.expired, *gaps] if part.expired is not None else gaps,
+        gaps=[*part.expired, *stats.gaps],
         min_time_ms=stats.min_time,
         max_time_ms=stats.max_time,
         schema_ids=sorted(stats.schema_ids),
@@ -244,9 +259,8 @@ def _check_gaps(run: WritingRun, topic: str, partitions: Sequence[PartitionRange
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or run.accept_gaps:
         return
-    if not byte_positions(run.client) and "compact" in (
-        topic_setting(run.client, topic, "cleanup.policy") or ""
-    ):
+    policy = "" if byte_positions(run.client) else topic_setting(run.client, topic, "cleanup.policy")
+    if "compact" in (policy or ""):
         return
     part, gap = absent[0]
     raise MillraceError(
@@ -270,15 +284,3 @@ def _check_rejected(
         f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {run.max_rejected}:"
         f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"
     )
-
-
-def _sequences(results: Sequence[CutResult]) -> SequenceCounts:
-    counts = SequenceCounts()
-    for result in results:
-        counts.merge(result.sequences)
-    return counts
-
-
-def now() -> str:
-    """The time as manifests state it: UTC, ISO 8601, in ms."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

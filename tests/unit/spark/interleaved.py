@@ -243,7 +243,7 @@ class Scenario:
         return ReloadRun(
             fs=fs, client=self.log,  # type: ignore[arg-type]
             sink=DirectSink(fs, local_run), run_id=f"run {self.runs}",
-            cut_bytes=2_000, origin_of=lambda *_: None, progress=no_progress, reason="a test", pin=self.pin,
+            cut_bytes=2_000, progress=no_progress, reason="a test", pin=self.pin,
             publish_counts=lambda _, load, counts: self.counted.update({load: len(counts)}),
         )  # fmt: skip
 

@@ -259,7 +259,6 @@ def load_run(
         "run_id": run_id,
         "cut_bytes": 2_000,
         "publish_counts": publish_counts,
-        "origin_of": lambda *_: None,
         "progress": progress,
     }
     return LoadRun(**{**settings, **changes})

@@ -25,7 +25,7 @@ from millrace_spark.jobs.hourly import publish, verdict_from
 from millrace_spark.jobs.load import load_all, load_topics
 from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load.origins import origin_of
+from millrace_spark.load.writing import origin_of
 from millrace_spark.warehouse.manifest import OriginPartition
 from tests.brokers import free_port
 from tests.support import WAIT_S
