@@ -130,7 +130,7 @@ class _Copy:
             )
 
     def _check_topic(self) -> None:
-        if not self._origin.has_id(self._task.origin.topic_id):
+        if self._origin.describe().topic_id != self._task.origin.topic_id:
             raise MillraceError(
                 f"{self._where}: the topic was deleted and created anew, or its addresses lead to another"
                 " cluster: check them; to go on with the new topic: millrace mirror reset"

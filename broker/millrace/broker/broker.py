@@ -35,7 +35,7 @@ from millrace.errors import (
     UnknownTopicOrPartition,
 )
 from millrace.mailbox import Mailbox
-from millrace.mirror.pull import TargetAppend
+from millrace.mirror.puller import TargetAppend
 from millrace.records import check_produced
 from millrace.records.mirror_position import MirrorPosition
 from millrace.records.topic_partition import TopicPartition

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.mirror.allowance import Allowance
-from millrace.mirror.origin_broker import ANSWER_BYTES
-from millrace.mirror.pull import MirrorTarget, Pull
-from millrace.mirror.puller import BrokerPuller
+from millrace.mirror.puller import ANSWER_BYTES, BrokerPuller, MirrorTarget, Pull
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.mirror.watch import OriginWatch
 from millrace.records.topic_partition import TopicPartition
@@ -58,9 +56,14 @@ class CopiedOrigin:
     """One origin's threads. The pullers are its watch's alone."""
 
     def __init__(
-        self, name: str, config: OriginConfig, broker_id: int, cluster: Cluster, target: MirrorTarget,
+        self,
+        name: str,
+        config: OriginConfig,
+        broker_id: int,
+        cluster: Cluster,
+        target: MirrorTarget,
         states: MirrorStates,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.watch = OriginWatch(name, config, broker_id, cluster, states, self._assign)
         self._name, self._client_id = name, f"millrace-mirror-{broker_id}"
         self._target, self._states = target, states
@@ -73,7 +76,7 @@ class CopiedOrigin:
 
     def start(self) -> None:
         """Begin to watch, and with that to copy."""
-        self._start(f"mirror {self._name}", self.watch.run)
+        self._start(self.watch)
 
     def stop(self) -> list[threading.Thread]:
         """Let every thread end soon; they are returned."""
@@ -84,27 +87,20 @@ class CopiedOrigin:
                 puller.stop()
             return self._threads
 
-    def _start(self, name: str, run: Callable[[], None]) -> None:
-        # Daemons: an origin that does not answer must not keep a stopped broker alive.
-        thread = threading.Thread(target=run, name=name, daemon=True)
-        self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+    def _start(self, thread: threading.Thread) -> None:
+        self._threads = [running for running in self._threads if running.is_alive()] + [thread]
         thread.start()
 
-    def _assign(self, addresses: Mapping[int, tuple[str, int]], found: list[Pull]) -> None:
+    def _assign(self, addresses: Mapping[int, tuple[str, int]], wanted: list[Pull]) -> None:
         """Have every partition pulled by the thread of the origin's broker that leads it."""
-        pulls: dict[TopicPartition, Pull] = {}
-        for pull in found:
-            known = self._pulls.get(pull.place)
-            pulls[pull.place] = known if known is not None and known.is_same(pull) else pull
-        shares: dict[int, dict[TopicPartition, Pull]] = {}
-        for place, pull in pulls.items():
-            if pull.leader in addresses:
-                shares.setdefault(pull.leader, {})[place] = pull
-        before = self._pulls
-        self._distribute(addresses, pulls, shares)
-        for place, gone in before.items():  # after that: who pulled them may have reported until now
-            if place not in pulls or pulls[place].target != gone.target:
-                self._states.forget(gone.origin.topic, gone.target)
+        former, pulls = self._pulls, dict[TopicPartition, Pull]()
+        for pull in wanted:
+            current = former.get(pull.topic_partition)
+            pulls[pull.topic_partition] = current if current is not None and current.is_same(pull) else pull
+        self._distribute(addresses, pulls)
+        for name, pull in former.items():  # after that: who pulled them may have reported until now
+            if name not in pulls or pulls[name].target != pull.target:
+                self._states.forget(pull.origin.topic, pull.target)
         for pull in pulls.values():
             if pull.leader not in addresses:
                 detail = f"no broker of {self._name} leads it now"
@@ -112,11 +108,12 @@ class CopiedOrigin:
                 self._states.put(pull.origin.topic, pull.target, state)
 
     def _distribute(
-        self,
-        addresses: Mapping[int, tuple[str, int]],
-        pulls: dict[TopicPartition, Pull],
-        shares: Mapping[int, dict[TopicPartition, Pull]],
+        self, addresses: Mapping[int, tuple[str, int]], pulls: dict[TopicPartition, Pull]
     ) -> None:
+        shares: dict[int, dict[TopicPartition, Pull]] = {}
+        for name, pull in pulls.items():
+            if pull.leader in addresses:
+                shares.setdefault(pull.leader, {})[name] = pull
         with self._lock:
             if self._stopped:
                 return
@@ -124,13 +121,16 @@ class CopiedOrigin:
             for broker in self._pullers.keys() - shares.keys():
                 self._pullers.pop(broker).stop()
             for broker, share in shares.items():
-                puller = self._pullers.get(broker)
-                if puller is not None:
-                    puller.assign(addresses[broker], share)
+                if broker in self._pullers:
+                    self._pullers[broker].assign(addresses[broker], share)
                     continue
-                name = f"{self._name} broker {broker}"
                 puller = self._pullers[broker] = BrokerPuller(
-                    name, self._client_id, self._target, self._states, self._allowance, self.watch.wake
+                    f"{self._name} broker {broker}",
+                    self._client_id,
+                    self._target,
+                    self._states,
+                    self._allowance,
+                    self.watch.wake,
                 )
                 puller.assign(addresses[broker], share)
-                self._start(f"mirror {name}", puller.run)
+                self._start(puller)

@@ -1,19 +1,16 @@
 """One topic of an origin cluster, as it is asked about from outside the brokers: status, reset, batch mirror.
 
 Blocking; for one thread. Knows neither targets nor positions. (The mirror inside a broker reads with
-origin_broker.py.)
+puller.py.)
 """
 
 from __future__ import annotations
 
-from uuid import UUID
-
-from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.cluster_client import ClusterClient, TopicMetadata
 from millrace.client.topic_admin import topic_setting
-from millrace.mirror.runs import OffsetRules, OriginChanged, next_run, readable_from
+from millrace.mirror.runs import CLEANUP_POLICY, OffsetRules, OriginChanged, next_run, readable_from
 from millrace.records.mirror_position import MirrorPosition
 from millrace.wire.fetch import FetchedPartition
-from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
 FETCH_BYTES = 4 << 20
 """Of one answer. A single batch may be larger, and still comes whole."""
@@ -27,27 +24,20 @@ class OriginTopic:
         self._client, self._topic = client, topic
 
     def describe(self) -> TopicMetadata:
-        """The topic as it is now; UnknownTopicOrPartition when there is none."""
+        """The topic that has the name now; UnknownTopicOrPartition when none has.
+
+        Fetches go by name. An id never comes back, so asking after a fetch vouches for what it brought.
+        """
         return self._client.topic(self._topic)
 
     def offset_rules(self) -> OffsetRules:
         """What this origin's offsets mean."""
-        if self._client.cluster_id.startswith(BYTE_OFFSETS_PREFIX):
-            return OffsetRules(byte_positions=True)
-        policy = topic_setting(self._client, self._topic, "cleanup.policy") or ""
-        return OffsetRules(byte_positions=False, compacted="compact" in policy)
-
-    def has_id(self, topic_id: UUID) -> bool:
-        """True if the topic of that name is still the one with this id.
-
-        Fetches go by name. An id never comes back, so asking after a fetch vouches for what it brought.
-        """
-        return self._client.topic(self._topic).topic_id == topic_id
+        policy = topic_setting(self._client, self._topic, CLEANUP_POLICY)
+        return OffsetRules.of_cluster(self._client.cluster_id, policy)
 
     def bounds(self, partition: int) -> tuple[int, int]:
         """The first offset still there, and the high watermark."""
-        earliest = self._client.list_offsets(self._topic, EARLIEST, [partition])[partition]
-        return earliest, self._client.list_offsets(self._topic, LATEST, [partition])[partition]
+        return self._client.bounds(self._topic, partition)
 
     def examine(self, recorded: MirrorPosition) -> OriginChanged | None:
         """Why the copying cannot go on behind a position, or None when it can."""
@@ -56,16 +46,20 @@ class OriginTopic:
         try:
             offset = readable_from(recorded.cursor, earliest, high_watermark, rules)
             if offset < high_watermark:
-                found = self.fetch(partition, offset)
-                if not found.error:
-                    next_run(recorded, recorded, found, rules)
+                fetched = self.fetch(partition, offset)
+                if not fetched.error:
+                    next_run(recorded, recorded, fetched, rules)
         except OriginChanged as error:
             return error
         return None
 
     def fetch(self, partition: int, offset: int, max_bytes: int = FETCH_BYTES) -> FetchedPartition:
         """What is new from an offset on; waits a moment when there is nothing."""
-        return self._client.fetch(
-            self._topic, {partition: offset}, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS,
+        fetched = self._client.fetch(
+            self._topic,
+            {partition: offset},
+            max_bytes=max_bytes,
+            max_wait_ms=FETCH_WAIT_MS,
             partition_max_bytes=max_bytes,
-        )[partition]  # fmt: skip
+        )
+        return fetched[partition]

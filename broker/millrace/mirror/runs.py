@@ -31,7 +31,9 @@ from millrace.records import (
 from millrace.records.header import CHECKED
 from millrace.records.mirror_position import MirrorPosition, Origin, records_end
 from millrace.wire.fetch import FetchedPartition
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 
+CLEANUP_POLICY = "cleanup.policy"
 _NOT_PLAIN = CONTROL_BIT | TRANSACTIONAL_BIT
 
 
@@ -54,6 +56,13 @@ class OffsetRules:
     """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
     compacted: bool = False
     """True when records may be missing by intent: a gap is then no loss."""
+
+    @classmethod
+    def of_cluster(cls, cluster_id: str, cleanup_policy: str | None) -> OffsetRules:
+        """The rules of a cluster for a topic with this policy."""
+        if cluster_id.startswith(BYTE_OFFSETS_PREFIX):
+            return cls(byte_positions=True)
+        return cls(byte_positions=False, compacted="compact" in (cleanup_policy or ""))
 
     def after(self, header: BatchHeader, cursor: Cursor) -> Cursor:
         """The cursor behind a batch."""

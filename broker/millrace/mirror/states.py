@@ -19,26 +19,9 @@ from millrace.mirror.runs import Run
 from millrace.records.mirror_position import Origin
 
 log = logging.getLogger(__name__)
-LATENCIES_S = (
-    0.05,
-    0.1,
-    0.2,
-    0.3,
-    0.5,
-    0.75,
-    1.0,
-    1.5,
-    2.0,
-    3.0,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-    3600.0,
-    86400.0,
-)
-"""Upper bounds in seconds: two flushes of 100 ms at the least, an outage of a day at the most."""
+_SHORT_S = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0)
+LATENCIES_S = (*_SHORT_S, 10.0, 30.0, 60.0, 300.0, 3600.0, 86400.0)
+"""Upper bounds: from two flushes of 100 ms to an outage of a day."""
 
 
 class State(StrEnum):

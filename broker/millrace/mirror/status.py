@@ -73,12 +73,12 @@ def summaries(rows: Iterable[MirrorRow]) -> list[OriginSummary]:
     return [
         OriginSummary(
             cluster=name,
-            partitions=len(found),
-            states=dict(Counter(str(row.state) for row in found)),
-            lag=None if None in (lags := [row.lag for row in found]) else sum(lag or 0 for lag in lags),
-            latency_ms=max((row.latency_ms for row in found if row.latency_ms is not None), default=None),
+            partitions=len(of_origin),
+            states=dict(Counter(str(row.state) for row in of_origin)),
+            lag=None if None in (lags := [row.lag for row in of_origin]) else sum(lag or 0 for lag in lags),
+            latency_ms=max((row.latency_ms for row in of_origin if row.latency_ms is not None), default=None),
         )
-        for name, found in sorted(by_origin.items())
+        for name, of_origin in sorted(by_origin.items())
     ]
 
 
@@ -147,7 +147,7 @@ class MirrorStatus:
             if origin.cluster in self._silent:
                 raise MillraceError(self._silent[origin.cluster])
             reader = self.reader(origin.cluster, origin.topic)
-            if reader.has_id(origin.topic_id):
+            if reader.describe().topic_id == origin.topic_id:
                 high_watermark = reader.bounds(origin.partition)[1]
                 if not state and position is not None and (changed := reader.examine(position)) is not None:
                     state, detail = State.STOPPED, str(changed)
@@ -158,10 +158,16 @@ class MirrorStatus:
                 self._silent[origin.cluster] = str(error)
             state, detail = state or State.WAITING, detail or str(error)
         return MirrorRow(
-            topic=topic, partition=number, origin=origin, leader=partition.leader, position=position,
-            origin_high_watermark=high_watermark, latency_ms=latency_ms, state=state or "batch",
+            topic=topic,
+            partition=number,
+            origin=origin,
+            leader=partition.leader,
+            position=position,
+            origin_high_watermark=high_watermark,
+            latency_ms=latency_ms,
+            state=state or "batch",
             detail=detail,
-        )  # fmt: skip
+        )
 
     def _of_former_topic(self, topic: str, origin: Origin) -> tuple[str, str]:
         """A partition that mirrors a topic which is gone: retired once its successor has a partition."""

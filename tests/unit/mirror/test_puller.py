@@ -12,13 +12,15 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client import fetcher
 from millrace.client.cluster_client import TopicMetadata
+from millrace.client.fetcher import FetchLimits
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import BrokerAddress, TopicState, with_mirrors
 from millrace.errors import ErrorCode, MillraceError, NotLeader
 from millrace.mirror import embedded, puller, watch
-from millrace.mirror.pull import TargetAppend
+from millrace.mirror.puller import TargetAppend
 from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
@@ -50,7 +52,9 @@ class ScriptedOrigin:
     before_answer: Callable[[], None] | None = None
     settings: str = ""
     """What the topic's `mirror.origins` says."""
-    asked: list[Sequence[tuple[str, int, int]]] = field(default_factory=list)
+    requests: list[dict[tuple[str, int], int]] = field(default_factory=list)
+    idle: bool = True
+    answer_bytes: int = 0
 
     # What a watch asks of the cluster
 
@@ -66,29 +70,30 @@ class ScriptedOrigin:
         return {"clicks": [DescribeConfigsResourceResult(name=ORIGINS, value=self.settings, read_only=True)]}
 
     def close(self) -> None:
-        pass
+        self.idle = True
 
     # What a puller asks of a broker
 
-    address: ClassVar = ("origin", 1)
+    def bounds(self, partitions: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
+        return dict.fromkeys(partitions, (self.earliest, 10**6))
 
-    def bounds(self, places: Collection[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        return dict.fromkeys(places, (self.earliest, 10**6))
-
-    def ask(self, wanted: Sequence[tuple[str, int, int]], *, max_bytes: int, wait_ms: int) -> None:
+    def request(self, offsets: dict[tuple[str, int], int], limits: FetchLimits) -> None:
         if self.failure is not None:
             raise self.failure
-        self.asked.append(wanted)
+        self.requests.append(offsets)
+        self.idle = False
 
-    def answer(self) -> tuple[dict[tuple[str, int], FetchedPartition], int]:
+    def receive(self, buffer: bytearray | None) -> dict[tuple[str, int], FetchedPartition]:
         if self.failure is not None:
             raise self.failure
-        found = {(topic, n): self.fetched(n, offset) for topic, n, offset in self.asked[-1]}
+        self.idle = True
+        answers = {(topic, n): self.fetched(n, offset) for (topic, n), offset in self.requests[-1].items()}
         if self.before_answer is not None:
             self.before_answer()
-        if not any(answer.records or answer.error for answer in found.values()):
+        if not any(answer.records or answer.error for answer in answers.values()):
             time.sleep(0.005)  # as a long poll waits: the thread must not spin
-        return found, sum(len(answer.records) for answer in found.values())
+        self.answer_bytes = sum(len(answer.records) for answer in answers.values())
+        return answers
 
     def fetched(self, partition: int, offset: int) -> FetchedPartition:
         error = ErrorCode.OFFSET_OUT_OF_RANGE if offset < self.earliest else ErrorCode.NONE
@@ -96,14 +101,11 @@ class ScriptedOrigin:
         records = b"".join(b for h, b in headers if h is not None and h.next_offset > offset and not error)
         return FetchedPartition(error, 10**6, 10**6, self.earliest, memoryview(records))
 
-    def ask_ids(self, topics: Collection[str]) -> None:
+    def request_topic_ids(self, topics: Collection[str]) -> None:
         pass
 
-    def ids(self) -> dict[str, UUID]:
+    def receive_topic_ids(self) -> dict[str, UUID]:
         return {"clicks": self.topic_id}
-
-    def forget_buffers(self) -> None:
-        pass
 
 
 class ScriptedTarget:
@@ -176,14 +178,16 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(watch, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(puller, "FETCH_WAIT_MS", 10)
-    for module in (watch, puller):
+    for module in (watch, puller, fetcher):
         monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
+    for module in (watch, puller):
         monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(puller.BrokerPuller, "max_pause_seconds", 0.02)
     target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
     origin = ScriptedOrigin()
     monkeypatch.setattr(watch, "ClusterClient", lambda *_, **__: origin)
     monkeypatch.setattr(watch, "settings_of_topics", origin.settings_of_topics)
-    monkeypatch.setattr(puller, "OriginBroker", lambda *_: origin)
+    monkeypatch.setattr(puller.BrokerPuller, "connect", lambda *_: origin)
     config = OriginConfig(bootstrap="x:1", topics=("c*",))
     copying = embedded.CopiedOrigin("dc1", config, 1, cast(Cluster, cluster), target, states)
     yield World(origin, target, cluster, states, copying)
