@@ -25,8 +25,7 @@ from millrace.repeated_lines import RepeatedLines
 from millrace.server.admission import allow_open_files
 from millrace.server.loop import Server
 from millrace.signals import stop_on_signals
-from millrace.storage.log_directory import LogDirectory
-from millrace.storage.owner import claim
+from millrace.storage.log_directory import LogDirectory, claim
 
 if TYPE_CHECKING:
     from millrace.metrics import MetricsServer

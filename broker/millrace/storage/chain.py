@@ -21,6 +21,7 @@ NEVER = 1 << 63
 READ_AHEAD_BYTES = 64 << 10
 SMALL_BATCH_BYTES = 8 << 10
 """Below this one large read serves several headers; above it 61 bytes per batch are cheaper."""
+WRONG_CRC = "wrong CRC"
 SEARCH_BYTES = 1 << 20
 """A search for the next batch reads this much at once."""
 
@@ -74,15 +75,17 @@ class HeaderReader:
 
 
 class ChainBroken(Exception):
-    """No good batch stands where one must."""
+    """No good batch stands at `position`.
 
-    def __init__(self, position: int, header: BatchHeader | None, filler_base: int | None) -> None:
-        super().__init__(f"no batch at position {position}")
-        self.position = position
-        self.header = header
-        """What stands there instead; None when the file ends."""
-        self.filler_base = filler_base
-        """Base offset of the filler that should stand there; None when it should be another batch."""
+    `header` is what stands there instead, None where the file ends. `filler_base` is the base offset of the
+    filler that should stand there, None when it should be another batch.
+    """
+
+    def __init__(
+        self, reason: str, position: int, header: BatchHeader | None, filler_base: int | None
+    ) -> None:
+        super().__init__(f"{reason}: position {position}")
+        self.reason, self.position, self.header, self.filler_base = reason, position, header, filler_base
 
 
 def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
@@ -92,7 +95,8 @@ def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, Batc
         position = chain.position
         header = reader.header(position)
         if header is None or not chain.accepts(header, limit):
-            raise ChainBroken(position, header, chain.filler_base)
+            what = "batch" if chain.filler_base is None else "filler"
+            raise ChainBroken(f"no {what} stands here", position, header, chain.filler_base)
         chain.advance(header)
         yield position, header
 
@@ -104,8 +108,8 @@ def walk_batches(
     for position, header in walk(fd, base, start, limit):
         batch = read_batch(fd, base, position, header, crc)
         if batch is None:
-            is_filler = header.base_offset != position
-            raise ChainBroken(position, header, header.base_offset if is_filler else None)
+            filler_base = None if header.base_offset == position else header.base_offset
+            raise ChainBroken(WRONG_CRC, position, header, filler_base)
         yield position, header, batch
 
 

@@ -21,6 +21,7 @@ from millrace.storage.state import LogState
 
 FILE_NAME = "checkpoint"
 VERSION = 3
+_PLAIN_FIELDS = ("flushed", "high_watermark", "data_end", "start", "start_offset", "producers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class Checkpoint:
     landmarks: Mapping[int, Landmarks]
     """Of the segments, by base, whose landmarks are in no file of their own; those below `flushed`."""
     producers: list[Any] | int
-    """What `ProducerFile.save` gave: the producers, or a position."""
+    """What `ProducerStates.save` gave: the producers, or a position."""
     mirror: MirrorPosition | None
 
     @classmethod
@@ -63,19 +64,16 @@ class Checkpoint:
 
     def write(self, directory: Path) -> None:
         """Replace the directory's checkpoint; when this returns, the new one survives a power cut."""
-        fields = {
-            "version": VERSION,
-            "flushed": self.flushed,
-            "high_watermark": self.high_watermark,
-            "data_end": self.data_end,
-            "start": self.start,
-            "start_offset": self.start_offset,
-            "segments": [astuple(facts) for facts in self.segments],
-            "landmarks": [[base, landmarks.values.tolist()] for base, landmarks in self.landmarks.items()],
-            "producers": self.producers,
-            "mirror": None if self.mirror is None else self.mirror.encode(self.high_watermark).decode(),
-        }
-        sealed.write(directory / FILE_NAME, fields)
+        sealed.write(
+            directory / FILE_NAME,
+            {
+                "version": VERSION,
+                **{name: getattr(self, name) for name in _PLAIN_FIELDS},
+                "segments": [astuple(facts) for facts in self.segments],
+                "landmarks": [[base, marks.values.tolist()] for base, marks in self.landmarks.items()],
+                "mirror": None if self.mirror is None else self.mirror.encode(self.high_watermark).decode(),
+            },
+        )
         sync_directory(directory)
 
     @classmethod
@@ -84,32 +82,19 @@ class Checkpoint:
         fields = sealed.read(directory / FILE_NAME)
         if fields is None:
             return None
-        if fields["version"] not in (1, 2, VERSION):
+        version, segments, mirror = fields["version"], fields["segments"], fields["mirror"]
+        if version not in (1, 2, VERSION):
             raise MillraceError(
-                f"{directory / FILE_NAME} has version {fields['version']}, this Millrace reads {VERSION}: "
+                f"{directory / FILE_NAME} has version {version}, this Millrace reads {VERSION}: "
                 "use the release that wrote it"
             )
-        if fields["version"] == 1:
-            fields = _of_version_1(fields)
-        if fields["version"] == 2:
-            fields["landmarks"] = []  # of two numbers each; new ones are built when a look-up needs them
-        mirror = fields["mirror"]
+        if version == 1:  # which said the size of each segment's largest batch, too
+            segments = [(base, max_timestamp, end) for base, max_timestamp, _, end in segments]
+        # Version 1 had no landmarks, 2 had others: new ones are built when a look-up needs them.
+        landmarks = fields["landmarks"] if version == VERSION else []
         return cls(
-            flushed=fields["flushed"],
-            high_watermark=fields["high_watermark"],
-            data_end=fields["data_end"],
-            start=fields["start"],
-            start_offset=fields["start_offset"],
-            segments=tuple(SegmentFacts(*facts) for facts in fields["segments"]),
-            landmarks={base: Landmarks(array("q", values)) for base, values in fields["landmarks"]},
-            producers=fields["producers"],
+            **{name: fields[name] for name in _PLAIN_FIELDS},
+            segments=tuple(SegmentFacts(*facts) for facts in segments),
+            landmarks={base: Landmarks(array("q", values)) for base, values in landmarks},
             mirror=None if mirror is None else MirrorPosition.decode(mirror.encode()),
         )
-
-
-def _of_version_1(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint said before there were landmarks: of each segment its largest batch, too."""
-    segments = [
-        [base, max_timestamp, next_offset] for base, max_timestamp, _, next_offset in fields["segments"]
-    ]
-    return {**fields, "segments": segments, "landmarks": []}

@@ -6,7 +6,7 @@ cuts anything. CRCs are computed by crcmod, not by the library that the broker c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +19,9 @@ from millrace.records.file_slice import ReadFile
 from millrace.records.header import CRC_START
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
-from millrace.storage.chain import Chain, HeaderReader, next_batch
+from millrace.storage.chain import WRONG_CRC, ChainBroken, next_batch, walk_batches
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
-from millrace.storage.log_directory import parse_partition_name
+from millrace.storage.log_directory import LOCK_NAME, parse_partition_name
 from millrace.storage.segment import segment_path, segment_paths
 from millrace.storage.state import holds_offsets
 
@@ -62,10 +62,10 @@ def partition_directories(path: Path) -> list[Path]:
         raise MillraceError(f"{path} is not a directory: name a broker's log_dir or one partition in it")
     if segment_paths(path) or (path / FILE_NAME).exists():
         return [path]
-    found = sorted(child for child in path.iterdir() if parse_partition_name(child.name) is not None)
-    if not found and not (path / "lock").exists():
+    partitions = sorted(child for child in path.iterdir() if parse_partition_name(child.name) is not None)
+    if not partitions and not (path / LOCK_NAME).exists():
         raise MillraceError(f"{path} holds no partition: name a broker's log_dir or one partition in it")
-    return found
+    return partitions
 
 
 def read_checkpoint(directory: Path) -> Checkpoint | None:
@@ -110,28 +110,29 @@ def _missing(directory: Path, start: int, end: int, flushed: int) -> Damage:
 
 def _inspect_segment(path: Path, base: int, end: int, flushed: int) -> Iterator[Finding]:
     with ReadFile(path, "rb") as file:
-        fd = file.fileno()
-        chain, headers = Chain(base), HeaderReader(fd, base)
-        while chain.position < end:
-            position, filler_base = chain.position, chain.filler_base
-            header = headers.header(position)
-            if header is not None and chain.accepts(header, end):
-                file.seek(position - base)
-                batch = file.read(header.size) or b""
-                if crcmod_crc(batch) == header.crc:
-                    chain.advance(header)
+        fd, start = file.fileno(), base
+        while start < end:
+            try:
+                for position, header, batch in walk_batches(fd, base, start, end, crcmod_crc):
                     yield _entry(path, position, header, batch)
-                    continue
-                reason = "wrong CRC"
-            else:
-                reason = "no batch stands here" if filler_base is None else "no filler stands here"
-            # Up to the next batch, or up to where the flushed part ends: another batch begins there.
-            limit = flushed if position < flushed < end else end
-            resumed = next_batch(fd, base, position + 1, limit) or limit
-            was_control = filler_base is not None or (reason == "wrong CRC" and header and header.is_control)
-            lost = None if was_control else _lost(header, position, resumed)
-            yield Damage(path, position, resumed - position, reason, position < flushed, lost, filler_base)
-            chain = Chain(resumed)
+                return
+            except ChainBroken as error:
+                # Up to the next batch, or up to where the flushed part ends: another batch begins there.
+                limit = flushed if error.position < flushed < end else end
+                start = next_batch(fd, base, error.position + 1, limit) or limit
+                yield _damage(path, error, start, flushed)
+
+
+def _damage(path: Path, broken: ChainBroken, end: int, flushed: int) -> Damage:
+    position, header, filler_base = broken.position, broken.header, broken.filler_base
+    is_control = header is not None and header.is_control and broken.reason == WRONG_CRC
+    lost = None
+    if filler_base is None and not is_control:
+        fits = header is not None and header.base_offset == position and header.size == end - position
+        # The offsets of a damaged batch: as its header says if that fits its place, else every position.
+        last = max(position, min(header.last_offset, end - 1)) if header is not None and fits else end - 1
+        lost = position, last
+    return Damage(path, position, end - position, broken.reason, position < flushed, lost, filler_base)
 
 
 def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entry:
@@ -151,22 +152,14 @@ def _entry(path: Path, position: int, header: BatchHeader, batch: bytes) -> Entr
     return Entry(path, position, header, kind, mirror)
 
 
-def _lost(header: BatchHeader | None, position: int, end: int) -> tuple[int, int]:
-    """The offsets of a damaged batch: as its header says if that fits its place, else every position."""
-    if header is not None and header.base_offset == position and header.size == end - position:
-        return position, max(position, min(header.last_offset, end - 1))
-    return position, end - 1
-
-
 @cache
-def _crc_function() -> object:
+def _crc_function() -> Callable[[bytes], int]:
     from crcmod.predefined import mkPredefinedCrcFun  # late: only this command needs it
 
-    return mkPredefinedCrcFun("crc-32c")
+    function: Callable[[bytes], int] = mkPredefinedCrcFun("crc-32c")
+    return function
 
 
 def crcmod_crc(batch: Buffer) -> int:
     """CRC-32C of a batch by the independent implementation."""
-    function = _crc_function()
-    assert callable(function)
-    return int(function(bytes(memoryview(batch)[CRC_START:])))
+    return _crc_function()(bytes(memoryview(batch)[CRC_START:]))

@@ -1,6 +1,7 @@
-"""The directory of all logs of one broker: locked, one sub-directory per partition.
+"""The directory of all logs of one broker: locked, of one broker for ever, a sub-directory per partition.
 
     <log_dir>/lock                                    held by the broker that uses the directory
+    <log_dir>/owner.json                              {"cluster_id": "millrace-<32 hex>", "broker_id": 1}
     <log_dir>/<topic>-<partition>-<topic id, hex>/    one partition
     <log_dir>/....foreign-<time, ms>                  the log of a topic that no longer exists; never served
     <log_dir>/....deleted                             being removed
@@ -8,23 +9,29 @@
 A partition is opened, and so recovered, when it is first asked for: only the cluster knows which directories
 are still in use, and one that cannot be recovered must not keep the others from being served. What is set
 aside is kept as long as the broker's own retention would have kept its messages, then deleted.
+
+The first broker that uses the directory owns it. Any other is refused: it would not find its own logs, begin
+them anew and set those that are there aside. So would the owner itself behind a wiped ZooKeeper.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID
 
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
+from millrace.records.topic_partition import TopicPartition
+from millrace.storage import sealed
 from millrace.storage.partition_log import PartitionLog
 from millrace.storage.producer_state import ProducerLimit
 from millrace.storage.segment import remove_directory, sync_directory
@@ -32,6 +39,7 @@ from millrace.storage.segment import remove_directory, sync_directory
 log = logging.getLogger(__name__)
 
 LOCK_NAME = "lock"
+OWNER_NAME = "owner.json"
 CLOSING_THREADS = 8
 """Each log that is closed waits for its checkpoint's syncs."""
 _FOREIGN_NAME = re.compile(r".+\.foreign-(?P<time>\d+)")
@@ -70,6 +78,30 @@ def lock_directory(path: Path) -> int:
     return fd
 
 
+def claim(log_dir: Path, cluster_id: str, broker_id: int) -> None:
+    """Take the locked directory for this broker; MillraceError when it belongs to another."""
+    path = log_dir / OWNER_NAME
+    try:
+        if not path.exists():
+            owner = {"cluster_id": cluster_id, "broker_id": broker_id}
+            sealed.replace_file(path, json.dumps(owner).encode())
+            sync_directory(log_dir)
+        text = path.read_text()
+    except OSError as error:
+        raise MillraceError(f"cannot use the log directory {log_dir}: {error}") from error
+    try:
+        fields = json.loads(text)
+        owner_cluster, owner_broker = fields["cluster_id"], fields["broker_id"]
+    except (ValueError, TypeError, KeyError):
+        raise MillraceError(f"{path} is unreadable: remove it if the directory is this broker's") from None
+    if (owner_cluster, owner_broker) != (cluster_id, broker_id):
+        raise MillraceError(
+            f"log directory {log_dir} belongs to broker {owner_broker} of cluster {owner_cluster}, this is "
+            f"broker {broker_id} of {cluster_id}: if ZooKeeper was wiped restore its data, else give another "
+            "log_dir"
+        )
+
+
 def _make_directory(path: Path) -> None:
     """Make a directory and those above it that are missing; their names survive a power cut."""
     if not path.is_dir():
@@ -86,8 +118,8 @@ class LogDirectory:
         self.config = config
         self._clock = clock
         self._lock_fd = lock_fd
-        self._logs: dict[tuple[str, int], tuple[UUID, PartitionLog]] = {}
-        self._ids: dict[tuple[str, int], set[UUID]] = {}
+        self._logs: dict[TopicPartition, tuple[UUID, PartitionLog]] = {}
+        self._ids: dict[TopicPartition, set[UUID]] = {}
         """The topic ids there is a directory for: usually one."""
         self._aside: dict[Path, int] = {}
         """When what is set aside was, in ms."""
@@ -119,14 +151,9 @@ class LogDirectory:
                 self._aside[path] = int(foreign["time"])
 
     @property
-    def logs(self) -> Mapping[tuple[str, int], PartitionLog]:
-        """The open logs by (topic, partition)."""
-        return {key: opened for key, (_, opened) in list(self._logs.items())}
-
-    @property
     def found(self) -> list[tuple[str, int, UUID]]:
         """(topic, partition, topic id) of every partition there is a directory for."""
-        return [(*place, topic_id) for place, ids in self._ids.items() for topic_id in ids]
+        return [(*partition, topic_id) for partition, ids in self._ids.items() for topic_id in ids]
 
     def partition(
         self, topic: str, partition: int, topic_id: UUID, config: LogConfig | None = None
@@ -137,23 +164,23 @@ class LogDirectory:
         Recovery takes as long as reading what was written in the seconds before a crash. Raises
         MillraceError when the log lost bytes that were on the disk.
         """
-        place = (topic, partition)
+        key = (topic, partition)
         with self._lock:
-            known_id, opened = self._logs.get(place, (None, None))
-            if opened is not None and known_id == topic_id:
+            open_id, opened = self._logs.get(key, (None, None))
+            if opened is not None and open_id == topic_id:
                 return opened
             if opened is not None:
                 opened.close()
-                del self._logs[place]
-            for foreign in self._ids.get(place, set()) - {topic_id}:
+                del self._logs[key]
+            for foreign in self._ids.get(key, set()) - {topic_id}:
                 self._set_aside(topic, partition, foreign)
-            self._ids[place] = {topic_id}
+            self._ids[key] = {topic_id}
         directory = self.path / partition_name(topic, partition, topic_id)
         opened = PartitionLog.open(
             directory, config or self.config, self._clock, producer_limit=self._producer_limit
         )
         with self._lock:
-            self._logs[place] = (topic_id, opened)
+            self._logs[key] = (topic_id, opened)
         return opened
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
@@ -199,5 +226,5 @@ class LogDirectory:
             closing = [threads.submit(opened.close) for _, opened in self._logs.values()]
         self._logs.clear()
         os.close(self._lock_fd)
-        for each in closing:
-            each.result()
+        for closed in closing:
+            closed.result()

@@ -33,7 +33,6 @@ from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.mirrored import append_size, beginning, check_append, check_batches
-from millrace.storage.producer_file import ProducerFile
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
@@ -69,10 +68,9 @@ class PartitionLog:
         self._clock = clock
         self._sync = sync
         limit = ProducerLimit() if producer_limit is None else producer_limit
-        self._producers = ProducerStates(clock, limit)
-        self._producer_file = ProducerFile(directory, self._producers)
+        self._producers = ProducerStates(directory, clock, limit)
         try:
-            recovered = recover(directory, self._producers, self._producer_file, clock(), sync)
+            recovered = recover(directory, self._producers, clock(), sync)
         except BaseException:
             self._producers.clear()  # else they count for ever, and again with each try to open the log
             raise
@@ -422,7 +420,7 @@ class PartitionLog:
             for segment in files.segments[:-1]:
                 if segment.end <= state.end:
                     segment.save_landmarks()
-            producers = self._producer_file.save(state.end, files.segments[-1].base, closing=closing)
+            producers = self._producers.save(state.end, files.segments[-1].base, closing=closing)
             Checkpoint.of(state, files, producers).write(self.directory)
         except OSError as error:
             log.error("cannot write the checkpoint in %s: %s", self.directory, error)

@@ -23,8 +23,7 @@ from millrace.storage import sealed
 from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_past_damage
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.landmarks import Landmarks, landmarks_path
-from millrace.storage.producer_file import FILE_NAME, ProducerFile
-from millrace.storage.producer_state import ProducerStates
+from millrace.storage.producer_state import FILE_NAME, ProducerStates
 from millrace.storage.segment import Segment, SegmentFacts, Sync, segment_path, segment_paths, sync_directory
 from millrace.storage.state import LogState, holds_offsets
 
@@ -44,9 +43,7 @@ class Recovered:
     """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
 
 
-def recover(
-    directory: Path, producers: ProducerStates, producer_file: ProducerFile, now: float, sync: Sync
-) -> Recovered:
+def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) -> Recovered:
     """Bring a partition's directory to a state a log can continue from; `producers` is filled in.
 
     Raises MillraceError when bytes below the checkpoint are missing.
@@ -61,7 +58,7 @@ def recover(
         first = segments[0].base
         state, start_offset = LogState(first, first, first, 0, None), first
     else:
-        _load_producers(directory, checkpoint, producers, producer_file, segments)
+        _load_producers(directory, checkpoint, producers, segments)
         state = LogState(
             checkpoint.flushed, checkpoint.high_watermark, checkpoint.data_end, 0, checkpoint.mirror
         )
@@ -133,15 +130,11 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
 
 
 def _load_producers(
-    directory: Path,
-    checkpoint: Checkpoint,
-    producers: ProducerStates,
-    producer_file: ProducerFile,
-    segments: list[Segment],
+    directory: Path, checkpoint: Checkpoint, producers: ProducerStates, segments: list[Segment]
 ) -> None:
-    """Know the producers of everything below the checkpoint."""
+    """Bring back the producers of everything below the checkpoint."""
     flushed = checkpoint.flushed
-    start = producer_file.load(checkpoint.producers, flushed)
+    start = producers.load(checkpoint.producers, flushed)
     if start is None:
         log.warning("%s is missing or damaged: reading every header instead", directory / FILE_NAME)
         start = 0

@@ -29,10 +29,9 @@ def repair_partition(
     Raises MillraceError when bytes are missing, or too few for a control batch and the intact batch beside
     them is not to be given up; what came before is done.
     """
-    damaged = [found for found in inspect_partition(directory) if isinstance(found, Damage) and found.flushed]
-    for damage in damaged:
-        if damage.path.name == FILE_NAME:
-            continue  # recovery writes a new one
+    for damage in [finding for finding in inspect_partition(directory) if isinstance(finding, Damage)]:
+        if damage.path.name == FILE_NAME or not damage.flushed:
+            continue  # recovery writes a new checkpoint, and cuts what was never flushed
         end = damage.position + damage.length
         if damage.reason == "missing":
             raise MillraceError(
@@ -62,21 +61,21 @@ def _with_neighbour(directory: Path, damage: Damage) -> Damage | None:
     """
     checkpoint = read_checkpoint(directory)
     flushed = damage.position if checkpoint is None else checkpoint.flushed
-    units: list[tuple[int, int, int]] = []  # start, end with filler, last offset
-    for found in inspect_partition(directory):
-        if not isinstance(found, Entry) or found.path != damage.path:
+    batches: list[tuple[int, int, int]] = []  # start, end with filler, last offset
+    for finding in inspect_partition(directory):
+        if not isinstance(finding, Entry) or finding.path != damage.path:
             continue
-        end = found.position + found.header.size
-        if found.kind == "filler" and units and units[-1][1] == found.position:
-            units[-1] = (units[-1][0], end, units[-1][2])
-        elif found.kind in ("data", "repaired"):
-            units.append((found.position, end, found.header.last_offset))
+        end = finding.position + finding.header.size
+        if finding.kind == "filler" and batches and batches[-1][1] == finding.position:
+            batches[-1] = (batches[-1][0], end, batches[-1][2])
+        elif finding.kind in ("data", "repaired"):
+            batches.append((finding.position, end, finding.header.last_offset))
     start, end = damage.position, damage.position + damage.length
-    for unit_start, unit_end, last_offset in sorted(units, reverse=True):
-        if end == unit_start and unit_end <= flushed:
-            return _widened(damage, start, unit_end, (start, last_offset))
-        if start == unit_end:
-            return _widened(damage, unit_start, end, (unit_start, end - 1))
+    for batch_start, batch_end, last_offset in reversed(batches):
+        if end == batch_start and batch_end <= flushed:
+            return _widened(damage, start, batch_end, (start, last_offset))
+        if start == batch_end:
+            return _widened(damage, batch_start, end, (batch_start, end - 1))
     return None
 
 
@@ -106,13 +105,13 @@ def _overwrite(damage: Damage, batch: bytes) -> None:
 def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
     """Let readers of a lost last batch reach the end, and take no look-up into the replaced stretch."""
     landmarks_path(damage.path).unlink(missing_ok=True)
-    checkpoint, header = read_checkpoint(directory), BatchHeader.parse(batch)
-    if checkpoint is None or header is None:
+    checkpoint = read_checkpoint(directory)
+    if checkpoint is None:
         return
     end = damage.position + damage.length
-    landmarks = {base: known.without(damage.position, end) for base, known in checkpoint.landmarks.items()}
+    landmarks = {base: noted.without(damage.position, end) for base, noted in checkpoint.landmarks.items()}
     checkpoint = replace(checkpoint, landmarks=landmarks)
     if damage.filler_base is None and end >= checkpoint.data_end:
-        high_watermark = max(checkpoint.high_watermark, header.next_offset)
+        high_watermark = max(checkpoint.high_watermark, BatchHeader.of(batch).next_offset)
         checkpoint = replace(checkpoint, high_watermark=high_watermark, data_end=end)
     checkpoint.write(directory)

@@ -1,8 +1,8 @@
-"""Small files of JSON that are there whole or not at all: the checkpoint and what stands beside it.
+"""Small files that are there whole or not at all: the checkpoint and what stands beside it.
 
 Written to a side file, synced, renamed. Who needs the new name to survive a power cut syncs the directory.
 
-    file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
+    sealed file := JSON object, newline, CRC-32 of the JSON as 8 hex digits, newline
 """
 
 from __future__ import annotations
@@ -19,15 +19,20 @@ class Unreadable(Exception):
     """The file is there but is not what was written."""
 
 
-def write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Replace the file."""
-    text = json.dumps(fields, separators=(",", ":")).encode()
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file with this content in the place of one that may be there."""
     side_file = path.with_name(path.name + ".tmp")
     with open(side_file, "wb") as file:
-        file.write(b"%s\n%08x\n" % (text, zlib.crc32(text)))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     side_file.replace(path)
+
+
+def write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Replace a sealed file."""
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    replace_file(path, b"%s\n%08x\n" % (text, zlib.crc32(text)))
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The log directory: one broker at a time, one topic id per log."""
+"""The log directory: one broker at a time and for ever, one topic id per log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from millrace.config import LogConfig
 from millrace.errors import MillraceError
-from millrace.storage.log_directory import LogDirectory, parse_partition_name, partition_name
+from millrace.storage.log_directory import LogDirectory, claim, parse_partition_name, partition_name
 from millrace.storage.partition_log import PartitionLog
 from tests.support import WAIT_S
 from tests.unit.storage.logs import Clock, appended, batch, consume, flush, log_files
@@ -65,7 +65,7 @@ def test_a_partition_is_opened_once_and_found_again_after_a_restart(tmp_path: Pa
     logs = open_directory(tmp_path)
     log = logs.partition("t", 0, TOPIC_ID)
     assert logs.partition("t", 0, TOPIC_ID) is log
-    assert list(logs.logs) == [("t", 0)]
+    assert list(logs._logs) == [("t", 0)]
     appended(log, batch(3))
     logs.close()
     logs = open_directory(tmp_path)
@@ -129,7 +129,7 @@ def test_a_deleted_partition_leaves_no_file(tmp_path: Path) -> None:
     logs.delete("t", 0)
     logs.delete("t", 1)
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
-    assert not logs.logs
+    assert not logs._logs
     logs.close()
 
 
@@ -220,7 +220,9 @@ def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(PartitionLog, "open", open_together)
     with ThreadPoolExecutor(3) as threads:
         opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
-    assert logs.logs == {("t", number): opened[number] for number in range(3)}
+    assert {key: log for key, (_, log) in logs._logs.items()} == {
+        ("t", number): opened[number] for number in range(3)
+    }
     logs.close()
 
 
@@ -243,3 +245,19 @@ def test_logs_are_closed_side_by_side_and_one_that_fails_is_reported(
         logs.close()
     assert len(closed) == 3
     open_directory(tmp_path).close()  # the lock is given up all the same
+
+
+def test_a_directory_is_claimed_once_and_stays_its_owners(tmp_path: Path) -> None:
+    claim(tmp_path, "millrace-1", 1)
+    claim(tmp_path, "millrace-1", 1)
+    with pytest.raises(MillraceError, match="belongs to broker 1 of cluster millrace-1, this is broker 2 of"):
+        claim(tmp_path, "millrace-1", 2)
+    with pytest.raises(MillraceError, match="ZooKeeper was wiped"):
+        claim(tmp_path, "millrace-2", 1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster_id": 1}'])
+def test_an_owner_nobody_can_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "owner.json").write_text(text)
+    with pytest.raises(MillraceError, match=r"owner\.json is unreadable"):
+        claim(tmp_path, "millrace-1", 1)

@@ -14,13 +14,13 @@ import pytest
 from millrace.config import LogConfig
 from millrace.errors import InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence, StorageError
 from millrace.records import BatchHeader
-from millrace.storage import producer_file, producer_state, sealed
+from millrace.storage import producer_state, sealed
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.producer_file import FILE_NAME
 from millrace.storage.producer_state import (
     EXPIRY_S,
+    FILE_NAME,
     MAX_SEQUENCE,
     ProducerLimit,
     ProducerStates,
@@ -220,7 +220,7 @@ def many(log: PartitionLog, count: int, sequence: int = 0, first: int = 0) -> li
     return appended(log, *[batch(1, producer=first + number, sequence=sequence) for number in range(count)])
 
 
-COUNT = producer_file.FEW_PRODUCERS + 50
+COUNT = producer_state.FEW_PRODUCERS + 50
 
 
 def checkpointed_producers(directory: Path) -> list[Any] | int:
@@ -248,7 +248,7 @@ def test_the_states_of_many_producers_are_not_written_with_each_checkpoint(
         flush(log)
     assert written == [FILE_NAME, "checkpoint", *["checkpoint"] * 9]
     assert (tmp_path / "checkpoint").stat().st_size < 1000
-    monkeypatch.setattr(producer_file, "READ_AGAIN_BYTES", 1000)
+    monkeypatch.setattr(producer_state, "READ_AGAIN_BYTES", 1000)
     written.clear()
     for turn in range(10, 12):
         many(log, COUNT, turn)
@@ -392,12 +392,12 @@ def test_a_log_that_cannot_be_opened_counts_no_producers_however_often_it_is_tri
     log.close()
 
 
-def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say() -> None:
+def test_a_full_set_of_producers_takes_the_memory_that_the_documents_say(tmp_path: Path) -> None:
     limit = ProducerLimit()
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        states = ProducerStates(Clock(), limit)
+        states = ProducerStates(tmp_path, Clock(), limit)
         for number in range(2000):
             for sequence in range(5):
                 end = 10**10 + 1000 * number + sequence

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from millrace.config import LogConfig
 from millrace.errors import OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, split_batches
-from millrace.storage import landmarks, producer_file
+from millrace.storage import landmarks, producer_state
 from millrace.storage.chain import walk
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.partition_log import PartitionLog
@@ -47,7 +47,7 @@ from tests.unit.storage.logs import (
     slice_bytes,
 )
 
-MODULES = ("partition_log", "recovery", "checkpoint", "producer_file")
+MODULES = ("partition_log", "recovery", "checkpoint", "producer_state")
 SIZES = st.tuples(st.integers(1, 20), st.integers(0, 60))
 """Records of a batch, bytes of each value."""
 
@@ -144,8 +144,8 @@ class LogMachine(RuleBasedStateMachine):
         self.mirrored = mirrored
         for module, name, value in [
             (landmarks, "SPAN_BYTES", span),
-            (producer_file, "FEW_PRODUCERS", few_producers),
-            (producer_file, "READ_AGAIN_BYTES", read_again),
+            (producer_state, "FEW_PRODUCERS", few_producers),
+            (producer_state, "READ_AGAIN_BYTES", read_again),
         ]:
             self.patches.enter_context(mock.patch.object(module, name, value))
         self.open()
