@@ -1,4 +1,4 @@
-"""Killing a Spark job for good: the command, its JVM, its driver and its workers."""
+"""A load in this process; killing a Spark job for good: the command, its JVM, its driver and its workers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,26 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from millrace.errors import MillraceError
 from tests.support import Process, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from millrace_spark.jobs.verbs import Load
+    from millrace_spark.load.load import LoadResult
+
+
+def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:
+    """What `millrace load` runs; MillraceError with every failure, after all the other topics were tried."""
+    from millrace_spark.jobs import load
+
+    results = load.load_topics(spark, request)
+    if failures := [result.error for result in results if isinstance(result, load.TopicFailure)]:
+        raise MillraceError("; ".join(failures))
+    return [result for result in results if not isinstance(result, load.TopicFailure)]
 
 
 def descendants(pid: int) -> list[int]:

@@ -17,12 +17,12 @@ from pyspark.errors import PySparkException
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.jobs.load import load_topics
 from millrace_spark.jobs.verbs import Load
 from millrace_spark.load.load import LoadResult
 from millrace_spark.source.data_source import MillraceDataSource
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
+from tests.jobs import load_topics
 from tests.peers.kafka import KafkaBroker, kafka_tool
 from tests.support import REPOSITORY, Process, run_millrace, wait_until
 from tests.warehouses import EMPTY_EVENT, loaded_rows

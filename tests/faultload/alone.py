@@ -49,15 +49,16 @@ class _Session:
 
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
-    from millrace_spark.jobs import hourly, load, verbs
+    from millrace_spark.jobs import hourly, verbs
+    from tests.jobs import load_topics
 
     job, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
     session = cast(Any, _Session())
     try:
         if job == "load":
-            load.load_topics(session, verbs.Load(**settings))
+            load_topics(session, verbs.Load(**settings))
         else:
-            hourly.job(session, verbs.Hourly(**settings))
+            hourly.publish(session, verbs.Hourly(**settings))
     except MillraceError as error:
         sys.exit(f"{job}: {error}")
 

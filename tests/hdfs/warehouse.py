@@ -17,14 +17,14 @@ import fastavro
 from millrace_spark import tables
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.hourly import publish
-from millrace_spark.jobs.load import load_topics
-from millrace_spark.jobs.reload import reload_loads
+from millrace_spark.jobs.load import reload_loads
+from millrace_spark.jobs.upkeep import verify_warehouse
 from millrace_spark.jobs.verbs import Hourly, Load, Reload, Verify
-from millrace_spark.jobs.verify import verify_warehouse
 from millrace_spark.load.load import LoadResult
 from millrace_spark.parquet.hour_files import hour_of
 from millrace_spark.reload import ReloadResult
 from tests.brokers import read_topic
+from tests.jobs import load_topics
 from tests.peers.hdfs import Hdfs
 from tests.support import REPOSITORY
 from tests.warehouses import TestSite

@@ -21,7 +21,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import publish
-from millrace_spark.jobs.load import load_topics, sink_named
+from millrace_spark.jobs.load import sink_named
 from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.direct import Source
 from millrace_spark.load.load import LoadResult
@@ -29,7 +29,7 @@ from millrace_spark.topic.ranges import Range, cut_ranges
 from tests.access_log import AccessLog
 from tests.brokers import read_topic
 from tests.hadoop_files import HadoopOnLocalFiles
-from tests.jobs import kill_at_a_step
+from tests.jobs import kill_at_a_step, load_topics
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows
 

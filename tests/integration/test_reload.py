@@ -17,10 +17,10 @@ from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.jobs.hourly import publish
-from millrace_spark.jobs.load import load_topics
-from millrace_spark.jobs.reload import reload_loads
+from millrace_spark.jobs.load import reload_loads
 from millrace_spark.jobs.verbs import Hourly, Load, Reload
 from tests.brokers import read_topic
+from tests.jobs import load_topics
 from tests.support import WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite
 

@@ -173,14 +173,15 @@ def _alive(spark: SparkSession) -> bool:
 
 
 def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
-    from millrace_spark.jobs import hourly, load, mirror, verbs
+    from millrace_spark.jobs import hourly, mirror, verbs
+    from tests.jobs import load_topics
 
     if job == "load":
-        return [dataclasses.asdict(each) for each in load.load_topics(spark, verbs.Load(**settings))]
+        return [dataclasses.asdict(each) for each in load_topics(spark, verbs.Load(**settings))]
     if job == "hourly":
-        return hourly.job(spark, verbs.Hourly(**settings))
+        return [dataclasses.asdict(each) for each in hourly.publish(spark, verbs.Hourly(**settings))]
     if job == "mirror":
-        return mirror.job(spark, verbs.Mirror(**settings))
+        return [dataclasses.asdict(each) for each in mirror.mirror_topics(spark, verbs.Mirror(**settings))]
     assert job == "read", job
     return _read_raw(spark, **settings)
 

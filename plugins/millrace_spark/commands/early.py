@@ -1,7 +1,8 @@
-"""What a load's command can say in a second, before it starts a JVM: wrong addresses, names and folders.
+"""What a command can say in a second, before it starts a JVM: wrong addresses, names and folders.
 
 Whatever may be different a moment later is checked again by the job; here the first answer is the last only
-when nothing at all could be loaded.
+when nothing at all could be loaded. A warehouse is given as `absolute_warehouse` gives it; one that is not a
+local folder is left to the job.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from millrace.config import parse_addresses
@@ -21,68 +21,59 @@ TIMEOUT_S = 10.0
 MASTER_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsToLoad:
-    """What a command line asks for."""
-
-    topics: Sequence[str]
-    without_schema: Sequence[str]
-    """Topics that match the pattern and cannot be loaded, because no schema is registered for them."""
-
-
 def topics_to_load(
     warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
-) -> TopicsToLoad:
-    """The topics named and those a pattern matches; MillraceError when there is nothing to load.
+) -> tuple[list[str], list[str]]:
+    """The topics named and those a pattern matches, and of the latter those without a registered schema.
 
-    A topic named that does not exist is left to the job, unless it is the only one: others may be loaded.
+    MillraceError when there is nothing to load. A topic named that does not exist is left to the job, unless
+    it is the only one: others may be loaded.
     """
     from millrace.client.cluster_client import ClusterClient
     from millrace_registry.client import SchemaRegistryClient
 
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        known = set(client.topics())
-    wanted = list(dict.fromkeys(named))
+        existing = set(client.topics())
     # Apache Kafka keeps names with two underscores for itself.
-    found = [
+    matched = [
         name
-        for name in sorted(known - set(wanted))
+        for name in sorted(existing - set(named))
         if matching and re.fullmatch(matching, name) and not name.startswith("__")
     ]
-    if not found and not known & set(wanted):
-        if wanted:
+    if not matched and not existing & set(named):
+        if named:
             raise MillraceError(
-                f"topic {wanted[0]!r} does not exist on {bootstrap}: check its name, or create it first"
+                f"topic {named[0]!r} does not exist on {bootstrap}: check its name, or create it first"
             )
         raise MillraceError(
             f"no topic on {bootstrap} matches {matching!r}:"
             f" see `millrace topics list --bootstrap {bootstrap}`"
         )
-    with SchemaRegistryClient(registry) as client_of_registry:
-        without = [name for name in found if not client_of_registry.versions(name)]
-        if not found and not any(client_of_registry.versions(name) for name in wanted):
-            _check_tables(warehouse, wanted, registry)
-    topics = [*wanted, *(name for name in found if name not in without)]
+    with SchemaRegistryClient(registry) as schemas:
+        without = [name for name in matched if not schemas.versions(name)]
+        # One of the topics may have a table, which has its schema.
+        if not matched and _are_new(warehouse, named) and not any(map(schemas.versions, named)):
+            raise MillraceError(
+                f"no schema is registered for {named[0]!r} at {registry}: register it with"
+                " `millrace schemas apply`, then load again"
+            )
+    topics = [*named, *(name for name in matched if name not in without)]
     if not topics:
         raise MillraceError(
             f"no topic that matches {matching!r} has a schema at {registry} ({', '.join(without[:5])}):"
             " register them with `millrace schemas apply`"
         )
-    return TopicsToLoad(topics, without)
+    return topics, without
 
 
-def _check_tables(warehouse: str, topics: Sequence[str], registry: str) -> None:
-    """MillraceError for topics without a schema, unless one of them may have a table with a pinned one."""
-    if warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics):
-        raise MillraceError(
-            f"no schema is registered for {topics[0]!r} at {registry}: register it with"
-            " `millrace schemas apply`, then load again"
-        )
+def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
+    """True for topics none of which has a table in a local warehouse."""
+    return warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics)
 
 
 def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
     """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
-    if not warehouse.startswith("/") or any(Path(warehouse, topic).is_dir() for topic in topics):
+    if not _are_new(warehouse, topics):
         return
     from millrace_registry.client import SchemaRegistryClient, UnknownSchema
     from millrace_spark.warehouse.promotions import check_pinned
@@ -104,7 +95,7 @@ def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
 
 
 def check_warehouse(warehouse: str) -> None:
-    """ConfigError when a local warehouse cannot be written; `warehouse` as `absolute_warehouse` gives it."""
+    """ConfigError when a local warehouse cannot be written."""
     if not warehouse.startswith("/"):
         return
     folder = Path(warehouse)
@@ -149,13 +140,13 @@ def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> No
     if not loads:
         return
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        ids = {name: found.topic_id.hex for name, found in client.topics(topics).items()}
+        ids = {name: topic.topic_id.hex for name, topic in client.topics(topics).items()}
         if all(load.topic in ids and another_log(client, ids[load.topic], load) for load in loads):
             check_same_log(client, ids[loads[0].topic], loads[0])
 
 
 def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
-    """MillraceError when a local warehouse, as `absolute_warehouse` gives it, lacks the topic or a load."""
+    """MillraceError when a local warehouse lacks the topic or a load."""
     if not warehouse.startswith("/"):
         return
     folder = Path(warehouse, topic)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from millrace.errors import ConfigError
 from millrace_spark.jobs.steps import steps
-from millrace_spark.jobs.verbs import Option, from_words, option, options_of, verb
+from millrace_spark.jobs.verbs import Option, as_json, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
 
@@ -92,15 +92,15 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
 def run_job(
     name: str, request: V, invocation: Invocation, job: Callable[[None, V, Callable[[str], None]], Any]
 ) -> Any:
-    """The answer of `job`: in this process where the warehouse is a folder, else of a Spark job."""
+    """The answer of a job as JSON values: in this process where the warehouse is a folder, else by Spark."""
     if not request.warehouse.startswith("/"):
         return submit_job(name, request, invocation)
     with steps(name, lambda _: None) as progress:
-        return job(None, request, progress)
+        return json.loads(json.dumps(job(None, request, progress), default=as_json))
 
 
 def submit_job(name: str, request: Any, invocation: Invocation, *, fast_start: bool = True) -> Any:
-    """The result of `jobs/<name>.py` under spark-submit, its steps shown; MillraceError with its own line."""
+    """The answer of the job under spark-submit, its steps shown; MillraceError with the job's own line."""
     from millrace_spark.commands.early import check_master
     from millrace_spark.jobs.submit import submit
 

@@ -1,4 +1,6 @@
-"""What every job's main does: settings from a file, a Spark session, one JSON line at the end.
+"""The script that spark-submit runs: a verb's job under a Spark session, one JSON line at the end.
+
+    entry.py VERB FILE        FILE has the verb as JSON
 
 The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1, and
 `"unforeseen": true` where the stack trace above it is needed. Steps go to standard error as they are done.
@@ -7,6 +9,7 @@ The line is `{"result": …}` with exit code 0, or `{"error": "one line that say
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -25,13 +28,23 @@ from pyspark.sql import SparkSession
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.files.hadoop_errors import explained
+from millrace_spark.jobs import verbs
 from millrace_spark.jobs.executors import ExecutorWatch
 from millrace_spark.jobs.steps import to_stderr
 
+JOBS: dict[str, tuple[type, str]] = {
+    "load": (verbs.Load, "load:load_topics"),
+    "reload": (verbs.Reload, "load:reload_loads"),
+    "hourly": (verbs.Hourly, "hourly:publish"),
+    "mirror": (verbs.Mirror, "mirror:mirror_topics"),
+    "expire": (verbs.Expire, "upkeep:expire"),
+    "promote": (verbs.Promote, "upkeep:promote"),
+    "verify": (verbs.Verify, "upkeep:verify_warehouse"),
+}
+"""Name -> the verb and, as `module:function` of this package, its function of a session and the verb."""
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""
 
-S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
@@ -39,28 +52,31 @@ TASKS_PER_CORE = 4
 """Short tasks are put together, so that scheduling them does not cost more than running them."""
 
 
-def main(cls: type[S], job: Callable[[SparkSession, S], Any]) -> None:
-    """Run a job with the settings in the file named first; the process ends with its exit code."""
+def main() -> None:
+    """Run the job that the arguments name; the process ends with its exit code."""
     # Spark's JVM started us, in its main thread, which waits for us. Without it a driver could go on by
     # itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    settings = from_mapping(cls, json.loads(Path(sys.argv[1]).read_text()), "the job's settings")
+    name, file = sys.argv[1:]
+    request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
     try:
-        answer = {"result": _result(job, settings)}
+        answer = {"result": _result(name, request)}
     except MillraceError as error:
         answer = {"error": str(error)}
     except Exception as error:
         answer = _failure(error)
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer, default=verbs.as_json), flush=True)
     sys.exit(1 if "error" in answer else 0)
 
 
-def _result(job: Callable[[SparkSession, S], R], settings: S) -> R:
+def _result(name: str, request: Any) -> Any:
+    module, function = JOBS[name][1].split(":")
+    job = getattr(importlib.import_module(f"millrace_spark.jobs.{module}"), function)
     spark: SparkSession | None = None
     try:
-        with ExecutorWatch(to_stderr(Path(sys.argv[0]).stem), _give_up) as executors:
+        with ExecutorWatch(to_stderr(name), _give_up) as executors:
             spark = executors.session = _session()
-            return job(spark, settings)
+            return job(spark, request)
     finally:
         if spark is not None:
             spark.stop()
@@ -128,10 +144,12 @@ def in_tasks(
     context = spark.sparkContext
     slices = max(-(-len(tasks) // together), min(len(tasks), context.defaultParallelism * TASKS_PER_CORE))
     done = context.parallelize(tasks, slices).map(partial(_attempt, function)).collect()
-    for each in done:
-        if isinstance(each, _Failed):
-            raise MillraceError(each.reason)
-    return [each for each in done if not isinstance(each, _Failed)]
+    results = []
+    for result in done:
+        if isinstance(result, _Failed):
+            raise MillraceError(result.reason)
+        results.append(result)
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +164,7 @@ def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
         return function(task)
     except MillraceError as error:
         return _Failed(str(error))
+
+
+if __name__ == "__main__":
+    main()

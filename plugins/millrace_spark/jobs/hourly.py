@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace_audit.client import completeness
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.jobs.entry import in_tasks, main
+from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Hourly
 from millrace_spark.parquet.hour_files import HOUR_MS, LAST_HOUR, hour_of
@@ -17,7 +17,6 @@ from millrace_spark.table.merge import DirectMerge, Merge, merge_files
 from millrace_spark.table.publish import (
     HourlyRun,
     HourResult,
-    as_json,
     publish_hours,
     publish_late_hours,
     publish_unpublished_hours,
@@ -91,11 +90,3 @@ def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
         )
 
     return verdict_of
-
-
-def job(spark: SparkSession, request: Hourly) -> Mapping[str, Any]:
-    return as_json(request.topic, publish(spark, request))
-
-
-if __name__ == "__main__":
-    main(Hourly, job)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records.mirror_position import Origin
-from millrace_spark.jobs.entry import in_tasks, main
+from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Mirror
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
@@ -48,27 +48,11 @@ def _tasks(request: Mirror, name: str, origin: ClusterClient, target: ClusterCli
         ) from None
     ends = origin.list_offsets(name, LATEST, topic.partitions)
     for partition, end in sorted(ends.items()):
-        place = Origin(request.origin, name, topic.topic_id, partition)
+        partition_of_origin = Origin(request.origin, name, topic.topic_id, partition)
         yield MirrorTask(
-            origin=place,
+            origin=partition_of_origin,
             origin_bootstrap=request.origin_bootstrap,
             end=end,
             bootstrap=request.bootstrap,
-            since=recorded_position(target, place).position,
+            since=recorded_position(target, partition_of_origin).position,
         )
-
-
-def job(spark: SparkSession, request: Mirror) -> Mapping[str, Any]:
-    partitions = mirror_topics(spark, request)
-    names = ("batches", "records", "dropped", "bytes", "lag")
-    totals = {name: sum(getattr(part, name) for part in partitions) for name in names}
-    return {
-        "topics": list(request.topics),
-        "origin": request.origin,
-        **totals,
-        "partitions": [asdict(part) for part in partitions],
-    }
-
-
-if __name__ == "__main__":
-    main(Mirror, job)

@@ -8,9 +8,8 @@ What an hour is made from is found in `hour_sources`, its rows are written by `h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.files.filesystem import Filesystem
@@ -293,8 +292,3 @@ def _unchanged(newest: HourManifest, run_id: str) -> HourResult:
         hour=newest.hour, revision=newest.revision, rows=newest.rows, verdict=newest.verdict.verdict,
         published=mine, message=f"{said} rev={newest.revision}",
     )  # fmt: skip
-
-
-def as_json(topic: str, results: Sequence[HourResult]) -> Mapping[str, Any]:
-    """The results as JSON values."""
-    return {"topic": topic, "hours": [asdict(result) for result in results]}

@@ -39,8 +39,8 @@ class Task:
 
 def millrace(spark: SparkSession, task: Task, sink: str) -> None:
     """What `millrace load` runs."""
-    from millrace_spark.jobs.load import load_topics
     from millrace_spark.jobs.verbs import Load
+    from tests.jobs import load_topics
 
     settings = Load(
         topics=[task.topic], bootstrap=task.bootstrap, registry=task.registry, warehouse=task.out,

@@ -6,11 +6,12 @@ import dataclasses
 import re
 import sys
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import Any
 
 import pytest
+from click import Context
 
+from millrace.cli import cli
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import (
     OF_CONNECTION,
@@ -140,20 +141,22 @@ def test_what_is_empty_or_off_is_left_to_the_command() -> None:
     assert options(words, 1) == {"--warehouse": "/w", "--run-id": "r"}
 
 
+def options_of_command(name: str) -> set[str]:
+    command = cli.get_command(Context(cli), name)
+    assert command is not None
+    return {option for parameter in command.params for option in parameter.opts}
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_option_is_one_the_command_knows(name: str) -> None:
     settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
-    module = name.partition(" ")[0].replace("-", "_")
-    known = vars(import_module(f"millrace_spark.commands.{module}"))[module]
-    spelt = {option for parameter in known.params for option in parameter.opts}
+    spelt = options_of_command(name.partition(" ")[0])
     assert {word for word in command(OPERATORS[name], settings) if word.startswith("--")} <= spelt
 
 
 def test_no_command_is_left_without_the_values_of_the_connection_that_it_knows() -> None:
     for name, values in OF_CONNECTION.items():
-        module = name.replace("-", "_")
-        known = vars(import_module(f"millrace_spark.commands.{module}"))[module]
-        spelt = {option for parameter in known.params for option in parameter.opts}
+        spelt = options_of_command(name)
         assert {f"--{value}" for value in ("bootstrap", "warehouse", "sink")} & spelt == {
             f"--{value}" for value in values
         }

@@ -21,14 +21,9 @@ from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegisteredVersion
 from millrace_spark.commands import early
-from millrace_spark.commands.early import TopicsToLoad
-from millrace_spark.commands.hourly import hourly
-from millrace_spark.commands.load import load
-from millrace_spark.commands.mirror_batch import mirror_batch
+from millrace_spark.commands.loading import load, mirror_batch, reload
 from millrace_spark.commands.options import Invocation, submit_job
-from millrace_spark.commands.promote import promote
-from millrace_spark.commands.reload import reload
-from millrace_spark.commands.verify import verify
+from millrace_spark.commands.upkeep import hourly, promote, verify
 from millrace_spark.jobs.verbs import Load, Verify
 from millrace_spark.jobs.words import parse_bytes
 from millrace_spark.load.load import load_topic
@@ -48,8 +43,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def all_of(
         warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
-    ) -> TopicsToLoad:
-        return TopicsToLoad(list(dict.fromkeys(named)), ["Bare"] if matching else [])
+    ) -> tuple[list[str], list[str]]:
+        return list(named), ["Bare"] if matching else []
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
@@ -218,8 +213,7 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
         with pytest.raises(MillraceError, match=re.escape(expected)):
             early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
     else:
-        found = early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
-        assert (found.topics, found.without_schema) == expected
+        assert early.topics_to_load("/nowhere", "b:1", "http://r", named, matching) == expected
 
 
 def test_a_name_that_no_column_may_have_is_refused_before_a_jvm_starts_unless_another_topic_can_be_loaded(
@@ -247,19 +241,19 @@ def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict
 
 
 def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = {"topic": "A", "hours": []}
+    submitted["answer"] = [{"hour": "2015-05-17T10"}]
     shown = CliRunner().invoke(hourly, ["A", "--hour", "2015-05-17T10:59:00Z", "--warehouse", "w", "--json"])
-    assert json.loads(shown.stdout) == submitted["answer"]
+    assert json.loads(shown.stdout) == {"topic": "A", "hours": submitted["answer"]}
     assert submitted["settings"]["hours"] == ["2015-05-17T10"]
 
 
 def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = {"topic": "A", "hours": [
+    submitted["answer"] = [
         {"hour": "2015-05-17T10", "revision": 1, "rows": 1, "verdict": "complete", "published": True,
          "message": "published rev=1"},
         {"hour": "2015-05-17T11", "revision": None, "rows": 0, "verdict": "", "published": False,
          "message": "none"},
-    ]}  # fmt: skip
+    ]  # fmt: skip
     options = ["--from", "2015-05-17T10:00:00+02:00", "--to", "2015-05-17T10:00:00Z", "--warehouse", "w"]
     shown = CliRunner().invoke(hourly, ["A", *options, "--auditor", "http://127.0.0.1:3"])
     assert shown.exit_code == 0, shown.output
@@ -300,10 +294,10 @@ def test_an_address_that_is_none_is_one_clear_line(command: Any, options: list[s
 
 
 def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = {"partitions": [
+    submitted["answer"] = [
         {"topic": "SearchQuery", "partition": 3, "target_partition": 7, "start": 0, "end": 1234,
          "batches": 5, "records": 50, "dropped": 1, "bytes": 5000, "lag": 77}
-    ]}  # fmt: skip
+    ]  # fmt: skip
     options = ["--origin", "dc1", "--origin-bootstrap", "h:1", "--bootstrap", "h:2"]
     shown = CliRunner().invoke(mirror_batch, ["SearchQuery", "PageView", *options, "--max-bytes", "1MB"])
     assert shown.exit_code == 0, shown.output
@@ -311,6 +305,11 @@ def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
     assert submitted["settings"]["max_bytes"] == 1_000_000
     assert "dc1/SearchQuery-3" in shown.stdout
     assert "1,234" in shown.stdout
+    shown = CliRunner().invoke(mirror_batch, ["SearchQuery", *options, "--json"])
+    assert json.loads(shown.stdout) == {
+        "topics": ["SearchQuery"], "origin": "dc1", "batches": 5, "records": 50, "dropped": 1, "bytes": 5000,
+        "lag": 77, "partitions": submitted["answer"],
+    }  # fmt: skip
 
 
 def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:

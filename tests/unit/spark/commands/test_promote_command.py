@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import millrace_registry.client
-import millrace_spark.jobs.promote
 import millrace_spark.jobs.submit
-from millrace_spark.commands.promote import promote as command
+import millrace_spark.jobs.upkeep
+from millrace_spark.commands.upkeep import promote as command
 from millrace_spark.load.load import load_topic
 from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, load_run, with_field
 
@@ -60,7 +60,7 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
     log.append_events(0, [START], schema=COUNTED, count=5)
     load_topic(load_run(log, tmp_path), TOPIC)
     registry = Registry(SCHEMAS, [COUNTED, COUNTRY])
-    monkeypatch.setattr(millrace_spark.jobs.promote, "SchemaRegistryClient", lambda _: registry)
+    monkeypatch.setattr(millrace_spark.jobs.upkeep, "SchemaRegistryClient", lambda _: registry)
     options = [TOPIC, "--warehouse", str(tmp_path), "--registry", "http://r"]
     silent = CliRunner().invoke(command, options)
     assert "give --registry and --reason" in str(silent.exception)

@@ -13,10 +13,8 @@ from click.testing import CliRunner
 import millrace_spark.jobs.submit
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
-from millrace_spark.commands.expire import expire
-from millrace_spark.commands.hourly import hourly
-from millrace_spark.commands.reload import reload
-from millrace_spark.commands.verify import verify
+from millrace_spark.commands.loading import reload
+from millrace_spark.commands.upkeep import expire, hourly, verify
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.words import parse_age
 from millrace_spark.table.publish import publish_hours
@@ -46,7 +44,7 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
         "load": 7, "edition": 2, "published": True, "rows": 1_021, "rejected": 0, "rows_before": 1_020,
         "rejected_before": 1, "hours": {},
     }  # fmt: skip
-    submitted["answer"] = {"topic": "A", "loads": [each, {**each, "load": 8, "published": False}]}
+    submitted["answer"] = [each, {**each, "load": 8, "published": False}]
     shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10:59Z"])
     assert shown.exit_code == 0, shown.output
     assert "0000000007" in shown.stdout
@@ -57,7 +55,7 @@ def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: d
     assert (submitted["job"], settings["hours"], settings["loads"]) == ("reload", [HOURS[0]], ())
     assert (settings["reason"], settings["warehouse"]) == ("a bug", str(Path("w").absolute()))
     shown = CliRunner().invoke(reload, [*AGAIN, "--loads", "7-9", "--run-id", "mine", "--json"])
-    assert json.loads(shown.stdout) == submitted["answer"]
+    assert json.loads(shown.stdout) == {"topic": "A", "loads": submitted["answer"]}
     assert (submitted["settings"]["loads"], submitted["settings"]["run_id"]) == ([7, 8, 9], "mine")
 
 
@@ -86,7 +84,7 @@ def test_a_reload_of_nothing_or_for_no_reason_is_refused(options: list[str], say
 
 
 def test_late_hours_need_no_hours_and_may_go_with_some(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = {"topic": "A", "hours": []}
+    submitted["answer"] = []
     assert CliRunner().invoke(hourly, ["A", "--late", "--warehouse", "w"]).exit_code == 0
     assert (submitted["settings"]["hours"], submitted["settings"]["late"]) == ((), True)
     CliRunner().invoke(hourly, ["A", "--late", "--hour", HOURS[0], "--warehouse", "w"])

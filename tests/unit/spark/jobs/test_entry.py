@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from millrace_spark.jobs import entry, steps
-from millrace_spark.jobs.verbs import Load
 
 
 def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
@@ -32,11 +31,11 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
             {"topics": ["A"], "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r", "run_id": "x"}
         )
     )
-    monkeypatch.setattr(sys, "argv", ["job", str(settings)])
+    monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(settings)])
     monkeypatch.setattr("ctypes.CDLL", lambda _: type("C", (), {"prctl": lambda *_: 0})())
     monkeypatch.setattr(SparkSession.Builder, "getOrCreate", refuse)
     with pytest.raises(SystemExit) as ended:
-        entry.main(Load, lambda *_: None)
+        entry.main()
     shown = capsys.readouterr()
     assert ended.value.code == 1
     assert shown.err == ""

@@ -16,13 +16,12 @@ from pyspark import SparkContext
 
 import millrace_spark.jobs.hourly
 import millrace_spark.jobs.load
-from millrace.errors import MillraceError
 from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.answer import Completeness
 from millrace_spark.jobs import entry
 from millrace_spark.jobs.hourly import publish, verdict_from
-from millrace_spark.jobs.load import load_all, load_topics
+from millrace_spark.jobs.load import TopicFailure, load_topics
 from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load.writing import origin_of
@@ -109,34 +108,6 @@ def test_a_position_batch_tells_where_a_partition_comes_from() -> None:
     )
 
 
-def test_a_topic_that_fails_does_not_hide_the_records_set_aside_of_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def load_or_fail(run: LoadRun, topic: str) -> LoadResult:
-        if topic == "Missing":
-            raise MillraceError("topic 'Missing' does not exist")
-        return LoadResult(
-            topic=topic,
-            run_id="run",
-            load=1,
-            published=True,
-            rows=5,
-            rejected=2,
-            hours={},
-            gaps=(),
-            message="",
-        )
-
-    monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_or_fail)
-    settings = Load(
-        topics=["Bad", "Missing"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
-        warehouse=str(tmp_path), run_id="run",
-    )  # fmt: skip
-    spark = cast("SparkSession", MagicMock())  # a local folder and the direct sink read nothing of it
-    with pytest.raises(MillraceError, match=r"'Missing' does not exist; Bad is loaded, with 2 records set"):
-        load_topics(spark, settings)
-
-
 def test_a_load_of_hours_that_no_schedule_will_publish_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -154,7 +125,8 @@ def test_a_load_of_hours_that_no_schedule_will_publish_says_so(
         topics=[TOPIC], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1", warehouse=str(tmp_path),
         run_id="run",
     )  # fmt: skip
-    ((result,), _) = load_all(cast("SparkSession", MagicMock()), settings)
+    (result,) = load_topics(cast("SparkSession", MagicMock()), settings)
+    assert isinstance(result, LoadResult)
     first, note = result.notes
     assert first == "first"
     assert "2 row(s) of 1 hour(s) are loaded and in no table: 2015-05-17T10 (2);" in note
@@ -182,10 +154,10 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
         warehouse=str(tmp_path), run_id="run",
     )  # fmt: skip
     spark = MagicMock()
-    loads, (failure,) = load_all(spark, settings)
-    assert [each.topic for each in loads] == ["Big", "Small"]
-    assert failure.topic == "Broken"
-    assert failure.error == "Broken: unexpected ZeroDivisionError: no such; see the job's output"
+    results = load_topics(spark, settings)
+    assert [result.topic for result in results] == ["Big", "Small", "Broken"]
+    error = "Broken: unexpected ZeroDivisionError: no such; see the job's output"
+    assert results[2] == TopicFailure(topic="Broken", error=error)
     pools = [call.args for call in spark.sparkContext.setLocalProperty.call_args_list]
     assert sorted(pools) == [("spark.scheduler.pool", topic) for topic in settings.topics]
 
@@ -204,11 +176,11 @@ def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
         "warehouse": str(tmp_path / "warehouse"), "run_id": "run",
     }  # fmt: skip
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    monkeypatch.setattr(sys, "argv", ["load.py", str(tmp_path / "settings.json")])
+    monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(tmp_path / "settings.json")])
     monkeypatch.setattr("ctypes.CDLL", MagicMock())
     monkeypatch.setattr(entry, "ExecutorWatch", MagicMock())
     monkeypatch.setattr(entry, "_session", MagicMock())
     with pytest.raises(SystemExit):
-        entry.main(Load, load_topics)
+        entry.main()
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"].startswith("the driver's JVM has ended (killed, or out of memory): ")

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.errors import MillraceError
-from millrace_spark.commands.promote import promote as command
+from millrace_spark.commands.upkeep import promote as command
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.load import LoadResult, load_topic
 from millrace_spark.table.publish import publish_hours

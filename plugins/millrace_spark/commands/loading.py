@@ -1,0 +1,151 @@
+"""What is read from a log: `millrace load`, `millrace reload` and `millrace mirror-batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import click
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_spark.commands import early
+from millrace_spark.commands.options import Invocation, command_of, show, submit_job, table_of
+from millrace_spark.jobs.verbs import Load, Mirror, Reload
+from millrace_spark.jobs.words import parse_hours
+
+_COPIED = {
+    "target": "target_partition",
+    "from": "start",
+    "to": "end",
+    "batches": "batches",
+    "records": "records",
+    "dropped": "dropped",
+    "bytes": "bytes",
+    "left": "lag",
+}
+
+
+@command_of(Load)
+def load(request: Load, invocation: Invocation) -> None:
+    """Load what is new in each TOPIC into the warehouse, exactly once, by one rename per topic.
+
+    Several topics are loaded at a time; one that fails does not stop the others. Records that cannot be
+    decoded are set aside in the load, with reason and raw bytes; exit code 1 says so. A run that is repeated
+    under its --run-id keeps to the end it first planned.
+
+    Example: millrace load PageView --warehouse /data/warehouse --bootstrap 127.0.0.1:9392
+    --registry http://127.0.0.1:8081
+    """
+    if not request.topics and not request.topics_matching:
+        raise ConfigError("name the topics to load, or give --topics-matching")
+    topics, without_schema = _resolved(request)
+    # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
+    fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
+    request = replace(request, topics=topics)
+    answer = submit_job("load", request, fair, fast_start=request.sink == "direct")
+    reason = "no schema is registered for it"
+    left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
+    invocation.print([*answer, *left_out], _show_loads)
+    for topic in without_schema:
+        click.echo(f"left out: {topic} has no schema at {request.registry}", err=True)
+    if reasons := _failures(answer, request.accept_rejected):
+        raise MillraceError("; ".join(reasons))
+
+
+def _resolved(request: Load) -> tuple[Sequence[str], Sequence[str]]:
+    """The topics to load, and those that match and have no schema; MillraceError when a load would fail."""
+    early.check_warehouse(request.warehouse)
+    topics, without_schema = early.topics_to_load(
+        request.warehouse, request.bootstrap, request.registry, request.topics, request.topics_matching
+    )
+    early.check_schemas(request.warehouse, request.registry, topics)
+    if not request.accept_new_topic:
+        early.check_same_logs(request.warehouse, request.bootstrap, topics)
+    return topics, without_schema
+
+
+def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
+    loads = [result for result in answer if "load" in result]
+    table = table_of("topic", "load", "rows", "rejected", "hours", "bytes left", "")
+    for load in loads:
+        numbers = (load["load"], load["rows"], load["rejected"], len(load["hours"]), load["left_bytes"])
+        words = ("" if number is None else f"{number:,}" for number in numbers)
+        table.add_row(load["topic"], *words, load["message"])
+    if loads:
+        show(table)
+    for load in loads:
+        for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
+            for line in lines:
+                click.echo(f"{kind}: {line}", err=True)
+
+
+def _failures(answer: Sequence[Mapping[str, Any]], accept_rejected: bool) -> list[str]:
+    """Every topic that failed, then the loads that are published and have set records aside."""
+    reasons = [result["error"] for result in answer if "error" in result]
+    set_aside = [
+        f"{result['rejected']} in {result['topic']}/load={result['load']:010d}/_rejected"
+        for result in answer
+        if result.get("rejected") and not accept_rejected
+    ]
+    if set_aside:
+        reasons.append(
+            f"loaded, but records could not be decoded: {', '.join(set_aside)}, with reason and raw bytes;"
+            " for an unknown schema id register the schema, then `millrace reload`;"
+            " --accept-rejected makes such a load a success"
+        )
+    return reasons
+
+
+@command_of(Reload)
+def reload(request: Reload, invocation: Invocation) -> None:
+    """Read the loads of past hours of TOPIC again, from the offsets they recorded, as their next edition.
+
+    For after a decoder or a registry was mended. The loads are those that have rows of the hours, or rejected
+    records that may belong to them; offsets that have expired are refused. `millrace hourly --late` then
+    publishes the hours.
+
+    Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
+    --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
+    """
+    if not request.loads:
+        request = replace(request, hours=parse_hours(request.hours, request.start, request.end))
+    elif request.hours or request.start or request.end:
+        raise ConfigError("give either --loads, or hours by --hour or --from and --to")
+    early.check_table(request.warehouse, request.topic, request.loads)
+    loads = submit_job("reload", request, invocation, fast_start=request.sink == "direct")
+    invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
+
+
+def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
+    table = table_of("load", "edition", "rows", "before", "rejected", "before", "")
+    for load in answer["loads"]:
+        numbers = (load[name] for name in ("rows", "rows_before", "rejected", "rejected_before"))
+        message = "read again" if load["published"] else "this run had read it again already"
+        table.add_row(f"{load['load']:010d}", str(load["edition"]), *(f"{n:,}" for n in numbers), message)
+    show(table)
+    command = f"millrace hourly {request.topic} --late --warehouse {request.warehouse} --auditor URL"
+    click.echo(f"publish the hours with `{command}`")
+
+
+@command_of(Mirror)
+def mirror_batch(request: Mirror, invocation: Invocation) -> None:
+    """Copy what is new in TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
+
+    Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
+    --bootstrap 127.0.0.1:9392
+    """
+    partitions = submit_job("mirror", request, invocation)
+    names = ("batches", "records", "dropped", "bytes", "lag")
+    totals = {name: sum(part[name] for part in partitions) for name in names}
+    answer = {"topics": request.topics, "origin": request.origin, **totals, "partitions": partitions}
+    invocation.print(answer, _show_copied)
+
+
+def _show_copied(answer: Mapping[str, Any]) -> None:
+    table = table_of("origin partition", *_COPIED)
+    for part in answer["partitions"]:
+        numbers = (f"{part[key]:,}" for key in _COPIED.values())
+        table.add_row(f"{answer['origin']}/{part['topic']}-{part['partition']}", *numbers)
+    show(table)
