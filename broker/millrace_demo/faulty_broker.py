@@ -47,7 +47,7 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
                 continue
             done = True
             log.warning("fault: %d records of %s", counts[large[0]], before.origin)
-            yield replace(fault(found, large[0]), checked=False)
+            yield fault(found, large[0])
 
     return faulty_runs_of
 

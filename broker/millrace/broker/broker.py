@@ -375,9 +375,7 @@ class Broker:
         run = append.run
         try:
             partition = self.partition(append.topic, append.partition)
-            end = partition.log.append_mirrored(
-                run.position.origin, run.expected, run.batches, run.position, checked=run.checked
-            )
+            end = partition.log.append_mirrored(run.position.origin, run.expected, run.batches, run.position)
         except Exception as error:  # one that fails must not keep the others from being appended
             return error
         partition.when_visible(end, append.visible)

@@ -17,7 +17,14 @@ from concurrent.futures import Future
 
 from millrace.broker.broker import Broker, Partition
 from millrace.broker.partition import Outcomes
-from millrace.errors import BrokerError, CorruptMessage, ErrorCode, InvalidRequest, PolicyViolation
+from millrace.errors import (
+    BrokerError,
+    CorruptMessage,
+    ErrorCode,
+    InvalidRecord,
+    InvalidRequest,
+    PolicyViolation,
+)
 from millrace.handlers.table import Answer, Api, answer_from_thread, send
 from millrace.mirror import translate_offsets
 from millrace.mirror.offset_search import Translated, translate
@@ -167,6 +174,9 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     batches = list(split_batches(records))
     if sum(len(batch) for _, batch in batches) != len(records):
         raise CorruptMessage("the records of a mirrored append end inside a batch")
+    for header, _ in batches:
+        if header.is_control or not 0 < header.records_count <= header.last_offset_delta + 1:
+            raise InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")
     return batches
 
 

@@ -81,8 +81,6 @@ class Run:
     """To be recorded with the batches."""
     records: int
     """In the batches."""
-    checked: bool = True
-    """The batches are whole data batches with right CRCs."""
 
     @property
     def oldest_ms(self) -> int | None:

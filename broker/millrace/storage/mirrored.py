@@ -7,10 +7,9 @@ or a speculative task can neither lose nor duplicate. Knows no files.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from millrace.errors import CorruptMessage, InvalidRecord, InvalidRequest, PolicyViolation
-from millrace.records import LENGTH_OVERHEAD, MAGIC, BatchHeader, Cursor, batch_crc
+from millrace.errors import InvalidRequest, PolicyViolation
+from millrace.records import LENGTH_OVERHEAD, BatchHeader
 from millrace.records.compression import Buffer
 from millrace.records.header import OFFSETS
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
@@ -29,11 +28,20 @@ def check_append(
 ) -> None:
     """Refuse an append that does not continue the recorded position; a reset may move it anywhere.
 
-    Raises PositionMismatch, PolicyViolation or InvalidRequest.
+    Raises PolicyViolation for a partition that is no mirror of this origin, PositionMismatch for an append
+    that does not start where the last one ended, or InvalidRequest.
     """
-    check_position(state, origin, expected, position)
+    recorded = state.mirror
+    if position.origin != origin:
+        raise InvalidRequest(f"the position is of {position.origin}, the append of {origin}")
+    if recorded is None and state.end > 0:
+        raise PolicyViolation("the partition holds messages that were produced to it; it cannot be a mirror")
+    if recorded is not None and recorded.origin != origin:
+        raise PolicyViolation(f"the partition mirrors {recorded.origin}, not {origin}")
+    if expected != (None if recorded is None else recorded.cursor.next_offset):
+        raise PositionMismatch(expected, recorded)
     if not reset:
-        check_progress(state.mirror, position, batches)
+        check_progress(recorded, position, batches)
     elif batches:
         raise InvalidRequest("a reset moves the position and appends no batches")
 
@@ -48,27 +56,6 @@ def append_size(batches: Sequence[Buffer], position: MirrorPosition, end: int) -
     return size
 
 
-def beginning(position: MirrorPosition) -> MirrorPosition:
-    """Where the mirror that came to `position` began: nothing copied yet."""
-    return replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
-
-
-def check_position(state: LogState, origin: Origin, expected: int | None, position: MirrorPosition) -> None:
-    """Refuse an append that is not for this partition's origin or does not start where the last one ended.
-
-    Raises PositionMismatch for the second, PolicyViolation for the first.
-    """
-    recorded = state.mirror
-    if position.origin != origin:
-        raise InvalidRequest(f"the position is of {position.origin}, the append of {origin}")
-    if recorded is None and state.end > 0:
-        raise PolicyViolation("the partition holds messages that were produced to it; it cannot be a mirror")
-    if recorded is not None and recorded.origin != origin:
-        raise PolicyViolation(f"the partition mirrors {recorded.origin}, not {origin}")
-    if expected != (None if recorded is None else recorded.cursor.next_offset):
-        raise PositionMismatch(expected, recorded)
-
-
 def check_progress(
     recorded: MirrorPosition | None, position: MirrorPosition, batches: Sequence[Buffer]
 ) -> None:
@@ -78,10 +65,8 @@ def check_progress(
         if position.start != recorded.start:
             raise InvalidRequest(f"the mirror began at {recorded.start}; only a reset may change that")
         totals = (position.batches, position.records, position.dropped)
-        if any(
-            new < old
-            for new, old in zip(totals, (recorded.batches, recorded.records, recorded.dropped), strict=True)
-        ):
+        recorded_totals = (recorded.batches, recorded.records, recorded.dropped)
+        if any(new < old for new, old in zip(totals, recorded_totals, strict=True)):
             raise InvalidRequest("the running totals of a mirrored partition never go back")
         if not batches and position.cursor.next_offset == start:
             raise InvalidRequest("a mirrored append without batches must at least move the position")
@@ -97,15 +82,3 @@ def check_progress(
         raise InvalidRequest(
             f"the batches reach origin offset {next_offset}, the position only {position.cursor.next_offset}"
         )
-
-
-def check_batches(batches: Sequence[Buffer]) -> None:
-    """Take whole, intact data batches; CorruptMessage or InvalidRecord for anything else."""
-    for batch in batches:
-        header = BatchHeader.parse(batch)
-        if header is None or header.size != len(batch) or header.magic != MAGIC:
-            raise CorruptMessage("a mirrored batch is not as long as it states, or not of format 2")
-        if batch_crc(batch) != header.crc:
-            raise CorruptMessage(f"the origin's batch {header.base_offset} fails its CRC")
-        if header.is_control or not 0 < header.records_count <= header.last_offset_delta + 1:
-            raise InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")

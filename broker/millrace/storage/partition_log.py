@@ -28,11 +28,12 @@ from pathlib import Path
 
 from millrace.config import LogConfig
 from millrace.errors import BrokerError, PolicyViolation, StorageError
+from millrace.records import Cursor
 from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.mirrored import append_size, beginning, check_append, check_batches
+from millrace.storage.mirrored import append_size, check_append
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
 from millrace.storage.reading import Reader
 from millrace.storage.recovery import recover
@@ -207,18 +208,15 @@ class PartitionLog:
         batches: Sequence[Buffer],
         position: MirrorPosition,
         *,
-        checked: bool = False,
         reset: bool = False,
     ) -> int:
         """Append origin batches and the position behind them as one write, if they continue the recorded one.
 
-        `expected`: the recorded next origin offset, None when nothing is recorded. Without batches only the
-        position moves (all in between was left out); with `reset` anywhere. `checked` batches are known
-        to be whole data batches with right CRCs. Returns the log's end. Raises PositionMismatch,
-        PolicyViolation, InvalidRequest, CorruptMessage or StorageError; then nothing was written.
+        `expected`: the recorded next origin offset, None when nothing is recorded. `batches`: whole data
+        batches with right CRCs. Without any only the position moves (all in between was left out); with
+        `reset` anywhere. Returns the log's end. Raises PositionMismatch, PolicyViolation, InvalidRequest,
+        InvalidRecord or StorageError; then nothing was written.
         """
-        if not checked:
-            check_batches(batches)
         with self._lock:
             if self._refusal is not None:
                 raise StorageError(self._refusal)
@@ -232,7 +230,8 @@ class PartitionLog:
             if self._active.size == 0:
                 # Every segment of a mirrored partition says at its start what it is and how far it was:
                 # retention may then delete all others, and a torn first append is not taken for data.
-                staging.place_position(recorded or beginning(position), timestamp)
+                nothing = replace(position, cursor=Cursor(position.start), batches=0, records=0, dropped=0)
+                staging.place_position(recorded or nothing, timestamp)
             for batch in batches:
                 staging.place(batch)
             reset_at = staging.end if reset else recorded.reset_at if recorded is not None else 0

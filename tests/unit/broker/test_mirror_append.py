@@ -13,7 +13,7 @@ from millrace.errors import ErrorCode
 from millrace.handlers import Handlers
 from millrace.handlers.mirror import mirror_append
 from millrace.mirror.states import MirrorStates
-from millrace.records import Cursor, Message, build_batch
+from millrace.records import Cursor, Message, build_batch, control_batch
 from millrace.server.request import Request
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
@@ -100,6 +100,26 @@ def test_an_append_to_a_topic_that_goes_away_is_answered(running: Running, disk:
     running.cluster.set()
     assert answer(running, asked).error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     disk.free.set()
+
+
+ONE = build_batch([Message(1, None, b"x")])
+
+
+@pytest.mark.parametrize(
+    ("records", "error"),
+    [
+        (ONE[:-1] + bytes([ONE[-1] ^ 1]), ErrorCode.CORRUPT_MESSAGE),
+        (ONE[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (ONE + b"x", ErrorCode.CORRUPT_MESSAGE),
+        (control_batch(0, b"marker", timestamp=1), ErrorCode.INVALID_RECORD),
+    ],
+)
+def test_only_whole_intact_data_batches_are_mirrored(
+    running: Running, records: bytes, error: ErrorCode
+) -> None:
+    asked = ask(running, dataclasses.replace(append_of_one(), records=records))
+    assert answer(running, asked).error == error
+    assert running.broker.partition("t", 0).log.end == 0
 
 
 @pytest.mark.parametrize("mode", [MirrorMode.DESCRIBE, MirrorMode.RESET])
