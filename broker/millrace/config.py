@@ -90,12 +90,12 @@ class ClientLimits:
     """A client that leaves more than this of its answers unread is not read from until it takes them. Records
     do not count: they are sent from the files."""
     max_queued_requests: int = 4_096
-    """The same for a client with this many requests that have no answer yet. When 8 times as many wait on
-    all connections together, each gets 8."""
+    """The same for a client with this many requests that have no answer yet."""
     max_buffered_bytes: int = 128 << 20
-    """Unfinished requests of all connections together; above it they are received one after the other, and a
-    connection that sends its own slower than 256 KiB/s is closed. And once more for the unread answers of
-    all; above it connections that leave the most unread are closed."""
+    """What all connections hold together: requests that are not whole or not served, answers that are not
+    taken, 2 KiB for each request without an answer. Above it who holds more than an even share is not read,
+    but for the oldest unfinished request, and who stalls for 10 s is closed. At twice this, who leaves more
+    than an even share of answers unread is closed at once."""
 
     def __post_init__(self) -> None:
         if self.max_buffered_bytes < 2 * self.max_frame_bytes:

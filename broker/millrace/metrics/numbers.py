@@ -45,7 +45,11 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "mirror_records": (_COUNTER, "Messages copied from an origin and visible.", ("origin",)),
     "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
     "connections": (_GAUGE, "Connections open now.", ()),
-    "buffered_bytes": (_GAUGE, "Bytes of unfinished requests and unread answers.", ()),
+    "buffered_bytes": (
+        _GAUGE,
+        "Bytes held for clients; a request without an answer counts 2 KiB.",
+        (),
+    ),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
     "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
     "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PLACE),
@@ -109,14 +113,14 @@ class Numbers(Collector):
         yield from self._groups()
 
     def _connections(self) -> Iterator[Metric]:
-        admission, budget = self.server.admission, self.server.budget
+        admission = self.server.admission
         yield _metric("connections_accepted", admission.accepted)
         yield _metric("connections_refused", admission.refused)
-        closed = {("idle",): admission.closed_idle, ("buffered_bytes",): admission.closed_greedy}
+        closed = {("idle",): admission.closed_idle, ("buffered_bytes",): admission.closed_over_limit}
         yield _metrics("connections_closed", closed.items())
         yield _metric("connections", admission.open)
-        yield _metric("buffered_bytes", budget.held)
-        yield _metric("waiting_requests", budget.waiting)
+        yield _metric("buffered_bytes", admission.held)
+        yield _metric("waiting_requests", self.server.waiting_requests)
         yield _metric("zookeeper_connected", int(self.broker.cluster.session.client.connected))
 
     def _requests(self) -> Iterator[Metric]:

@@ -1,7 +1,7 @@
 """One client's connection: its unfinished frame, the requests that wait for their turn, the bytes to send.
 
-Sends in the order of the requests, as far as the socket takes it. Knows what it holds, not who else holds
-what: the server is told.
+Sends in the order of the requests, as far as the socket takes it. Knows what it holds itself, not what others
+hold.
 """
 
 from __future__ import annotations
@@ -13,19 +13,16 @@ import logging
 import os
 import select
 import socket
-import sys
 import termios
-from collections import deque
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from typing import Protocol
 
+from millrace.config import ClientLimits
 from millrace.records.file_slice import FileSlice
-from millrace.server.admission import CROWDED_READ_BYTES
+from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
-from millrace.wire.framing import RequestFramer
+from millrace.wire.framing import FrameBuffers, RequestFramer
 from millrace.wire.produce import OneBatch
-
-if TYPE_CHECKING:
-    from millrace.server.loop import Server
 
 log = logging.getLogger(__name__)
 
@@ -40,91 +37,120 @@ FEW_REQUESTS = 8
 ANONYMOUS = "User:ANONYMOUS"
 
 
+class Loop(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    limits: ClientLimits
+    admission: Admission[ClientConnection]
+    frame_buffers: FrameBuffers
+    errors: Counter[tuple[int, int]]
+    now: float
+
+    def note(self, connection: ClientConnection, held: int, *, unfinished: bool) -> None:
+        """Count what the connection holds now; this may close it."""
+
+    def touch(self, connection: ClientConnection) -> None: ...
+
+    def watch(self, connection: ClientConnection, events: int) -> None: ...
+
+    def drop(self, connection: ClientConnection) -> None: ...
+
+
 class ClientConnection:
     """One client: its unfinished frame, the requests that wait for their turn, the bytes on their way out."""
 
     __slots__ = (
-        "_events", "_held", "_out", "_server", "address", "closed", "errors", "framer", "host", "paused",
-        "principal", "produced", "queued_bytes", "requests", "served_at", "socket", "took_at", "unanswered",
-        "unfinished", "unread", "unserved", "used_s", "waiting",
-    )  # fmt: skip
+        "_admission",
+        "_events",
+        "_loop",
+        "_out",
+        "address",
+        "closed",
+        "errors",
+        "framer",
+        "held",
+        "host",
+        "principal",
+        "produced",
+        "queued_bytes",
+        "received_at",
+        "requests",
+        "served_at",
+        "socket",
+        "took_at",
+        "unanswered",
+        "used_s",
+    )
 
-    def __init__(self, server: Server, client: socket.socket, host: str, port: int) -> None:
-        self._server = server
+    def __init__(self, loop: Loop, client: socket.socket, host: str, port: int) -> None:
+        self._loop, self._admission = loop, loop.admission
         self.socket = client
         self.host = host
         self.address = f"{host}:{port}"
         self.principal = ANONYMOUS
-        self.errors = server.errors
-        self.framer = RequestFramer(server.limits.max_frame_bytes, server.frame_buffers)
+        self.errors = loop.errors
+        self.framer = RequestFramer(loop.limits.max_frame_bytes, loop.frame_buffers)
         self.requests: deque[Request] = deque()
         self.unanswered = 0
         """How many requests those stand for."""
         self.produced: OneBatch | None = None
         self.closed = False
         self.used_s = 0.0
-        self.queued_bytes = 0
-        self.unfinished = self.unserved = self.unread = self.waiting = 0
-        self.paused = False
-        self._held = 0
-        self.served_at = self.took_at = server.now
+        """Time of the loop that it has used lately."""
+        self.queued_bytes = self.held = 0
+        self.served_at = self.received_at = self.took_at = loop.now
         self._out: deque[Part | memoryview] = deque()
         self._events: int = select.EPOLLIN | select.EPOLLRDHUP
 
     @property
     def full(self) -> bool:
         """True while the client must take answers before it may ask for more."""
-        server = self._server
-        return (
-            self.queued_bytes > server.limits.max_queued_bytes
-            or self.unanswered >= server.budget.request_limit
-        )
+        admission = self._admission
+        return self.queued_bytes > admission.max_unread or self.unanswered >= admission.max_waiting
 
     def idle_since(self, since: float) -> bool:
         """True when the client has done nothing since then, and nothing here is still to be done for it."""
-        if self.served_at > since or self.took_at > since:
-            return False
-        if self.paused:
+        if self.served_at > since or self.took_at > since or self in self._admission.paused:
             return False
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
-    @property
-    def gathered(self) -> int:
-        """Bytes that came of requests which did not come whole, ever."""
-        return self.framer.gathered
+    def stalled_since(self, since: float) -> bool:
+        """True when since then the client has neither sent more of its request nor taken its answers."""
+        if self.received_at > since or self.took_at > since:
+            return False
+        return bool(self._out) or (self._unfinished and not self._sent_more())
 
     @property
-    def kept_waiting(self) -> bool:
-        """True when what it sent waits here, a read's worth or the rest: not the client is slow then."""
-        come = bytearray(4)
-        fcntl.ioctl(self.socket, termios.FIONREAD, come)
-        enough = min(CROWDED_READ_BYTES, self.framer.missing)
-        return int.from_bytes(come, sys.byteorder) >= enough and not self.full
+    def _unfinished(self) -> bool:
+        return self.framer.held > self.framer.unserved
+
+    def _sent_more(self) -> bool:
+        """True when bytes wait in the socket: then not the client is late."""
+        count = bytearray(4)
+        fcntl.ioctl(self.socket, termios.FIONREAD, count)
+        return any(count)
 
     @property
     def holds_much(self) -> bool:
         """False while what it holds can as well be noted at the end of the turn."""
-        return self.framer.held > 0 or self.unanswered > FEW_REQUESTS or self._held > 0
+        return self.framer.held > 0 or self.unanswered > FEW_REQUESTS or self.held > 0
 
-    def weigh(self) -> None:
-        """Note what this connection holds, if that has changed."""
-        framer = self.framer
-        held = framer.held + self.queued_bytes
-        if held != self._held or self.unanswered != self.waiting:
-            self._held = held
-            unserved = framer.unserved
-            self._server.note(self, framer.held - unserved, unserved, self.queued_bytes, self.unanswered)
+    def measure(self) -> None:
+        """Note what this connection holds."""
+        held = self.framer.held + self.queued_bytes + REQUEST_BYTES * self.unanswered
+        if held or self.held:
+            self._loop.note(self, held, unfinished=self._unfinished)
 
     def answered(self, size: int) -> None:
         """Some request has its answer now, for which `size` bytes of memory are needed."""
         self.queued_bytes += size
-        self._server.touch(self)
+        self._loop.touch(self)
 
     def abort(self, reason: str) -> None:
         """Close the connection and say why in the log."""
         if not self.closed:
             log.warning("closed the connection of %s: %s", self.address, reason)
-        self._server.drop(self)
+        self._loop.drop(self)
 
     def forget(self) -> None:
         """Let go of everything queued."""
@@ -141,17 +167,17 @@ class ClientConnection:
         if self._out:
             with contextlib.suppress(BlockingIOError):
                 self._send_queued()
-        self.weigh()
+        self.measure()
         if self.closed:
             return
-        events = 0 if self.paused else select.EPOLLRDHUP  # it would be told again and again
-        if not (self.full or self.framer.waiting or self.paused):
+        events = select.EPOLLRDHUP
+        if not (self.full or self.framer.waiting or self in self._admission.paused):
             events |= select.EPOLLIN
         if self._out:
             events |= select.EPOLLOUT
         if events != self._events:
             self._events = events
-            self._server.watch(self, events)
+            self._loop.watch(self, events)
 
     def _send_queued(self) -> None:
         file_bytes = 0
@@ -181,7 +207,7 @@ class ClientConnection:
             sent = self.socket.send(data, socket.MSG_MORE if self._out else 0)
         finally:
             self.queued_bytes -= sent
-            self.took_at = self._server.now
+            self.took_at = self._loop.now
             if sent < size:
                 self._out.appendleft(memoryview(data)[sent:])
 
@@ -199,7 +225,7 @@ class ClientConnection:
             if error.errno == errno.EIO:  # the disk's, not the client's: what it got so far is no answer
                 log.error("cannot read %s for %s: %s", part.file.name, self.address, error.strerror)
             raise
-        self.took_at = self._server.now
+        self.took_at = self._loop.now
         if sent == part.length:
             self._out.popleft()
             self.queued_bytes -= FILE_SLICE_BYTES

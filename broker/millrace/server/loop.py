@@ -27,8 +27,7 @@ from collections.abc import Callable, Sequence
 from millrace.config import ClientLimits
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
-from millrace.server import admission
-from millrace.server.admission import Admission, Budget
+from millrace.server.admission import Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
@@ -54,8 +53,14 @@ TURN_S = 0.05
 """And they share so much time; who is left over is served in the next turn ..."""
 MIN_SHARE_S = 0.0005
 """... but each one that is served gets so much."""
+MIN_READ_BYTES = 16 << 10
+"""The least that a connection may send in a turn, whatever the others do."""
 IDLE_CHECKS = 4
-"""So often per idle time is looked for idle connections."""
+"""Looks for idle connections in each idle time."""
+STALLED_S = 10.0
+"""A client may stall so long while all together hold too much."""
+STALL_CHECK_S = 1.0
+"""If nothing of the oldest unfinished request came since the last check, the next one is read."""
 
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 """Serves what comes next in a client's bytes; None when no frame is whole."""
@@ -67,8 +72,7 @@ class Server:
     def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
         self.limits = limits
-        self.admission = Admission(limits)
-        self.budget: Budget[ClientConnection] = Budget(limits)
+        self.admission: Admission[ClientConnection] = Admission(limits)
         self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
         """How often an API (key) answered with an error (code), for metrics."""
@@ -104,7 +108,7 @@ class Server:
         self._serve_next, self._end_of_turn = serve_next, end_of_turn
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._close_idle()
-        self._close_slow()
+        self._close_stalled()
         self._halve_time_used()
         self._running = True
         while self._running:
@@ -121,7 +125,7 @@ class Server:
             ready.sort(key=self._time_used)
         busy = len(ready) + len(self._unserved) + 1
         self._share_s = max(MIN_SHARE_S, TURN_S / busy)
-        self._read_bytes = max(admission.CROWDED_READ_BYTES, TURN_BYTES // busy)
+        self._read_bytes = max(MIN_READ_BYTES, TURN_BYTES // busy)
         accepting, self._looked_at = False, self.now
         for fd, events in ready:
             connection = self._connections.get(fd)
@@ -157,6 +161,11 @@ class Server:
         for connection in self._connections.values():
             connection.used_s /= 2
 
+    @property
+    def waiting_requests(self) -> int:
+        """Requests without an answer; from any thread."""
+        return sum(connection.unanswered for connection in list(self._connections.values()))
+
     def close(self) -> None:
         """Close every socket. Answers that are due are sent as far as the clients take them at once."""
         for connection in list(self._connections.values()):
@@ -187,7 +196,7 @@ class Server:
         self._unserved.pop(connection, None)
         try:
             self.admission.leave(connection.host)
-            self.budget.note(connection, unfinished=0, unserved=0, unread=0, waiting=0, now=self.now)
+            self.admission.note(connection, 0, unfinished=False, now=self.now)
         finally:
             connection.forget()
 
@@ -248,36 +257,33 @@ class Server:
         if idle:
             log.info("closed %d connections that were idle, such as %s", len(idle), idle[0].address)
 
-    def note(
-        self, connection: ClientConnection, unfinished: int, unserved: int, unread: int, waiting: int
-    ) -> None:
-        """Count what a connection holds; when too many answers are left unread, the greediest are closed."""
-        self.budget.note(
-            connection, unfinished=unfinished, unserved=unserved, unread=unread, waiting=waiting, now=self.now
-        )
-        total = self.budget.unread
-        self._close_for_all(
-            self.budget.greedy(self._connections.values()),
-            f"{total} bytes of answers were left unread by all together (max_buffered_bytes)",
-        )
+    def _close_stalled(self) -> None:
+        """Close who stalls while all together hold too much; again and again."""
+        self._mailbox.after(STALL_CHECK_S, self._close_stalled)
+        since = self.now - STALLED_S
+        if self.admission.over_limit and self.admission.over_since <= since:
+            stalled = [each for each in self._connections.values() if each.stalled_since(since)]
+            self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
+        self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
 
-    def _resume(self) -> None:
-        """Read again from those who had to wait with a large request."""
-        for connection in self.budget.resumed(self.now):
-            self.touch(connection)
+    def note(self, connection: ClientConnection, held: int, *, unfinished: bool) -> None:
+        """Count what a connection holds; close it if nothing else keeps the sum bounded."""
+        admission = self.admission
+        admission.note(connection, held, unfinished=unfinished, now=self.now)
+        if admission.exhausted and connection.queued_bytes > admission.share:
+            self._close_over_limit([connection], "it left too much of its answers unread")
 
-    def _close_slow(self) -> None:
-        """Close who keeps others waiting by sending a large request too slowly; again and again."""
-        self._mailbox.after(admission.PATIENCE_S / 2, self._close_slow)
-        slow = [connection for connection in self.budget.slow(self.now) if not connection.kept_waiting]
-        self._close_for_all(slow, "they held up others by sending requests slowly (max_buffered_bytes)")
-
-    def _close_for_all(self, victims: Sequence[ClientConnection], why: str) -> None:
-        if victims:
-            log.warning("closed %d connections, such as %s: %s", len(victims), victims[0].address, why)
-            for victim in victims:
-                self.drop(victim)
-            self.admission.closed_greedy += len(victims)
+    def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
+        if connections:
+            log.warning(
+                "closed %d connections, such as %s: %s while all together held more than max_buffered_bytes",
+                len(connections),
+                connections[0].address,
+                why,
+            )
+            for connection in connections:
+                self.drop(connection)
+            self.admission.closed_over_limit += len(connections)
 
     def _ready(self, connection: ClientConnection, events: int) -> None:
         try:
@@ -288,8 +294,8 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                if connection.full:  # it has hung up, and may not be read to its end while answers pile up
-                    self.drop(connection)
+                if connection.full or connection in self.admission.paused:
+                    self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
         except Exception:
@@ -300,9 +306,9 @@ class Server:
         if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
             self._write_staged()
         target = self._buffer[self._used :][: self._read_bytes] if room is None else room
-        self.frame_buffers.scarce = crowded = self.budget.crowded
-        if crowded:
-            target = target[: admission.CROWDED_READ_BYTES]
+        self.frame_buffers.over_limit = self.admission.over_limit
+        if self.admission.over_limit:
+            target = target[: max(MIN_READ_BYTES, self.admission.share - connection.held)]
         try:
             count = connection.socket.recv_into(target)
         except BlockingIOError:
@@ -312,6 +318,7 @@ class Server:
         if count == 0:
             self.drop(connection)
             return
+        connection.received_at = self.now
         if room is None:
             framer.receive_data(self._buffer[self._used : self._used + count])
             self._used += count
@@ -344,7 +351,7 @@ class Server:
             self._send(connection)
         else:
             if connection.holds_much:
-                connection.weigh()
+                connection.measure()
             self.touch(connection)
 
     def _serve_the_rest(self) -> None:
@@ -369,7 +376,8 @@ class Server:
 
     def _finish_turn(self) -> None:
         self._write_staged()
-        self._resume()
+        for connection in self.admission.resumed() if self.admission.paused else ():
+            self.touch(connection)
         touched, self._touched = self._touched, {}
         for connection in touched:
             if not connection.closed:

@@ -40,7 +40,7 @@ class FrameBuffers:
     def __init__(self) -> None:
         self._spare: list[bytearray] = []
         self._in_use: list[bytearray] = []
-        self.scarce = False
+        self.over_limit = False
         """True while frames must not get memory before their bytes have come."""
 
     def take(self, size: int) -> bytearray:
@@ -77,7 +77,6 @@ class RequestFramer:
         "_own",
         "_position",
         "_wanted",
-        "gathered",
         "held",
         "max_frame_bytes",
     )
@@ -91,8 +90,6 @@ class RequestFramer:
         self._filled = 0  # bytes of the unfinished frame in `_kept`, which may be longer
         self._wanted = 0  # bytes of that frame when it is whole, length included; 0 while unknown
         self._own = False  # `_data` is a copy of our own
-        self.gathered = 0
-        """Bytes that came of frames cut in two, ever."""
         self.held = 0
         """Bytes in memory since the last `release`: of a frame cut in two, and of frames not handed out."""
 
@@ -112,12 +109,6 @@ class RequestFramer:
     def received(self, count: int) -> None:
         """Take what one read brought into `room`."""
         self._filled += count
-        self.gathered += count
-
-    @property
-    def missing(self) -> int:
-        """Bytes of the unfinished frame that have not come yet; 0 while its length is not known."""
-        return max(0, self._wanted - self._filled)
 
     @property
     def waiting(self) -> bool:
@@ -184,7 +175,7 @@ class RequestFramer:
     def _make_room(self) -> None:
         """Get the memory for the whole unfinished frame, once enough of it has come."""
         size, come = self._wanted, self._filled + len(self._data) - self._position
-        if self._buffers.scarce:
+        if self._buffers.over_limit:
             return
         if _LARGE_BYTES <= size <= _LARGEST_BYTES and len(self._kept) < size <= come * _AHEAD:
             buffer = self._buffers.take(size)
@@ -196,7 +187,6 @@ class RequestFramer:
         part = self._data[self._position : self._position + count]
         self._kept[self._filled : self._filled + len(part)] = part
         self._filled += len(part)
-        self.gathered += len(part)
         self._position += len(part)
 
     def _complete_kept(self) -> memoryview | None:

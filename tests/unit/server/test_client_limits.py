@@ -14,8 +14,9 @@ import pytest
 
 from millrace.config import ClientLimits
 from millrace.errors import ConfigError
-from millrace.server import admission
-from millrace.server.admission import Admission, Budget
+from millrace.server import loop
+from millrace.server.admission import REQUEST_BYTES, Admission
+from millrace.server.request import Request
 from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
 
@@ -92,7 +93,7 @@ def test_connections_leave_file_descriptors_to_the_logs(
 
 
 def test_an_address_that_has_left_is_not_remembered() -> None:
-    clients = Admission(ClientLimits())
+    clients: Admission[Held] = Admission(ClientLimits())
     for number in range(1000):
         assert clients.refusal(f"10.0.0.{number}", 5) is None
         clients.leave(f"10.0.0.{number}")
@@ -189,7 +190,8 @@ def test_who_takes_nothing_of_an_answer_is_closed_who_takes_a_little_is_not(
 def test_unfinished_requests_of_all_connections_share_a_budget(
     start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(loop, "STALLED_S", 0.3)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.05)
     running = start(max_buffered_bytes=2048 * KIB)
     held: list[int] = []
     greedy = [connect(running) for _ in range(40)]
@@ -197,21 +199,21 @@ def test_unfinished_requests_of_all_connections_share_a_budget(
         for client in greedy:
             client.socket.setblocking(False)
             client.socket.send(struct.pack(">i", 200 * KIB) + bytes(150 * KIB))
-            running.on_loop(lambda: held.append(running.server.budget.unfinished))
+            running.on_loop(lambda: held.append(running.server.admission.held))
         honest = connect(running)
         honest.send(7, bytes(200 * KIB))
         modest = connect(running)
         for _ in range(10):
             assert is_served(modest)
         assert honest.receive() == (7, bytes(200 * KIB))
-    small = admission.LARGE_BYTES + admission.CROWDED_READ_BYTES
-    assert max(held) <= (2048 + 256) * KIB + 40 * small
-    assert "they held up others by sending requests slowly" in caplog.records[0].message
+    assert max(held) <= 2 * 2048 * KIB + 40 * loop.MIN_READ_BYTES
+    assert "stalled for" in caplog.records[0].message
     assert len(caplog.records) < 20  # one line closes several
     for client in [*greedy, honest, modest]:
         client.close()
     open_connections(running, 0)
-    assert (running.server.budget.held, running.server.budget._paused) == (0, 0)
+    admission = running.server.admission
+    assert (admission.held, admission.paused, admission._unfinished) == (0, {}, {})
 
 
 def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
@@ -233,76 +235,98 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 
 
 class Held:
-    def __init__(self, served_at: float = -1.0) -> None:
-        self.served_at = served_at
-        self.unfinished = self.unserved = self.unread = self.waiting = 0
-        self.gathered = 0
-        self.paused = False
-
-    def note(self, budget: Budget[Held], *, unfinished: int = 0, unread: int = 0) -> None:
-        self.gathered += max(0, unfinished - self.unfinished)
-        budget.note(self, unfinished=unfinished, unserved=0, unread=unread, waiting=0, now=0.0)
+    def __init__(self) -> None:
+        self.served_at = self.received_at = -1.0
+        self.held = 0
 
 
-def test_only_the_oldest_large_request_goes_on_when_the_budget_is_spent() -> None:
-    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=1000 * KIB))
-    oldest, second, third = Held(), Held(), Held()
-    oldest.note(budget, unfinished=500 * KIB)
-    second.note(budget, unfinished=400 * KIB)
-    third.note(budget, unfinished=200 * KIB)
-    assert [each.paused for each in (oldest, second, third)] == [False, False, True]
-    second.note(budget, unfinished=450 * KIB)
-    assert second.paused
-    assert budget.resumed(1.0) == []
-    oldest.note(budget, unfinished=600 * KIB)
-    assert not oldest.paused
-    assert budget.slow(admission.PATIENCE_S) == []
-    assert budget.slow(admission.PATIENCE_S + 0.1) == [oldest]
-    oldest.note(budget)  # it is whole, or closed
-    assert budget.resumed(11.0) == [second, third]
-    assert budget.slow(12.0) == []
-    for each in (second, third):
-        each.note(budget)
-    assert (budget.held, budget.resumed(12.0)) == (0, ())
+def admitted(*, open_connections: int, limit: int = 1000) -> Admission[Held]:
+    admission: Admission[Held] = Admission(ClientLimits(max_frame_bytes=1, max_buffered_bytes=limit))
+    for _ in range(open_connections):
+        assert admission.refusal("127.0.0.1", 5) is None
+    return admission
+
+
+def test_only_the_oldest_unfinished_request_is_read_beyond_an_even_share_when_the_budget_is_spent() -> None:
+    admission = admitted(open_connections=4)
+    oldest, second, third, small = Held(), Held(), Held(), Held()
+    for holder, held in ((oldest, 450), (second, 300), (small, 100), (third, 300)):
+        admission.note(holder, held, unfinished=True, now=1.0)
+    assert (admission.over_limit, list(admission.paused)) == (True, [third])
+    for holder, held in ((oldest, 460), (second, 310), (small, 110)):
+        admission.note(holder, held, unfinished=True, now=2.0)
+    assert list(admission.paused) == [third, second], "above 250 and not the oldest"
+    assert admission.resumed() == []
+    admission.note(oldest, 300, unfinished=False, now=3.0)  # it is whole, and its answer is not taken yet
+    assert admission.over_limit
+    assert list(admission.paused) == [third, second, oldest]
+    assert admission.resumed() == [second], "it is the oldest now"
+    admission.note(oldest, 100, unfinished=False, now=4.0)
+    assert (admission.over_limit, admission.resumed()) == (False, [third])
+    for holder in (oldest, second, third, small):
+        admission.note(holder, 0, unfinished=False, now=5.0)
+    assert (admission.held, admission.paused, admission._unfinished) == (0, {}, {})
+
+
+def test_an_eighth_of_the_budget_is_free_before_those_who_wait_are_read_again() -> None:
+    admission = admitted(open_connections=2)
+    first, second = Held(), Held()
+    admission.note(first, 400, unfinished=True, now=1.0)
+    admission.note(second, 601, unfinished=True, now=1.0)
+    admission.note(first, 300, unfinished=True, now=2.0)
+    assert (admission.held, admission.over_limit, admission.resumed()) == (901, True, [])
+    admission.note(first, 270, unfinished=True, now=3.0)
+    assert (admission.over_limit, admission.resumed()) == (False, [second])
 
 
 def test_who_sends_large_requests_without_a_pause_lets_others_go_first() -> None:
-    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=1000 * KIB))
+    admission = admitted(open_connections=2)
     busy, second = Held(), Held()
-    busy.note(budget, unfinished=900 * KIB)
-    second.note(budget, unfinished=200 * KIB)
-    assert (busy.paused, second.paused) == (False, True)
-    busy.served_at = 0.0  # its request is whole, and the next has begun in the same turn
-    busy.note(budget, unfinished=901 * KIB)
-    assert busy.paused
-    assert budget.resumed(1.0) == [second]
+    admission.note(busy, 900, unfinished=True, now=0.0)
+    admission.note(second, 600, unfinished=True, now=0.0)
+    assert list(admission.paused) == [second]
+    busy.served_at = 0.5  # its request is whole, and the next has begun in the same turn
+    admission.note(busy, 901, unfinished=True, now=0.5)
+    assert list(admission.paused) == [second, busy]
+    assert admission.resumed() == [second]
+
+
+def test_an_oldest_request_of_which_nothing_comes_lets_the_next_one_go_first() -> None:
+    admission = admitted(open_connections=2)
+    silent, second = Held(), Held()
+    admission.note(silent, 900, unfinished=True, now=0.0)
+    admission.note(second, 600, unfinished=True, now=0.0)
+    silent.received_at = 3.0
+    admission.pass_over_oldest(2.9)
+    assert admission.resumed() == []
+    admission.pass_over_oldest(3.0)
+    assert admission.resumed() == [second]
 
 
 def test_a_client_that_waits_for_its_turn_and_hangs_up_costs_no_time(start: Start, connect: Connect) -> None:
     running = start(max_buffered_bytes=512 * KIB)
     clients = [connect(running) for _ in range(4)]
     for client in clients:
-        client.socket.sendall(struct.pack(">ii", 4 + 200 * KIB, 1) + bytes(60 * KIB))
+        client.socket.sendall(struct.pack(">ii", 4 + 200 * KIB, 1) + bytes(190 * KIB))
     last = clients[-1].socket.getsockname()[1]
-    connections = running.server._connections
     wait_until(
         "the last waits",
-        lambda: any(each.paused and each.address.endswith(f":{last}") for each in list(connections.values())),
+        lambda: any(paused.address.endswith(f":{last}") for paused in list(running.server.admission.paused)),
     )
-    clients[-1].socket.shutdown(socket.SHUT_WR)
     before = running.turns
-    time.sleep(0.1)
+    clients[-1].socket.shutdown(socket.SHUT_WR)
+    assert clients[-1].at_end()
     assert running.turns - before < 20
 
 
-def test_a_client_is_not_slow_when_it_is_the_broker_that_reads_slowly(
+def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
     start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(admission, "MIN_RATE", 100 << 20)
+    monkeypatch.setattr(loop, "STALLED_S", 0.01)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.01)
     running = start(max_buffered_bytes=512 * KIB)
-    monkeypatch.setattr(running.server, "_end_of_turn", lambda: time.sleep(0.02))
-    clients = [connect(running) for _ in range(6)]
+    monkeypatch.setattr(running.server, "_end_of_turn", lambda: time.sleep(0.05))
+    clients = [connect(running) for _ in range(12)]
     for client in clients:  # all of it fits into the buffers of the sockets
         client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 512 * KIB)
         client.send(1, bytes(200 * KIB))
@@ -311,47 +335,67 @@ def test_a_client_is_not_slow_when_it_is_the_broker_that_reads_slowly(
     assert not caplog.records
 
 
-def test_unread_answers_cost_first_who_has_made_no_progress_for_longest() -> None:
-    budget: Budget[Held] = Budget(ClientLimits(max_frame_bytes=1, max_buffered_bytes=800))
-    small, stuck, busy, fresh = (Held(at) for at in (0.0, 1.0, 50.0, 60.0))
-    for holder, unread in ((small, 10), (stuck, 300), (busy, 300), (fresh, 300)):
-        holder.note(budget, unread=unread)
-    assert budget.greedy([small, stuck, busy, fresh]) == [stuck]
-    stuck.note(budget)
-    assert (budget.held, budget.greedy([small, busy, fresh])) == (610, ())
+def test_who_does_not_take_answers_while_the_budget_is_spent_is_closed_who_takes_a_little_is_not(
+    start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "STALLED_S", 0.5)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.1)
+    running = start(max_buffered_bytes=40 << 20, max_queued_bytes=64 << 20)
+    running.serve = lambda request, text: request.answer([text if text == b"-text-" else bytes(40 << 20)])
+    slow, stuck, other = connect(running), connect(running), connect(running)
+    slow.send(1, b"much")
+    stuck.send(1, b"more")
+    wait_until("both hold too much", lambda: running.server.admission.over_limit)
+
+    def goes_on() -> bool:
+        assert len(slow.socket.recv(256 * KIB)) > 0
+        return running.server.admission.closed_over_limit == 1
+
+    wait_until("only the slow reader is left", goes_on)
+    assert is_served(other)
+    assert len(caplog.records) == 1
 
 
 def test_unread_answers_of_all_connections_share_the_budget(start: Start, connect: Connect) -> None:
     running = start(max_buffered_bytes=2048 * KIB, max_queued_bytes=512 * KIB)
-    answer = bytes(100 * KIB)
-    running.serve = lambda request, text: request.answer([text if text == b"-text-" else answer])
-    held: list[int] = []
+    answer, held = bytes(400 * KIB), list[int]()
+    admission = running.server.admission
+
+    def serve(request: Request, text: bytes) -> None:
+        held.append(admission.held)
+        request.answer([text if text == b"-text-" else answer])
+
+    running.serve = serve
     readers = [connect(running) for _ in range(30)]
     for reader in readers:
         reader.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with contextlib.suppress(OSError):
-            for number in range(100):  # 10 MB that nobody reads
+            for number in range(100):  # 40 MB that nobody reads
                 reader.send(number, b"much")
-        running.on_loop(lambda: held.append(running.server.budget.unread))
     assert is_served(connect(running))
-    assert max(held) <= 2048 * KIB
-    wait_until("some are closed", lambda: running.server.admission.open < 30)
+    wait_until("some are closed", lambda: admission.closed_over_limit > 0)
+    assert is_served(connect(running))
+    assert max(held) <= 2 * 2048 * KIB
 
 
-def test_each_connection_gets_a_few_requests_when_too_many_wait(start: Start, connect: Connect) -> None:
-    running = start(max_queued_requests=100)
+def test_each_connection_gets_its_share_of_the_budget_when_too_many_requests_wait(
+    start: Start, connect: Connect
+) -> None:
+    running = start(max_queued_requests=100, max_buffered_bytes=1 << 20)
     running.serve = lambda request, text: None
     hoarders = [connect(running) for _ in range(50)]
     for client in hoarders:
         client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(150)))
-    wait_until("no more is served", lambda: running.server.budget.request_limit == 8)
+    admission = running.server.admission
+    wait_until("no more is served", lambda: admission.max_waiting == (1 << 20) // 50 // REQUEST_BYTES)
     running.serve = lambda request, text: request.answer([text])
     assert is_served(connect(running))
     assert len(running.requests) < 50 * 100 / 2
+    assert admission.closed_over_limit == 0
     for client in hoarders:
         client.close()
     open_connections(running, 1)
-    assert (running.server.budget.waiting, running.server.budget.request_limit) == (0, 100)
+    assert (running.server.waiting_requests, admission.max_waiting) == (0, 100)
 
 
 def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millrace.server.admission import Admission, Budget
+from millrace.server.admission import Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.loop import Server
 from millrace.server.request import Request
@@ -66,7 +66,7 @@ def still_served(client: Client) -> bool:
     [
         (RequestFramer, "receive_data"), (RequestFramer, "next_frame"), (RequestFramer, "release"),
         (Statistics, "served"), (ClientConnection, "answered"), (ClientConnection, "send"),
-        (ClientConnection, "weigh"), (ClientConnection, "_send_queued"), (Server, "_serve"),
+        (ClientConnection, "measure"), (ClientConnection, "_send_queued"), (Server, "_serve"),
         (Server, "_read"),
     ],
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_mistake_while_the_rest_of_many_requests_is_served_costs_that_connecti
 ) -> None:
     running.serve = lambda request, text: None if request.correlation_id == 0 else request.answer([text])
     unlucky = running.client()
-    limit = running.server.budget.request_limit
+    limit = running.server.admission.max_waiting
     for number in range(limit + 1):
         unlucky.send(number)
     other.send(2)
@@ -135,7 +135,7 @@ def test_a_mistake_while_a_client_is_admitted_costs_its_connection_and_no_other(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Admission, "refusal"), (Admission, "leave"), (Budget, "note"), (Budget, "resumed"), (Budget, "slow"),
+        (Admission, "refusal"), (Admission, "leave"), (Admission, "note"), (Admission, "pass_over_oldest"),
         (Statistics, "end_turn"), (FrameBuffers, "end_of_turn"), (ClientConnection, "forget"),
         (Server, "_finish_turn"),
     ],
