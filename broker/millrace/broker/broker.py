@@ -12,17 +12,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TypeVar
 from uuid import UUID
 
-from millrace.broker.fetch import Fetch, Found
+from millrace.broker.fetch import Answer, Fetch
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
 from millrace.broker.standstill import Standstill
 from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.state import PartitionState, TopicState
+from millrace.coordination.state import TopicState
 from millrace.errors import (
     BrokerError,
     LeaderNotAvailable,
@@ -41,10 +43,7 @@ from millrace.records.mirror_position import MirrorPosition
 from millrace.records.topic_partition import TopicPartition
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
-from millrace.storage.state import LogState
 from millrace.wire.fetch import AskedFetch
-
-__all__ = ["Broker", "Fetch", "Found", "Partition", "Producing"]
 
 log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
@@ -55,7 +54,29 @@ LOOK_UP_THREADS = 4
 OPENING_THREADS = 8
 """Each opening waits for two syncs after a crash: eight at once wait hardly longer than one."""
 RECORD_DELAY_S = 1.0
-"""Partitions come and go in crowds: the broker's record in ZooKeeper is written once for all of them."""
+"""The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
+
+
+class State(Enum):
+    """Where a partition stands on this broker. Each state is entered by the method beside it."""
+
+    OPENING = auto()  # _open
+    SERVING = auto()  # _serve
+    FAILED = auto()  # _fail
+    DELETING = auto()  # _remove, _delete
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A partition that this broker leads, or whose log it deletes."""
+
+    topic_id: UUID
+    state: State
+    partition: Partition | None = None
+    """Set while it is served."""
+    opening: Future[PartitionLog] | None = None
+    error: BaseException | None = None
+    """Why its log could not be opened last."""
 
 
 class Broker:
@@ -71,17 +92,13 @@ class Broker:
     ) -> None:
         self.config, self.cluster, self.mailbox = config, cluster, mailbox
         self._logs = logs
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self._opening: dict[TopicPartition, Future[PartitionLog]] = {}
-        self._deleting: set[TopicPartition] = set()
-        self._failed: dict[TopicPartition, tuple[UUID, str]] = {}
-        self._retried: set[TopicPartition] = set()
+        self._hosted: dict[TopicPartition, Hosted] = {}
         self._staged: dict[Partition, None] = {}
         self._recording = False
-        self._looking: list[Callable[[], None]] = []
+        self._at_end_of_turn: list[Callable[[], None]] = []
         self.parked_partitions = 0
-        """On which fetches wait, counted once for each fetch."""
-        self.flushes: FlushThreads[LogState] = FlushThreads(mailbox)
+        """Partitions on which fetches wait, counted once for each fetch."""
+        self.flushes = FlushThreads(mailbox)
         # Pools of their own: what waits for ZooKeeper, or for a log to open, holds up nothing else.
         self._zookeeper = ThreadPoolExecutor(ZOOKEEPER_THREADS, thread_name_prefix="zookeeper")
         self._look_ups = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="look-up")
@@ -107,22 +124,22 @@ class Broker:
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         self._set_aside_deleted()
         led = self._led()
-        logs = [self._openers.submit(self._open_log, place, topic) for place, topic, _ in led]
-        for (place, topic, state), opened in zip(led, logs, strict=True):
+        logs = [self._openers.submit(self._open_log, key, topic) for key, topic in led.items()]
+        for (key, topic), opened in zip(led.items(), logs, strict=True):
             try:
-                self._add(place, topic, state, opened.result())
+                self._serve(key, topic, opened.result())
             except (MillraceError, OSError) as error:
-                self._fail(place, topic, error)
-        self.cluster.store(self._partitions)
+                self._fail(key, topic, error)
+        self.cluster.store(self.partitions)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
         self._standstill.watch()
 
     def _set_aside_deleted(self) -> None:
         """Put away the logs of topics that were deleted while this broker was not running."""
-        found = [log for log in self._logs.found if self._current(log[:2], log[2]) is None]
-        topics = {(name, topic_id) for name, _, topic_id in found}
+        stray = [log for log in self._logs.found if self._current(log[:2], log[2]) is None]
+        topics = {(name, topic_id) for name, _, topic_id in stray}
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
-        for name, number, topic_id in found:
+        for name, number, topic_id in stray:
             if (name, topic_id) in gone:
                 try:
                     self._logs.set_aside(name, number, topic_id)
@@ -131,48 +148,52 @@ class Broker:
 
     def partition(self, topic: str, number: int) -> Partition:
         """The led partition; BrokerError says why it is not here. From any thread."""
-        partition = self._partitions.get((topic, number))
-        if partition is not None:
-            return partition
+        hosted = self._hosted.get((topic, number))
+        if hosted is not None and hosted.partition is not None:
+            return hosted.partition
         state = self.cluster.topics.get(topic)
         if state is None or number not in state.partitions:
             raise UnknownTopicOrPartition(f"no partition {topic}-{number} in cluster {self.config.cluster}")
         if state.partitions[number].leader != self.config.broker_id:
             raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
-        if (failed := self._failed.get((topic, number))) is not None:
-            raise StorageError(failed[1])
+        if hosted is not None and hosted.error is not None:
+            raise StorageError(str(hosted.error))
         raise LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property
-    def failed(self) -> Mapping[TopicPartition, str]:
-        """Partitions that could not be opened, and why."""
-        return {place: reason for place, (_, reason) in list(self._failed.items())}
+    def partitions(self) -> Mapping[TopicPartition, Partition]:
+        """Every partition that is served here, as of now. From any thread."""
+        hosted = list(self._hosted.items())
+        return {key: each.partition for key, each in hosted if each.partition is not None}
 
     @property
-    def partitions(self) -> Mapping[TopicPartition, Partition]:
-        """Every partition open here."""
-        return self._partitions
+    def failed(self) -> Mapping[TopicPartition, str]:
+        """Partitions that could not be opened, and why. From any thread."""
+        hosted = list(self._hosted.items())
+        return {key: str(each.error) for key, each in hosted if each.error is not None}
 
     def opening(self, topic: str) -> list[Future[PartitionLog]]:
         """The logs of a topic that are being opened."""
-        return [future for place, future in self._opening.items() if place[0] == topic]
+        return [
+            hosted.opening
+            for key, hosted in self._hosted.items()
+            if key[0] == topic and hosted.state is State.OPENING and hosted.opening is not None
+        ]
 
     def refresh(self) -> None:
-        """Bring the open partitions in step with the cluster: open new ones, delete those that are gone."""
-        led = {place: (topic, state) for place, topic, state in self._led()}
-        for place, partition in list(self._partitions.items()):
-            if place not in led or led[place][0].topic_id != partition.topic_id:
-                self._remove(place, partition)
-        self._failed = {
-            place: failed
-            for place, failed in self._failed.items()
-            if place in led and led[place][0].topic_id == failed[0]
-        }
-        for place, (topic, state) in led.items():
-            if place in self._partitions:
-                self._configure(self._partitions[place], topic, state)
-            elif not (place in self._opening or place in self._failed or place in self._deleting):
-                self._open(place, topic)
+        """Bring the hosted partitions in step with the cluster: open new ones, delete those that are gone."""
+        led = self._led()
+        for key, hosted in list(self._hosted.items()):
+            if key not in led or led[key].topic_id != hosted.topic_id:
+                if hosted.partition is not None:
+                    self._remove(key, hosted, hosted.partition)
+                elif hosted.state is State.FAILED:
+                    del self._hosted[key]
+        for key, topic in led.items():
+            if key not in self._hosted:
+                self._open(key, topic)
+            elif (partition := self._hosted[key].partition) is not None:
+                self._configure(partition, topic)
 
     def standstills(self) -> int:
         """How often this broker has stood still: between two that differ others may have replaced it."""
@@ -182,130 +203,121 @@ class Broker:
     def _topics_confirmed(self) -> None:
         """After a standstill: refuse what was written to topics that have gone, then answer the rest."""
         self.refresh()
-        for partition in self._partitions.values():
+        for partition in self.partitions.values():
             partition.answer_flushed()
 
     def _topics_unconfirmed(self) -> None:
         why = RequestTimedOut("this broker stood still, and cannot read yet whether its topics are the same")
-        for partition in self._partitions.values():
+        for partition in self.partitions.values():
             partition.refuse_waiting(why)
 
-    def _led(self) -> list[tuple[TopicPartition, TopicState, PartitionState]]:
-        return [
-            ((topic.name, number), topic, state)
+    def _led(self) -> dict[TopicPartition, TopicState]:
+        return {
+            (topic.name, number): topic
             for topic in self.cluster.topics.values()
             for number, state in topic.partitions.items()
             if state.leader == self.config.broker_id
-        ]
+        }
 
-    def _open_log(self, place: TopicPartition, topic: TopicState) -> PartitionLog:
+    def _current(self, key: TopicPartition, topic_id: UUID) -> TopicState | None:
+        """The topic that a partition belongs to, if the cluster still has both."""
+        topic = self.cluster.topics.get(key[0])
+        return topic if topic and topic.topic_id == topic_id and key[1] in topic.partitions else None
+
+    def _open_log(self, key: TopicPartition, topic: TopicState) -> PartitionLog:
         config = topic_log_config(self.config, topic.settings)
-        return self._logs.partition(*place, topic.topic_id, config)
+        return self._logs.partition(*key, topic.topic_id, config)
 
-    def _fail(self, place: TopicPartition, topic: TopicState, error: BaseException) -> None:
-        before = self._failed.get(place)
-        self._failed[place] = failed = (topic.topic_id, str(error))
-        if before == failed:
-            return
-        if isinstance(error, StorageError):
-            self._retried.add(place)
-            log.error("cannot serve %s-%s: %s; trying again", *place, error)
-        else:
-            self._retried.discard(place)
-            log.error("cannot serve %s-%s until a restart: %s", *place, error)
-
-    def _try_again(self) -> None:
-        """Open what could not be opened for want of room, of descriptors or of a right."""
-        for place in list(self._retried):
-            failed = self._failed.get(place)
-            topic = self._current(place, failed[0]) if failed else None
-            if topic is None:
-                self._retried.discard(place)
-            elif place not in self._opening and place not in self._deleting:
-                self._open(place, topic)
-
-    def _open(self, place: TopicPartition, topic: TopicState) -> None:
+    def _open(self, key: TopicPartition, topic: TopicState) -> None:
         def opened(future: Future[PartitionLog]) -> None:
-            del self._opening[place]
             error = future.exception()
             if error is not None:
-                self._fail(place, topic, error)
-                self.refresh()  # it may be another topic's place by now
-            elif (current := self._current(place, topic.topic_id)) is None:
-                self._delete(place)
+                self._fail(key, topic, error)
+                self.refresh()  # it may be another topic's partition by now
+            elif (current := self._current(key, topic.topic_id)) is None:
+                self._delete(key)
             else:
-                self._add(place, current, current.partitions[place[1]], future.result())
+                self._serve(key, current, future.result())
 
-        self._opening[place] = self._submit(self._openers, lambda: self._open_log(place, topic), opened)
+        hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
+        hosted.state = State.OPENING
+        hosted.opening = self._submit(self._openers, lambda: self._open_log(key, topic), opened)
 
-    def _add(
-        self, place: TopicPartition, topic: TopicState, state: PartitionState, opened: PartitionLog
-    ) -> None:
+    def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
         partition = Partition(
-            *place, topic.topic_id, opened, self.mailbox, self.flushes, self._standstill.doubtful
+            *key, topic.topic_id, opened, self.mailbox, self.flushes, self._standstill.doubtful
         )
-        self._configure(partition, topic, state)
-        self._partitions[place] = partition
-        self._failed.pop(place, None)
-        self._retried.discard(place)
+        self._configure(partition, topic)
+        self._hosted[key] = Hosted(topic.topic_id, State.SERVING, partition)
         self._record_soon()
-        partition.see_to_flush()  # a log that is led here again may still hold what was not flushed
+        partition.maybe_flush()  # a log that is led here again may still hold what was not flushed
         log.info(
             "serving %s from offset %s to %s", partition.name, opened.log_start_offset, opened.high_watermark
         )
+
+    def _fail(self, key: TopicPartition, topic: TopicState, error: BaseException) -> None:
+        before = self._hosted.get(key)
+        self._hosted[key] = Hosted(topic.topic_id, State.FAILED, error=error)
+        if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
+            return
+        if isinstance(error, StorageError):
+            log.error("cannot serve %s-%s: %s; trying again", *key, error)
+        else:
+            log.error("cannot serve %s-%s until a restart: %s", *key, error)
+
+    def _retry_failed(self) -> None:
+        """Open what could not be opened for want of room, of descriptors or of a right."""
+        for key, hosted in list(self._hosted.items()):
+            if hosted.state is State.FAILED and isinstance(hosted.error, StorageError):
+                topic = self._current(key, hosted.topic_id)
+                if topic is not None:
+                    self._open(key, topic)
+
+    def _remove(self, key: TopicPartition, hosted: Hosted, partition: Partition) -> None:
+        """Serve a partition no longer; its log goes only if the partition itself has gone."""
+        self._record_soon()
+        self._staged.pop(partition, None)
+        if self._current(key, partition.topic_id) is not None:
+            log.warning("another broker leads %s now; its log is kept", partition.name)
+            del self._hosted[key]
+            partition.close(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
+            return
+        log.info("deleting %s: it is not in the cluster any more", partition.name)
+        hosted.state, hosted.partition = State.DELETING, None
+        partition.close(UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key))
+
+    def _delete(self, key: TopicPartition) -> None:
+        """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
+
+        def deleted(future: Future[None]) -> None:
+            del self._hosted[key]
+            if future.exception() is not None:
+                log.error("cannot delete %s-%s: %s", *key, future.exception())
+            self.refresh()
+
+        self._hosted[key] = Hosted(self._hosted[key].topic_id, State.DELETING)
+        self._submit(self._deletions, lambda: self._logs.delete(*key), deleted)
 
     def _record_soon(self) -> None:
         """Have the broker's record in ZooKeeper say which partitions are stored here."""
 
         def record() -> None:
             self._recording = False
-            self.cluster.store(self._partitions)
+            self.cluster.store(self.partitions)
 
         if not self._recording:
             self._recording = True
             self.mailbox.after(RECORD_DELAY_S, record)
 
-    def _configure(self, partition: Partition, topic: TopicState, state: PartitionState) -> None:
-        partition.mirrored = state.origin is not None
+    def _configure(self, partition: Partition, topic: TopicState) -> None:
+        partition.mirrored = topic.partitions[partition.number].origin is not None
         try:
             partition.log.config = topic_log_config(self.config, topic.settings)
         except BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
 
-    def _current(self, place: TopicPartition, topic_id: UUID) -> TopicState | None:
-        """The topic that a partition belongs to, if the cluster still has both."""
-        topic = self.cluster.topics.get(place[0])
-        return topic if topic and topic.topic_id == topic_id and place[1] in topic.partitions else None
-
-    def _remove(self, place: TopicPartition, partition: Partition) -> None:
-        """Serve a partition no longer; its log goes only if the partition itself has gone."""
-        del self._partitions[place]
-        self._record_soon()
-        self._staged.pop(partition, None)
-        if self._current(place, partition.topic_id) is not None:
-            log.warning("another broker leads %s now; its log is kept", partition.name)
-            partition.retire(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
-            return
-        log.info("deleting %s: it is not in the cluster any more", partition.name)
-        self._deleting.add(place)
-        partition.retire(
-            UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(place)
-        )
-
-    def _delete(self, place: TopicPartition) -> None:
-        """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
-        self._deleting.add(place)
-
-        def done(future: Future[None]) -> None:
-            self._deleting.discard(place)
-            if future.exception() is not None:
-                log.error("cannot delete %s-%s: %s", *place, future.exception())
-            self.refresh()
-
-        self._submit(self._deletions, lambda: self._logs.delete(*place), done)
-
     def _apply_retention(self) -> None:
-        logs = [(partition.name, partition.log) for partition in self._partitions.values()]
+        logs = [(partition.name, partition.log) for partition in self.partitions.values()]
 
         def work() -> None:
             for name, partition_log in logs:
@@ -319,7 +331,7 @@ class Broker:
         def again(done: Future[None]) -> None:
             if done.exception() is not None:
                 log.error("retention failed", exc_info=done.exception())
-            self._try_again()
+            self._retry_failed()
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
         self._submit(self._deletions, work, again)
@@ -331,7 +343,7 @@ class Broker:
 
         Raises BrokerError for one that is refused. `batch` must stay as it is until `end_of_turn`.
         """
-        partition = self._partitions.get((topic, number)) or self.partition(topic, number)
+        partition = self.partition(topic, number)
         if partition.mirrored:
             raise PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
         header = check_produced(batch)
@@ -342,7 +354,8 @@ class Broker:
 
     def largest_batch(self, topic: str, number: int) -> int:
         """The largest batch that producers may send to a partition; 0 when it takes none of theirs here."""
-        partition = self._partitions.get((topic, number))
+        hosted = self._hosted.get((topic, number))
+        partition = None if hosted is None else hosted.partition
         return 0 if partition is None or partition.mirrored else partition.log.config.max_message_bytes
 
     def stage(
@@ -369,7 +382,7 @@ class Broker:
         From any thread. The future brings for each None, or what the log raised: PositionMismatch when it
         stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
         """
-        return self.call(lambda: [self._append_mirrored(each) for each in appends])
+        return self.call(lambda: [self._append_mirrored(append) for append in appends])
 
     def _append_mirrored(self, append: TargetAppend) -> Exception | None:
         run = append.run
@@ -379,12 +392,10 @@ class Broker:
         except Exception as error:  # one that fails must not keep the others from being appended
             return error
         partition.when_visible(end, append.visible)
-        partition.see_to_flush()
+        partition.maybe_flush()
         return None
 
-    def fetch(
-        self, request: AskedFetch, answer: Callable[[Found], None], abort: Callable[[str], None]
-    ) -> Fetch:
+    def fetch(self, request: AskedFetch, answer: Answer, abort: Callable[[str], None]) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""
         fetch = Fetch(self, request, answer, abort)
         fetch.start()
@@ -410,9 +421,9 @@ class Broker:
         # It may read for seconds, and nothing is lost when the process ends meanwhile.
         threading.Thread(target=work, name=f"landmarks {partition.name}", daemon=True).start()
 
-    def look_again(self, look: Callable[[], None]) -> None:
-        """Run `look`, which raises nothing, at the end of this turn."""
-        self._looking.append(look)
+    def at_end_of_turn(self, function: Callable[[], None]) -> None:
+        """Run `function`, which raises nothing, at the end of this turn."""
+        self._at_end_of_turn.append(function)
 
     def end_of_turn(self) -> None:
         """Append what this turn staged, then let woken fetches look: one write, one look each.
@@ -424,10 +435,10 @@ class Broker:
             staged, self._staged = self._staged, {}
             for partition in staged:
                 partition.write()
-        if self._looking:
-            looking, self._looking = self._looking, []
-            for look in looking:
-                look()
+        if self._at_end_of_turn:
+            functions, self._at_end_of_turn = self._at_end_of_turn, []
+            for function in functions:
+                function()
 
     def check_administrator(self, address: str) -> None:
         """Refuse a client, HOST:PORT, that is on no machine of the cluster and not named in `admin_hosts`."""
@@ -459,26 +470,20 @@ class Broker:
         future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
         return future
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Bring everything to the disk, side by side, and answer who waits for it; the loop has ended."""
         self.end_of_turn()
-        for partition in self._partitions.values():
+        for partition in self.partitions.values():
             partition.flush()
         self.flushes.close()
         self.mailbox.run()
-        for partition in self._partitions.values():
-            partition.settle()
+        for partition in self.partitions.values():
+            partition.finalize()
         self.end_of_turn()
 
     def close(self) -> None:
-        """End the threads and close the logs; `settle` comes first."""
+        """End the threads and close the logs; `finalize` comes first."""
         self.mailbox.stop()
-        for pool in (
-            self._zookeeper,
-            self._look_ups,
-            self._openers,
-            self._deletions,
-            self._confirming,
-        ):
+        for pool in (self._zookeeper, self._look_ups, self._openers, self._deletions, self._confirming):
             pool.shutdown(wait=True, cancel_futures=True)
         self._logs.close()

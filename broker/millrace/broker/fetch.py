@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+from millrace.broker.partition import Partition
 from millrace.errors import BrokerError, ErrorCode
+from millrace.mailbox import Mailbox, Timer
 from millrace.records.file_slice import FileSlice
 from millrace.storage.landmarks import LandmarksMissing
 from millrace.wire.fetch import AskedFetch
-
-if TYPE_CHECKING:
-    from millrace.broker.broker import Broker
-    from millrace.broker.partition import Partition
-    from millrace.mailbox import Timer
 
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 5 * 60_000
 """A client that wants to wait longer asks again."""
 MAX_PARKED_PARTITIONS = 100_000
-"""Of all waiting fetches together: each takes 200 bytes. Beyond it ..."""
+"""Partitions that all fetches together may wait on: each takes 200 bytes. Beyond it only a fetch of at most
+SMALL_FETCH partitions waits; any other is answered with what there is."""
 SMALL_FETCH = 16
-"""... only a fetch of so few partitions may still wait, any other is answered with what there is."""
 
 
 class PartitionRead(NamedTuple):
@@ -40,7 +37,23 @@ class PartitionRead(NamedTuple):
     records: FileSlice | None = None
 
 
-Found: TypeAlias = list[tuple[str, list[PartitionRead]]]
+Reads: TypeAlias = list[tuple[str, list[PartitionRead]]]
+"""What a fetch found, by topic."""
+Answer: TypeAlias = Callable[[Reads], None]
+
+
+class Source(Protocol):
+    """What a fetch needs of the broker."""
+
+    mailbox: Mailbox
+    parked_partitions: int
+
+    def partition(self, topic: str, number: int) -> Partition: ...
+
+    def build_landmarks(self, partition: Partition) -> None:
+        """Build what a read lacked, apart from the loop; then wake who is parked."""
+
+    def at_end_of_turn(self, function: Callable[[], None]) -> None: ...
 
 
 class Fetch:
@@ -49,18 +62,14 @@ class Fetch:
     `abort` is called instead when a mistake in the code is met while it waits: there is no answer to give.
     """
 
-    __slots__ = ("_abort", "_answer", "_available", "_broker", "_partitions", "_request", "_timer", "_woken")
+    __slots__ = ("_abort", "_answer", "_available", "_partitions", "_request", "_source", "_timer", "_woken")
 
     def __init__(
-        self,
-        broker: Broker,
-        request: AskedFetch,
-        answer: Callable[[Found], None],
-        abort: Callable[[str], None],
+        self, source: Source, request: AskedFetch, answer: Answer, abort: Callable[[str], None]
     ) -> None:
-        self._broker, self._abort = broker, abort
+        self._source, self._abort = source, abort
         self._request = request
-        self._answer: Callable[[Found], None] | None = answer
+        self._answer: Answer | None = answer
         self._partitions: list[Partition] = []
         """Those it is parked on."""
         self._available = 0
@@ -72,7 +81,7 @@ class Fetch:
         self._try()
         if self._answer is not None:
             wait = min(self._request.max_wait, MAX_WAIT_MS)
-            self._timer = self._broker.mailbox.after(wait / 1000, self._time_is_up)
+            self._timer = self._source.mailbox.after(wait / 1000, self._time_is_up)
 
     def abandon(self) -> None:
         """Nobody waits for the answer any more."""
@@ -91,7 +100,7 @@ class Fetch:
         """Look again at the end of this turn, however many partitions have something new."""
         if not self._woken and self._answer is not None:
             self._woken = True
-            self._broker.look_again(self._look)
+            self._source.at_end_of_turn(self._look)
 
     def _time_is_up(self) -> None:
         self._look(final=True)
@@ -108,11 +117,11 @@ class Fetch:
         if self._answer is None:
             return
         self._woken = False
-        found, partitions, size, failed = self._read()
+        topics, partitions, size, failed = self._read()
         enough = size >= self._request.min_bytes or self._request.max_wait <= 0
         if not (final or failed or enough):
             self._available = size
-            # Who is parked stays so: had a partition come or gone since, there would be an error to tell.
+            # Who is parked stays so: had a partition come or gone since, there would be an error to answer.
             if self._partitions or self._park(partitions):
                 return
         self._leave()
@@ -120,45 +129,45 @@ class Fetch:
             self._timer.cancel()
         answer, self._answer = self._answer, None
         if size > 0:
-            self._count(found)
-        answer(found)
+            self._count(topics)
+        answer(topics)
 
-    def _count(self, found: Found) -> None:
-        for topic, reads in found:
+    def _count(self, topics: Reads) -> None:
+        for topic, reads in topics:
             for read in reads:
-                partition = self._broker.partitions.get((topic, read.number))
-                if partition is not None and read.records is not None:
+                if read.records is not None:
+                    partition = self._source.partition(topic, read.number)
                     partition.reads_out += 1
                     partition.bytes_out += read.records.length
 
     def _park(self, partitions: list[Partition]) -> bool:
         """Wait on every partition, unless too many are waited on already."""
         count = len(partitions)
-        if count > SMALL_FETCH and self._broker.parked_partitions + count > MAX_PARKED_PARTITIONS:
+        if count > SMALL_FETCH and self._source.parked_partitions + count > MAX_PARKED_PARTITIONS:
             return False
-        self._broker.parked_partitions += count
+        self._source.parked_partitions += count
         self._partitions = partitions
         for partition in partitions:
             partition.parked.add(self)
         return True
 
     def _leave(self) -> None:
-        self._broker.parked_partitions -= len(self._partitions)
+        self._source.parked_partitions -= len(self._partitions)
         for partition in self._partitions:
             partition.parked.discard(self)
         self._partitions = []
 
-    def _read(self) -> tuple[Found, list[Partition], int, bool]:
-        """What is there now and in which partitions, its bytes, and whether there is an error to tell."""
+    def _read(self) -> tuple[Reads, list[Partition], int, bool]:
+        """What is there now and in which partitions, its bytes, and whether there is an error to answer."""
         total, failed = 0, False
-        found: Found = []
+        topics: Reads = []
         partitions: list[Partition] = []
         for topic, wanted in self._request.topics:
             reads = []
             for number, offset, max_bytes in wanted:
                 room = self._request.max_bytes - total
                 try:
-                    partition = self._broker.partition(topic, number)
+                    partition = self._source.partition(topic, number)
                     read = self._read_partition(partition, offset, max_bytes, room, first=total == 0)
                     partitions.append(partition)
                 except BrokerError as error:
@@ -169,8 +178,8 @@ class Fetch:
                 reads.append(read)
                 if read.records is not None:
                     total += read.records.length
-            found.append((topic, reads))
-        return found, partitions, total, failed
+            topics.append((topic, reads))
+        return topics, partitions, total, failed
 
     def _read_partition(
         self, partition: Partition, offset: int, max_bytes: int, room: int, *, first: bool
@@ -180,9 +189,9 @@ class Fetch:
             try:
                 records = log.read(offset, max(1, min(max_bytes, room)))
             except LandmarksMissing:
-                self._broker.build_landmarks(partition)  # wakes who is parked when they are there
+                self._source.build_landmarks(partition)  # wakes who is parked when they are there
             if records is not None and records.length > room and not first:
                 records = None  # only the first batch of an answer may exceed its limit
         return PartitionRead(
             partition.number, ErrorCode.NONE, log.high_watermark, log.log_start_offset, records
-        )  # fmt: skip
+        )

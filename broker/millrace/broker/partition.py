@@ -21,13 +21,10 @@ from millrace.storage.state import LogState
 
 logger = logging.getLogger(__name__)
 
-
 Outcomes: TypeAlias = Sequence[int | BrokerError]
-"""Of each batch its base offset, or why it was refused."""
-
-
+"""The base offset of each batch, or why it was refused."""
 FLUSH_AGAIN_S = 0.5
-"""After a flush that failed and may be tried again."""
+"""A flush that failed is tried again after this time, if the log allows it."""
 
 
 class Producing(Protocol):
@@ -66,7 +63,7 @@ class Partition:
         topic_id: UUID,
         log: PartitionLog,
         mailbox: Mailbox,
-        flushes: FlushThreads[LogState],
+        flushes: FlushThreads,
         doubtful: Callable[[], bool],
     ) -> None:
         """`doubtful` says whether the topic may have gone: acks=all then waits for `answer_flushed`."""
@@ -83,7 +80,7 @@ class Partition:
         self._mailbox, self._flushes, self._doubtful = mailbox, flushes, doubtful
         self._staged: list[Staged] = []
         self._unsynced: deque[tuple[int, Producing, int, Outcomes]] = deque()
-        """(log position to be flushed, who waits for it, its index, what to tell it)."""
+        """(log position to be flushed, who waits for it, its index, its outcomes)."""
         self._watched: deque[tuple[int, Callable[[], None]]] = deque()
         """(log position to be flushed, what to call then): nobody waits, so nothing is flushed sooner."""
         self._flushing = False
@@ -92,7 +89,6 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """topic-number, as people write it."""
         return f"{self.topic}-{self.number}"
 
     def stage(self, batches: Sequence[memoryview], producing: Producing, index: int = 0) -> None:
@@ -100,11 +96,11 @@ class Partition:
         self._staged.append((batches, producing, index))
 
     def write(self) -> None:
-        """Append what is staged; answer acks=1, note acks=all, see to the flush. Raises nothing."""
+        """Append what is staged, answer acks=1, note acks=all, and flush if it is due. Raises nothing."""
         staged, self._staged = self._staged, []
         try:
             self._append(staged)
-            self.see_to_flush()
+            self.maybe_flush()
         except Exception:
             logger.exception("a mistake while appending to %s", self.name)
             for _, producing, _ in staged:
@@ -124,9 +120,9 @@ class Partition:
                 # A duplicate waits, too: the first one may still be on its way to the disk.
                 self._unsynced.append((end, producing, index, mine))
             else:
-                self._tell(producing, index, mine, start)
+                self._notify(producing, index, mine, start)
 
-    def _tell(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
+    def _notify(self, producing: Producing, index: int, outcomes: Outcomes, start: int = -1) -> None:
         """Answer one client; a mistake in it costs that client's connection, and the others are answered."""
         try:
             producing.appended(index, outcomes, start)
@@ -140,7 +136,7 @@ class Partition:
         except Exception:
             logger.exception("a mistake while closing the connection of a producer of %s", self.name)
 
-    def see_to_flush(self) -> None:
+    def maybe_flush(self) -> None:
         """Start a flush if one is due, or set the clock for it. Call it after each append."""
         if not self._may_flush:
             return
@@ -162,30 +158,30 @@ class Partition:
             self._start_flush()
 
     def answer_when_flushed(self, end: int, producing: Producing) -> None:
-        """Call `producing` back, as acks=all, when the log is on the disk up to `end`; flush it at once."""
+        """Notify `producing`, as for acks=all, when the log is on the disk up to `end`; flush it at once."""
         if end > self.log.visible_end or (end and self._doubtful()):
             self._unsynced.append((end, producing, 0, ()))
-            self.see_to_flush()
+            self.maybe_flush()
         else:
-            self._tell(producing, 0, (), self.log.log_start_offset)
+            self._notify(producing, 0, (), self.log.log_start_offset)
 
     def answer_flushed(self) -> None:
         """Answer acks=all for what is on the disk, unless the topic must be read again before."""
         visible, start = self.log.visible_end, self.log.log_start_offset
         while self._unsynced and self._unsynced[0][0] <= visible and not self._doubtful():
             _, producing, index, outcomes = self._unsynced.popleft()
-            self._tell(producing, index, outcomes, start)
+            self._notify(producing, index, outcomes, start)
 
     def when_visible(self, end: int, then: Callable[[], None]) -> None:
         """Call `then` when consumers see the log up to `end`, as soon as that comes about by itself."""
         self._watched.append((end, then))
 
-    def retire(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
+    def close(self, why: BrokerError, when_idle: Callable[[], None]) -> None:
         """Serve it no longer: refuse whoever waits, and call `when_idle` once no flush runs."""
         self.gone = why
         staged, self._staged = self._staged, []
         for batches, producing, index in staged:
-            self._tell(producing, index, [why] * len(batches))
+            self._notify(producing, index, [why] * len(batches))
         self.refuse_waiting(why)
         self.wake_parked()
         if self._flushing:
@@ -193,7 +189,7 @@ class Partition:
         else:
             when_idle()
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Flush here and now what is left, and answer who waits; the flush threads have ended."""
         if self.log.end > self.log.visible_end and self.log.flush_refusal is None:
             try:
@@ -235,7 +231,7 @@ class Partition:
                 self._call(self._watched.popleft()[1])
             for fetch in self.parked:
                 fetch.grown(visible - before)
-            self.see_to_flush()
+            self.maybe_flush()
         if self._when_idle is not None:
             self._when_idle()
 
@@ -249,4 +245,4 @@ class Partition:
         """Answer every acks=all that waits with an error."""
         waiting, self._unsynced = self._unsynced, deque()
         for _, producing, index, outcomes in waiting:
-            self._tell(producing, index, [why] * max(1, len(outcomes)))
+            self._notify(producing, index, [why] * max(1, len(outcomes)))

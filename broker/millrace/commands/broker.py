@@ -92,7 +92,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         if metrics is not None:
             metrics.close()
         groups.close()
-        broker.settle()
+        broker.finalize()
         server.close()
     finally:
         cluster.close()

@@ -6,7 +6,8 @@ Left out: fetch sessions (always session 0), rack-aware reads, requests of follo
 
 from __future__ import annotations
 
-from millrace.broker.broker import Broker, Found
+from millrace.broker.broker import Broker
+from millrace.broker.fetch import Reads
 from millrace.handlers.table import Api
 from millrace.server.request import Request
 from millrace.wire.fetch import decode_request, encode_response
@@ -18,14 +19,14 @@ def serve(broker: Broker, request: Request) -> None:
     version = request.api_version
     asked = decode_request(version, request.body)
 
-    def answer(found: Found) -> None:
+    def answer(topics: Reads) -> None:
         if request.client.closed:
             return
-        for _, reads in found:
+        for _, reads in topics:
             for read in reads:
                 if read.error:
                     request.failed(read.error)
-        request.answer(encode_response(version, found))
+        request.answer(encode_response(version, topics))
 
     fetch = broker.fetch(asked, answer, request.client.abort)
     if request.parts is None:

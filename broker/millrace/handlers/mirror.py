@@ -15,8 +15,8 @@ import dataclasses
 import logging
 from concurrent.futures import Future
 
-from millrace.broker.broker import Broker, Partition
-from millrace.broker.partition import Outcomes
+from millrace.broker.broker import Broker
+from millrace.broker.partition import Outcomes, Partition
 from millrace.errors import (
     BrokerError,
     CorruptMessage,

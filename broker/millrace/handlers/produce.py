@@ -128,7 +128,7 @@ def serve_run(broker: Broker, client: Client, framer: RequestFramer) -> Request 
     request = Request(client, ApiKey.PRODUCE, asked.version, correlation_ids[0], NOTHING)
     request.count = len(correlation_ids)
     answer = _Answer(request, asked.acks, correlation_ids, ((topic, 1),), (partition,))
-    broker.stage(broker.partitions[topic, partition], batches, answer)
+    broker.stage(broker.partition(topic, partition), batches, answer)
     return request
 
 

@@ -12,7 +12,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from millrace import __version__
-from millrace.broker.broker import Broker, Partition
+from millrace.broker.broker import Broker
+from millrace.broker.partition import Partition
 from millrace.errors import ErrorCode
 from millrace.groups.coordinator import Groups
 from millrace.histogram import Histogram

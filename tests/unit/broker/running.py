@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millrace.broker.broker import Broker, Found
+from millrace.broker.broker import Broker
+from millrace.broker.fetch import Reads
 from millrace.broker.partition import Outcomes
 from millrace.config import BrokerConfig, LogConfig
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
@@ -147,9 +148,9 @@ class Running:
 
     def fetch(
         self, *places: tuple[str, int, int], min_bytes: int = 1, max_wait: int = NEVER_MS
-    ) -> list[Found]:
+    ) -> list[Reads]:
         topics = [(name, [(p, offset, 1 << 20)]) for name, p, offset in places]
-        answers: list[Found] = []
+        answers: list[Reads] = []
         request = AskedFetch(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
         self.broker.fetch(request, answers.append, self.aborted_fetches.append)
         return answers
@@ -160,7 +161,7 @@ class Running:
     def stop(self) -> None:
         if not self._stopped:
             self._stopped = True
-            self.broker.settle()
+            self.broker.finalize()
             self.broker.close()
 
 

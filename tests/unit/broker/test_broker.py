@@ -342,7 +342,7 @@ def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> Non
     batch = bytearray(build_batch([Message(1, None, b"y")]))
     running.broker.produce("t", 0, memoryview(batch), waiting, 0)
     log = running.broker.partition("t", 0).log
-    running.broker.settle()
+    running.broker.finalize()
     assert plain.heard
     assert waiting.heard
     assert log.visible_end == log.end > 0

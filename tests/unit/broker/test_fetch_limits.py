@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from millrace.broker import fetch as fetch_module
-from millrace.broker.broker import Found
+from millrace.broker.fetch import Reads
 from millrace.wire.fetch import AskedFetch
 from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
@@ -20,7 +20,7 @@ def waiting(running: Running) -> int:
 
 def test_a_fetch_whose_client_has_gone_waits_for_nothing(start: Start) -> None:
     running = start()
-    answers: list[Found] = []
+    answers: list[Reads] = []
     fetch = running.broker.fetch(wants(1), answers.append, pytest.fail)
     assert (waiting(running), running.broker.parked_partitions) == (1, 1)
     fetch.abandon()
@@ -28,7 +28,7 @@ def test_a_fetch_whose_client_has_gone_waits_for_nothing(start: Start) -> None:
     assert running.mailbox.seconds_to_next() is not None  # retention's, not the fetch's
     running.produce()
     running.turn()
-    running.broker.settle()
+    running.broker.finalize()
     assert answers == []
 
 
@@ -37,7 +37,7 @@ def test_fetches_of_many_partitions_do_not_wait_when_too_many_are_waited_for(
 ) -> None:
     monkeypatch.setattr(fetch_module, "MAX_PARKED_PARTITIONS", 100)
     running = start()
-    answers: list[Found] = []
+    answers: list[Reads] = []
     for _ in range(3):
         running.broker.fetch(wants(40), answers.append, pytest.fail)
     assert (len(answers), waiting(running)) == (1, 2)
@@ -46,7 +46,7 @@ def test_fetches_of_many_partitions_do_not_wait_when_too_many_are_waited_for(
     assert (len(answers), waiting(running)) == (1, 12)
     running.produce()
     running.turn()
-    running.broker.partition("t", 0).settle()
+    running.broker.partition("t", 0).finalize()
     running.turn()
     assert (len(answers), running.broker.parked_partitions) == (13, 0)
 
@@ -67,7 +67,7 @@ def test_a_fetch_that_waits_for_more_looks_again_when_there_may_be_enough(
     for number in range(50):
         running.produce("x" * 20, partition=number)
         running.turn()
-        running.broker.partition("t", number).settle()
+        running.broker.partition("t", number).finalize()
         running.turn()
         if answers:
             break

@@ -18,15 +18,13 @@ def mailbox() -> Mailbox:
 
 
 @pytest.fixture
-def flushes(mailbox: Mailbox) -> Iterator[FlushThreads[int]]:
-    threads: FlushThreads[int] = FlushThreads(mailbox)
+def flushes(mailbox: Mailbox) -> Iterator[FlushThreads]:
+    threads: FlushThreads = FlushThreads(mailbox)
     yield threads
     threads.close()
 
 
-def test_a_flush_that_waits_for_the_disk_holds_up_no_other(
-    mailbox: Mailbox, flushes: FlushThreads[int]
-) -> None:
+def test_a_flush_that_waits_for_the_disk_holds_up_no_other(mailbox: Mailbox, flushes: FlushThreads) -> None:
     disk, done = threading.Event(), list[int | None]()
 
     def hang() -> int:
@@ -46,7 +44,7 @@ def test_a_flush_that_waits_for_the_disk_holds_up_no_other(
     disk.set()
 
 
-def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads[int]) -> None:
+def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads) -> None:
     first, second = threading.Event(), threading.Event()
     assert flushes.since is None
     flushes.submit(lambda: first.wait(WAIT_S), lambda *_: None)
@@ -60,7 +58,7 @@ def test_since_tells_of_the_oldest_flush_under_way(flushes: FlushThreads[int]) -
 
 
 def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: Mailbox) -> None:
-    flushes, outcomes = FlushThreads[int](mailbox), list[object]()
+    flushes, outcomes = FlushThreads(mailbox), list[object]()
 
     def fail() -> int:
         raise OSError("the disk is gone")
@@ -74,7 +72,7 @@ def test_closing_finishes_what_was_handed_over_and_errors_are_outcomes(mailbox: 
 
 
 def test_what_follows_a_flush_runs_after_its_outcome_was_told_and_may_fail(
-    mailbox: Mailbox, flushes: FlushThreads[int]
+    mailbox: Mailbox, flushes: FlushThreads
 ) -> None:
     go_on, told = threading.Event(), list[int | None]()
 

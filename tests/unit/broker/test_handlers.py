@@ -59,7 +59,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     made = Broker(config, cluster, LogDirectory.open(tmp_path, log, time.time), Mailbox())
     made.start()
     yield made
-    made.settle()
+    made.finalize()
     made.close()
 
 
