@@ -100,7 +100,7 @@ def test_a_flush_that_begins_sooner_takes_the_place_of_the_one_that_was_to_come(
     assert clocked.flushes.begun == 1
 
 
-def test_a_partition_that_was_retired_is_not_flushed_any_more(clocked: Clocked) -> None:
+def test_a_partition_that_was_closed_is_not_flushed_any_more(clocked: Clocked) -> None:
     clocked.write(acks_all=False)
     idle: list[None] = []
     clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
@@ -108,7 +108,7 @@ def test_a_partition_that_was_retired_is_not_flushed_any_more(clocked: Clocked) 
     assert (clocked.flushes.begun, len(idle)) == (0, 1)
 
 
-def test_a_partition_that_is_retired_during_a_flush_is_idle_after_it(clocked: Clocked) -> None:
+def test_a_partition_that_is_closed_during_a_flush_is_idle_after_it(clocked: Clocked) -> None:
     waiting, idle = clocked.write(acks_all=True), list[None]()
     clocked.partition.close(UnknownTopicOrPartition("t-0 was deleted"), lambda: idle.append(None))
     assert isinstance(waiting.outcomes[0], UnknownTopicOrPartition)
