@@ -40,7 +40,7 @@ class Mailbox:
     """Functions that wait for the loop. `post` and `call` are for any thread, the rest for the loop's."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+        self.now = clock
         self._posted: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._crowded = MIN_CROWD
@@ -82,7 +82,7 @@ class Mailbox:
             heapq.heapify(self._timers)
             self._crowded = max(MIN_CROWD, 2 * len(self._timers))
         timer = Timer(function)
-        heapq.heappush(self._timers, (self._clock() + seconds, next(self._numbers), timer))
+        heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
         return timer
 
     def seconds_to_next(self) -> float | None:
@@ -91,7 +91,7 @@ class Mailbox:
             return 0.0
         while self._timers and self._timers[0][2].function is None:
             heapq.heappop(self._timers)
-        return max(0.0, self._timers[0][0] - self._clock()) if self._timers else None
+        return max(0.0, self._timers[0][0] - self.now()) if self._timers else None
 
     def drain(self) -> None:
         """Empty the pipe, when the loop has seen it readable."""
@@ -103,7 +103,7 @@ class Mailbox:
         if self._posted:
             for _ in range(len(self._posted)):
                 self._run(self._posted.popleft())
-        now = self._clock()
+        now = self.now()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.function is not None:

@@ -2,27 +2,26 @@
 
 Who coordinates a group is written in ZooKeeper, by a node that goes with the broker's session. A broker that
 is asked for a group nobody coordinates takes it over if the choice falls on it, and starts it without
-members: they find out and join anew. One whose node has become another's drops the group; until it notices,
+members: they find out and join again. One whose node has become another's drops the group; until it notices,
 ZooKeeper refuses its offsets. Runs on the loop; ZooKeeper is asked in threads.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
 
 from millrace.config import BrokerConfig
+from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry, Fence, GroupKind
-from millrace.coordination.state import BrokerAddress, TopicState
 from millrace.errors import ErrorCode, GroupNotEmpty, NotCoordinator, UnknownGroup
 from millrace.groups.commits import Commits
 from millrace.groups.group import Group
-from millrace.groups.timing import Clock, Memory
+from millrace.groups.timing import Memory
 from millrace.groups.work import Failed, Waiting, Work
 from millrace.mailbox import Mailbox
 
@@ -59,13 +58,6 @@ def is_group_name(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME
 
 
-class Snapshots(Protocol):
-    """Of the cluster: `millrace.coordination.cluster.Cluster`."""
-
-    brokers: Mapping[int, BrokerAddress]
-    topics: Mapping[str, TopicState]
-
-
 @dataclass(slots=True)
 class CoordinatedGroup:
     """A group that is coordinated here."""
@@ -78,7 +70,11 @@ class CoordinatedGroup:
     doubtful: bool = False
     """This broker stood still: nobody is answered before it is known who the coordinator is."""
     waiting: list[Waiting[CoordinatedGroup]] = field(default_factory=list)
-    """Who asks while that is doubtful."""
+    """Who asks while the group is doubtful."""
+
+    @property
+    def idle(self) -> bool:
+        return self.group.idle and not self.commits.busy
 
     def trust(self) -> None:
         """Nobody else has coordinated it: answer who waits."""
@@ -87,34 +83,41 @@ class CoordinatedGroup:
         for waiting in all_waiting:
             waiting.succeed(self)
 
+    def drop(self) -> None:
+        """Coordinate the group no longer: its members look for another coordinator."""
+        for waiting in self.waiting:
+            waiting.fail(ErrorCode.NOT_COORDINATOR)
+        self.group.drop(ErrorCode.NOT_COORDINATOR)
+        self.commits.drop(ErrorCode.NOT_COORDINATOR)
+
 
 class GroupOwnership:
-    """CoordinatedGroup groups by name. On the loop only."""
+    """The coordinated groups by name. On the loop only."""
 
     def __init__(
         self,
         config: BrokerConfig,
-        cluster: Snapshots,
+        cluster: Cluster,
         registry: ConsumerRegistry,
         mailbox: Mailbox,
-        clock: Clock,
         standstills: Callable[[], int],
     ) -> None:
         self.work = Work(mailbox)
         self._config, self._cluster, self._registry = config, cluster, registry
-        self._mailbox, self._clock, self._memory = mailbox, clock, Memory()
+        self._mailbox, self._memory = mailbox, Memory()
         self._held: dict[str, CoordinatedGroup] = {}
         self._taking: dict[str, list[Waiting[CoordinatedGroup]]] = {}
         self._leaving: set[str] = set()
         self._count_standstills, self._standstills = standstills, standstills()
-        clock.after(SWEEP_S, self._sweep)
-        clock.after(FIRST_TIDY_S, self._tidy)
+        mailbox.after(SWEEP_S, self._sweep)
+        mailbox.after(FIRST_TIDY_S, self._tidy)
 
     def get(self, name: str) -> CoordinatedGroup | None:
         return self._held.get(name)
 
-    def names(self) -> list[str]:
-        return list(self._held)
+    def groups(self) -> list[Group]:
+        """Every group that is coordinated here; from any thread."""
+        return [held.group for held in list(self._held.values())]
 
     def is_ours(self, name: str) -> bool:
         """True if the choice for a group that nobody coordinates falls on this broker."""
@@ -129,25 +132,23 @@ class GroupOwnership:
         elif held is not None and held.doubtful:
             held.waiting.append(Waiting(self._mailbox, use, failed))
         elif held is not None:
-            held.used_at = self._clock.now()
+            held.used_at = self._mailbox.now()
             use(held)
         elif name in self._leaving or not self._memory.has_room(0):
             failed(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        elif name in self._taking:
+            self._taking[name].append(Waiting(self._mailbox, use, failed))
         else:
-            self._wait_for(name, Waiting(self._mailbox, use, failed))
+            self._taking[name] = [Waiting(self._mailbox, use, failed)]
+            self._take_over(name)
 
-    def _wait_for(self, name: str, waiting: Waiting[CoordinatedGroup]) -> None:
-        if name in self._taking:
-            self._taking[name].append(waiting)
-            return
-        self._taking[name] = [waiting]
-
+    def _take_over(self, name: str) -> None:
         def done(holder: Fence | int) -> None:
             if isinstance(holder, int):
                 failed(ErrorCode.NOT_COORDINATOR)
                 return
             log.info("coordinating group %r", name)
-            held = self._held[name] = self._hold(name, holder)
+            held = self._held[name] = self._coordinate(name, holder)
             for waiting in self._taking.pop(name):
                 waiting.succeed(held)
 
@@ -155,7 +156,7 @@ class GroupOwnership:
             for waiting in self._taking.pop(name):
                 waiting.fail(code)
 
-        self.work.run(functools.partial(self._take_ours, name), done, failed)
+        self.work.run(partial(self._take_ours, name), done, failed)
 
     def _take_ours(self, name: str) -> Fence | int:
         """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
@@ -167,43 +168,33 @@ class GroupOwnership:
         """In a thread: become the coordinator, or say who is it."""
         for _ in range(CLAIMS):
             self._registry.claim(name, GroupKind.CLASSIC)
-            with contextlib.suppress(UnknownGroup):  # deleted in between, as one that had nothing
+            with suppress(UnknownGroup):  # deleted in between, as one that had nothing
                 return self._registry.coordinate(name, self._config.broker_id)
         raise NotCoordinator(f"group {name!r} is deleted again and again")
 
-    def _hold(self, name: str, fence: Fence) -> CoordinatedGroup:
-        group = Group(name, self._config, self._clock, self._memory)
-        write = functools.partial(self._registry.commit, name)
-        commits = Commits(
-            write, fence, self.work, self._mailbox, self._memory, lambda: self._fenced(name, group)
-        )
-        return CoordinatedGroup(group, commits, self._clock.now())
+    def _coordinate(self, name: str, fence: Fence) -> CoordinatedGroup:
+        group = Group(name, self._config, self._mailbox, self._memory)
+        fenced = partial(self._fenced, name, group)
+        commits = Commits(name, self._registry, fence, self.work, self._mailbox, self._memory, fenced)
+        return CoordinatedGroup(group, commits, self._mailbox.now())
 
     def _fenced(self, name: str, group: Group) -> None:
         held = self._held.get(name)
         if held is not None and held.group is group:
             log.warning("group %r has another coordinator now", name)
-            self.drop(name)
-
-    def drop(self, name: str) -> None:
-        """Coordinate the group no longer: its members look for another coordinator."""
-        held = self._held.pop(name)
-        for waiting in held.waiting:
-            waiting.fail(ErrorCode.NOT_COORDINATOR)
-        held.group.drop(ErrorCode.NOT_COORDINATOR)
-        held.commits.drop(ErrorCode.NOT_COORDINATOR)
+            self._held.pop(name).drop()
 
     def give_up(self, name: str, work: Callable[[Fence], None], done: Callable[[ErrorCode], None]) -> None:
         """Drop the group, then have `work` tidy up in a thread, under its fence; meanwhile it is nobody's."""
-        fence = self._held[name].commits.fence
-        self.drop(name)
+        held = self._held.pop(name)
+        held.drop()
         self._leaving.add(name)
 
         def left(code: ErrorCode) -> None:
             self._leaving.discard(name)
             done(code)
 
-        self.work.run(lambda: work(fence), lambda _: left(ErrorCode.NONE), left)
+        self.work.run(partial(work, held.commits.fence), lambda _: left(ErrorCode.NONE), left)
 
     def check(self) -> None:
         """After ZooKeeper was away: keep the groups that nobody else has taken, drop the others."""
@@ -243,25 +234,26 @@ class GroupOwnership:
             else:
                 self._fenced(name, held.group)
 
-        self.work.run(functools.partial(self._take, name), done, failed)
+        self.work.run(partial(self._take, name), done, failed)
 
     def _sweep(self) -> None:
         self._make_sure()
-        idle = [name for name, held in self._held.items() if self._is_idle(held)]
+        long_ago = self._mailbox.now() - IDLE_S
+        idle = [name for name, held in self._held.items() if held.idle and held.used_at < long_ago]
         for name in idle[: self.work.room]:
-            self.give_up(name, functools.partial(self._resign, name), lambda _: None)
-        self._clock.after(SWEEP_S, self._sweep)
+            self._resign(name)
+        self._mailbox.after(SWEEP_S, self._sweep)
 
-    def _is_idle(self, held: CoordinatedGroup) -> bool:
-        idle = held.group.idle and not held.commits.busy
-        return idle and self._clock.now() - held.used_at > IDLE_S
+    def _resign(self, name: str) -> None:
+        """Give the group up, and leave nothing behind of one that has never committed anything."""
 
-    def _resign(self, name: str, fence: Fence) -> None:
-        """In a thread: leave nothing behind of a group that has never committed anything."""
-        if self._registry.offsets(name):
-            self._registry.resign(name, fence)
-        else:
-            self._registry.delete_group(name, fence=fence)
+        def tidy(fence: Fence) -> None:
+            if self._registry.offsets(name):
+                self._registry.resign(name, fence)
+            else:
+                self._registry.delete_group(name, fence=fence)
+
+        self.give_up(name, tidy, lambda _: None)
 
     def _tidy(self) -> None:
         """Have those of our share deleted that were left behind, without offsets, by a killed coordinator."""
@@ -272,14 +264,14 @@ class GroupOwnership:
                 if kind is not GroupKind.CLASSIC or name in held or not self.is_ours(name):
                     continue
                 if self._registry.coordinator(name) is None and not self._registry.offsets(name):
-                    with contextlib.suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
+                    with suppress(UnknownGroup, GroupNotEmpty, NotCoordinator):
                         self._registry.delete_group(name)
 
         self.work.run(work, lambda _: None, lambda _: None)
-        self._clock.after(TIDY_S, self._tidy)
+        self._mailbox.after(TIDY_S, self._tidy)
 
     def close(self) -> None:
         """Give up every group, so that others take over at once."""
         for name in list(self._held):
-            self.give_up(name, functools.partial(self._resign, name), lambda _: None)
+            self._resign(name)
         self.work.close(CLOSE_S)

@@ -1,4 +1,4 @@
-"""Who is in a group: members by id and by instance, ids given out, who leads, what all have in common.
+"""Who is in a group: its members, ids given out, who leads, what all have in common.
 
 Keeps count of the memory they take. Decides nothing about generations: that is group.py's.
 """
@@ -6,19 +6,105 @@ Keeps count of the memory they take. Decides nothing about generations: that is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from millrace.errors import ErrorCode
-from millrace.groups.member import Member
 from millrace.groups.timing import Deadline, Memory
-from millrace.wire.group_messages import JoinGroupRequest
+from millrace.wire.group_messages import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+    SyncGroupResponse,
+)
 
+AnswerJoin: TypeAlias = Callable[[JoinGroupResponse], None]
+AnswerSync: TypeAlias = Callable[[SyncGroupResponse], None]
+MEMBER_BYTES = 2_000
+"""Counted for a member itself, beside its metadata and its assignment: what its objects take, rounded up."""
 EXPECTED_BYTES = 500
 """Counted for an id that was given out: what its objects take, rounded up."""
+NEW_MEMBER_S = 300.0
+"""A new member's JoinGroup waits no longer: it has no id to send heartbeats with, so it may be long gone."""
+MIN_REBALANCE_S = 1.0
+"""A rebalance lasts at least this long if members are missing, whatever they ask for. With no time at all, no
+member would ever bring an assignment, and the wait for those that are away would keep the loop busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientName:
+    """How a client calls itself, and from where it speaks."""
+
+    client_id: str
+    host: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """One member. `joining` or `syncing` is set while its request waits for the group."""
+
+    member_id: str
+    instance_id: str | None
+    client: ClientName
+    session: Deadline
+    session_timeout_s: float = 0.0
+    rebalance_timeout_s: float = 0.0
+    protocols: Sequence[JoinGroupRequestProtocol] = ()
+    assignment: bytes = b""
+    is_new: bool = True
+    """It has not been part of any generation yet."""
+    joining: AnswerJoin | None = None
+    syncing: AnswerSync | None = None
+    bytes_held: int = 0
+    """As counted last, for the limit of all groups together."""
+
+    @property
+    def waiting(self) -> bool:
+        """True while one of its requests waits: it lives, though it sends no heartbeats."""
+        return self.joining is not None or self.syncing is not None
+
+    @property
+    def size(self) -> int:
+        return MEMBER_BYTES + size_of(self.protocols) + len(self.assignment) + len(self.member_id)
+
+    def update(self, request: JoinGroupRequest) -> None:
+        """Take over what it says when it joins. The oldest clients (v0) have one timeout for both."""
+        timeout = request.rebalance_timeout
+        self.session_timeout_s = request.session_timeout / 1000
+        timeout = request.session_timeout if timeout < 0 else timeout
+        self.rebalance_timeout_s = max(MIN_REBALANCE_S, timeout / 1000)
+        self.protocols = request.protocols
+
+    def alive(self) -> None:
+        """Begin its session again: it was heard of."""
+        self.session.set(NEW_MEMBER_S if self.is_new else self.session_timeout_s)
+
+    def metadata(self, protocol: str) -> bytes:
+        """What it sent for `protocol`; empty when it does not support it."""
+        return next((one.metadata for one in self.protocols if one.name == protocol), b"")
+
+    def vote(self, candidates: Collection[str]) -> str:
+        """The candidate it likes best; it supports every one of them."""
+        return next(protocol.name for protocol in self.protocols if protocol.name in candidates)
+
+    def answer_join(self, response: JoinGroupResponse) -> None:
+        """Answer its JoinGroup, if it waits for that, and begin its session again."""
+        answer, self.joining = self.joining, None
+        if answer is not None:
+            self.alive()
+            answer(response)
+
+    def answer_sync(self, code: ErrorCode, assignment: bytes = b"") -> None:
+        """Answer its SyncGroup, if it waits for that, and begin its session again."""
+        answer, self.syncing = self.syncing, None
+        if answer is not None:
+            self.alive()
+            answer(SyncGroupResponse(error_code=code, assignment=assignment))
 
 
 class Members:
-    """The members of one group."""
+    """The members of one group, by id and by instance id."""
 
     def __init__(self, memory: Memory) -> None:
         self.leader: str | None = None
@@ -67,12 +153,20 @@ class Members:
         if member.member_id == self.leader:
             self.leader = new_leader
         self._memory.add(-member.bytes_held)
-        member.send_away(code)
+        member.answer_join(JoinGroupResponse(error_code=code, member_id=member.member_id))
+        member.answer_sync(code)
+        member.session.cancel()
 
     def measure(self, member: Member) -> None:
-        """Count its memory again, after what it told or was assigned has changed."""
+        """Count its memory again, after its metadata or its assignment has changed."""
         self._memory.add(member.size - member.bytes_held)
         member.bytes_held = member.size
+
+    def clear(self, code: ErrorCode) -> None:
+        for member_id in list(self._expected):
+            self.expect_no_longer(member_id)
+        for member in self:
+            self.remove(member, code)
 
     # Ids that were given out, for members that are to come back with them
 
@@ -98,7 +192,7 @@ class Members:
     # Protocols
 
     def agree(self, request: JoinGroupRequest) -> bool:
-        """True if who asks to join knows a protocol that all others know, too."""
+        """True if who asks to join supports a protocol that all others support, too."""
         names = {protocol.name for protocol in request.protocols}
         if not names or not request.protocol_type:
             return False
@@ -109,18 +203,17 @@ class Members:
         return request.protocol_type == self.protocol_type and bool(names & _in_common(others))
 
     def select_protocol(self) -> str:
-        """The protocol most members like best, out of those that all know."""
+        """The protocol most members like best, out of those that all support."""
         candidates = _in_common(self._members.values())
         votes = Counter(member.vote(candidates) for member in self._members.values())
         return votes.most_common(1)[0][0]
 
-    def clear(self, code: ErrorCode) -> None:
-        for member_id in list(self._expected):
-            self.expect_no_longer(member_id)
-        for member in self:
-            self.remove(member, code)
+
+def size_of(protocols: Iterable[JoinGroupRequestProtocol]) -> int:
+    """Bytes of names and metadata."""
+    return sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
 
 
 def _in_common(members: Iterable[Member]) -> set[str]:
-    """The names of the protocols that all of these (at least one) know."""
+    """The names of the protocols that all of these (at least one) support."""
     return set.intersection(*({protocol.name for protocol in member.protocols} for member in members))

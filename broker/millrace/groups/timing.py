@@ -1,40 +1,31 @@
-"""What a group is given: time, by a clock and deadlines that move, and memory, by a count with a limit."""
+"""What a group is given: time, by deadlines that move, and memory, by a count with a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from millrace.mailbox import Timer
+from millrace.mailbox import Mailbox, Timer
 
 MAX_BYTES = 64 << 20
-"""Of all groups together: 10,000 members that tell and are assigned 4 KiB each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What time it is, in seconds, and how to be called later: `Mailbox.after`."""
-
-    now: Callable[[], float]
-    after: Callable[[float, Callable[[], None]], Timer]
+"""Of all groups together: 10,000 members with 4 KiB of metadata and assignment each."""
 
 
 class Deadline:
-    """Calls `passed` once its time is over; not set at first.
+    """Calls `passed` on the loop once its time is over; not set at first.
 
     A heartbeat comes far more often than a session runs out, so moving a deadline later costs no timer: the
     one that is set looks, when it is due, whether there is time left.
     """
 
-    __slots__ = ("_at", "_clock", "_passed", "_timer", "_timer_at")
+    __slots__ = ("_at", "_mailbox", "_passed", "_timer", "_timer_at")
 
-    def __init__(self, clock: Clock, passed: Callable[[], None]) -> None:
-        self._clock, self._passed = clock, passed
+    def __init__(self, mailbox: Mailbox, passed: Callable[[], None]) -> None:
+        self._mailbox, self._passed = mailbox, passed
         self._at = self._timer_at = 0.0
         self._timer: Timer | None = None
 
     def set(self, seconds: float) -> None:
-        self._at = self._clock.now() + seconds
+        self._at = self._mailbox.now() + seconds
         if self._timer is None or self._timer_at > self._at:
             self.cancel()
             self._arm(seconds)
@@ -46,11 +37,11 @@ class Deadline:
 
     def _arm(self, seconds: float) -> None:
         self._timer_at = self._at
-        self._timer = self._clock.after(seconds, self._due)
+        self._timer = self._mailbox.after(seconds, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        left = self._at - self._clock.now()
+        left = self._at - self._mailbox.now()
         if left > 0:
             self._arm(left)
         else:
@@ -58,14 +49,14 @@ class Deadline:
 
 
 class Memory:
-    """Counts the bytes that all groups take; there is a limit, because members choose what they tell."""
+    """Counts the bytes that all groups take; there is a limit, because members choose what they send."""
 
     def __init__(self, limit: int = MAX_BYTES) -> None:
         self._limit = limit
         self.used = 0
 
     def add(self, size: int) -> None:
-        """So many bytes more, or fewer if negative, are held."""
+        """Count `size` bytes more, or fewer if it is negative."""
         self.used += size
 
     def has_room(self, size: int) -> bool:

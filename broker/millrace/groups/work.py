@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from millrace.errors import BrokerError, ErrorCode
@@ -19,8 +20,8 @@ log = logging.getLogger(__name__)
 
 Failed: TypeAlias = Callable[[ErrorCode], None]
 WAIT_S = 5.0
-"""How long a client waits for ZooKeeper before it is told to ask again. A third of what the cluster's own
-calls are given: clients give up on a request after 30 s and more, but consume nothing while they wait."""
+"""How long a client waits for ZooKeeper before it has to ask again: a third of what the cluster's own calls
+are given. Clients give up on a request after 30 s and more, but consume nothing while they wait."""
 THREADS = 4
 MAX_QUEUED = 2_000
 """Pieces of work; a client that asks again every 100 ms while ZooKeeper is away must not pile them up."""
@@ -68,13 +69,16 @@ class Work:
             return
 
         def in_thread() -> None:
-            tell = _outcome(work, done, failed)
+            try:
+                answer = partial(done, work())
+            except Exception as error:
+                answer = partial(failed, _code(error))
             # Before the future is done: who waits for that may close the mailbox next.
-            self._mailbox.post(lambda: finished(tell))
+            self._mailbox.post(lambda: finished(answer))
 
-        def finished(tell: Callable[[], None]) -> None:
+        def finished(answer: Callable[[], None]) -> None:
             self._under_way.discard(future)
-            tell()
+            answer()
 
         future = self._pool.submit(in_thread)
         self._under_way.add(future)
@@ -91,22 +95,13 @@ class Work:
         self.run(work, waiting.succeed, waiting.fail)
 
     def close(self, within_s: float) -> None:
-        """Let the threads do what was asked for, for so long; the loop has ended."""
+        """Let the threads do what was asked for, for at most `within_s`; the loop has ended."""
         wait(list(self._under_way), within_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _outcome(work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> Callable[[], None]:
-    try:
-        result = work()
-    except Exception as error:
-        code = _code(error)
-        return lambda: failed(code)
-    return lambda: done(result)
-
-
 def _code(error: Exception) -> ErrorCode:
-    """What a client is told: that it may ask again, unless the error says more."""
+    """What a client is answered: that it may ask again, unless the error says more."""
     if not isinstance(error, BrokerError):
         log.error("work on consumer groups failed", exc_info=error)
         return ErrorCode.UNKNOWN_SERVER_ERROR

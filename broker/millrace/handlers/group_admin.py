@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from millrace.errors import ErrorCode
-from millrace.groups import Groups, GroupSnapshot
+from millrace.groups import Groups
 from millrace.handlers.table import Api, Call, message_api
 from millrace.wire import group_messages as messages
 from millrace.wire.messages import ApiKey
@@ -20,8 +20,14 @@ from millrace.wire.messages import ApiKey
 def describe_groups(groups: Groups, call: Call[messages.DescribeGroupsRequest]) -> None:
     """Answer with how each group is."""
 
-    def answer(described: Mapping[str, GroupSnapshot | ErrorCode]) -> None:
-        shown = tuple(_described(name, described[name]) for name in names)
+    def answer(described: Mapping[str, messages.DescribedGroup | ErrorCode]) -> None:
+        shown = tuple(
+            messages.DescribedGroup(error_code=group, group_id=name)
+            if isinstance(group, ErrorCode)
+            else group
+            for name in names
+            for group in [described[name]]
+        )
         call.answer(messages.DescribeGroupsResponse(groups=shown))
 
     names = dict.fromkeys(call.request.groups)
@@ -39,39 +45,13 @@ def delete_groups(groups: Groups, call: Call[messages.DeleteGroupsRequest]) -> N
     groups.delete_groups(names, answer)
 
 
-def _described(name: str, group: GroupSnapshot | ErrorCode) -> messages.DescribedGroup:
-    if isinstance(group, ErrorCode):
-        return messages.DescribedGroup(error_code=group, group_id=name)
-    members = tuple(
-        messages.DescribedGroupMember(
-            member_id=member.member_id,
-            group_instance_id=member.instance_id,
-            client_id=member.client.client_id,
-            client_host=member.client.host,
-            member_metadata=member.metadata,
-            member_assignment=member.assignment,
-        )
-        for member in group.members
-    )
-    return messages.DescribedGroup(
-        error_code=ErrorCode.NONE,
-        group_id=name,
-        group_state=group.state,
-        protocol_type=group.protocol_type,
-        protocol_data=group.protocol,
-        members=members,
-    )
-
-
 def list_groups(groups: Groups, call: Call[messages.ListGroupsRequest]) -> None:
     """Answer with the groups of this broker's share, or with those of them in certain states."""
     states = {state.lower() for state in call.request.states_filter}
 
-    def done(found: Mapping[str, GroupSnapshot]) -> None:
+    def done(groups: Mapping[str, messages.ListedGroup]) -> None:
         listed = tuple(
-            messages.ListedGroup(group_id=name, protocol_type=group.protocol_type, group_state=group.state)
-            for name, group in sorted(found.items())
-            if not states or group.state.lower() in states
+            group for _, group in sorted(groups.items()) if not states or group.group_state.lower() in states
         )
         call.answer(messages.ListGroupsResponse(error_code=ErrorCode.NONE, groups=listed))
 

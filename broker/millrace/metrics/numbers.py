@@ -176,7 +176,7 @@ class Numbers(Collector):
         yield _metrics("mirror_latency_seconds", [(origin, each.latency) for origin, each in copied])
 
     def _groups(self) -> Iterator[Metric]:
-        groups = self.groups.describe()
+        groups = self.groups.coordinated()
         yield _metrics("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
         yield _metrics("group_generation", [((group.name,), group.generation) for group in groups])
         lags = []

@@ -52,9 +52,13 @@ class Broker:
         config = BrokerConfig(broker_id=broker_id, cluster="test", group_initial_rebalance_delay_ms=0)
         self.standstills = 0
         self.groups = Groups(
-            config, cluster, registry, self.mailbox, lambda: self.now, lambda: 5.0,  # type: ignore[arg-type]
-            lambda: self.standstills,
-        )  # fmt: skip
+            config,
+            cluster,  # type: ignore[arg-type]
+            registry,  # type: ignore[arg-type]
+            self.mailbox,
+            wall_clock=lambda: 5.0,
+            standstills=lambda: self.standstills,
+        )
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
         def turned() -> Any:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
 from millrace.groups.group import Group, State
-from millrace.groups.member import ClientName
-from millrace.groups.timing import Clock, Memory
+from millrace.groups.members import ClientName
+from millrace.groups.timing import Memory
 from millrace.mailbox import Mailbox
 from millrace.wire.group_messages import (
     JoinGroupRequest,
@@ -33,7 +33,6 @@ class Time:
     def __init__(self) -> None:
         self.now = 1000.0
         self.mailbox = Mailbox(lambda: self.now)
-        self.clock = Clock(lambda: self.now, self.mailbox.after)
 
     def passes(self, seconds: float) -> None:
         end = self.now + seconds
@@ -172,6 +171,6 @@ def new_group(config: BrokerConfig | None = None, memory: Memory | None = None) 
     """A group that is closed with what it needs."""
     time = Time()
     memory = memory or Memory()
-    group = Group("g", config or BrokerConfig(broker_id=1, cluster="test"), time.clock, memory)
+    group = Group("g", config or BrokerConfig(broker_id=1, cluster="test"), time.mailbox, memory)
     yield Driven(time, memory, group)
     time.mailbox.close()

@@ -157,7 +157,7 @@ def test_members_that_behave_from_now_on_become_stable(plan: list[tuple[int, str
             for member in members:
                 behave(member)
         assert driven.state is State.STABLE
-        assert len(driven.group.snapshot().members) == len(members)
+        assert len(driven.group.members) == len(members)
         assert len({member.generation for member in members}) == 1
         witness.check()
 
@@ -165,7 +165,7 @@ def test_members_that_behave_from_now_on_become_stable(plan: list[tuple[int, str
 def behave(member: Witnessed) -> None:
     """What a client does that is called now and then."""
     group = member.driven.group
-    waits = any(m.member_id == member.member_id for m in group.snapshot().members) and _waits(member)
+    waits = any(m.member_id == member.member_id for m in group.members) and _waits(member)
     if waits:
         return
     code = member.heartbeat() if member.member_id and member.generation > 0 else ErrorCode.UNKNOWN_MEMBER_ID
@@ -181,5 +181,5 @@ def behave(member: Witnessed) -> None:
 
 
 def _waits(member: Witnessed) -> bool:
-    found = member.driven.group._members.get(member.member_id)
+    found = member.driven.group.members.get(member.member_id)
     return found is not None and found.waiting

@@ -134,7 +134,7 @@ def test_a_group_with_members_is_kept(one: Broker) -> None:
     group, _ = one.join(MINE)
     one.passes(IDLE_S + 5)
     assert one.groups.held(MINE) is group
-    assert len(group.snapshot().members) == 1
+    assert len(group.members) == 1
 
 
 def test_what_a_killed_coordinator_left_of_groups_without_offsets_is_deleted_by_whose_share_it_is(

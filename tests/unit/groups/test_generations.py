@@ -54,7 +54,7 @@ def test_members_get_what_the_leader_assigns_and_whom_it_leaves_out_gets_nothing
     leader.sync({first.member_id: b"one", leader.member_id: b"zero", "stranger": b"?"})
     second.sync()
     assert [m.syncs[-1].assignment for m in (leader, first, second)] == [b"zero", b"one", b""]
-    assert driven.group.snapshot().state is State.STABLE
+    assert driven.group.describe().group_state is State.STABLE
 
 
 def test_a_stable_member_may_ask_for_its_assignment_again(driven: Driven) -> None:
@@ -143,7 +143,7 @@ def test_a_leader_that_fails_between_join_and_sync_is_replaced(driven: Driven) -
         assert member.syncs[-1].error_code == ErrorCode.REBALANCE_IN_PROGRESS
         member.join()
     sync_all(others)
-    assert driven.group.snapshot().state is State.STABLE
+    assert driven.group.describe().group_state is State.STABLE
 
 
 def test_a_leader_that_lives_but_never_assigns_is_replaced_after_the_rebalance_timeout(
@@ -248,7 +248,7 @@ def test_an_empty_group_may_change_its_protocol_type(driven: Driven) -> None:
     other = driven.member("connect", protocol_type="connect", protocols=("default",))
     other.join()
     driven.gathers()
-    assert driven.group.snapshot().protocol_type == "connect"
+    assert driven.group.describe().protocol_type == "connect"
 
 
 def test_a_generation_number_is_never_used_twice(driven: Driven) -> None:
@@ -261,16 +261,18 @@ def test_a_generation_number_is_never_used_twice(driven: Driven) -> None:
     assert seen == sorted(set(seen))
 
 
-def test_a_snapshot_shows_what_members_told_and_got_while_stable(driven: Driven) -> None:
+def test_a_description_shows_what_members_told_and_got_while_stable(driven: Driven) -> None:
     leader, member = driven.stable(2)
-    stable = driven.group.snapshot()
-    assert (stable.state, stable.protocol_type, stable.protocol) == (State.STABLE, "consumer", "range")
+    stable = driven.group.describe()
+    assert (stable.group_state, stable.protocol_type) == (State.STABLE, "consumer")
+    assert stable.protocol_data == "range"
     assert [one.member_id for one in stable.members] == [leader.member_id, member.member_id]
-    assert stable.members[1].assignment == f"{member.member_id} 1".encode()
-    assert stable.members[1].client.client_id == "client1"
+    assert stable.members[1].member_assignment == f"{member.member_id} 1".encode()
+    assert stable.members[1].client_id == "client1"
     member.leave()
-    shown = driven.group.snapshot()
-    assert (shown.state, shown.protocol, shown.members[0].assignment) == (State.PREPARING, "", b"")
+    gathering = driven.group.describe()
+    assert (gathering.group_state, gathering.protocol_data) == (State.PREPARING, "")
+    assert gathering.members[0].member_assignment == b""
 
 
 def test_a_dropped_group_sends_everybody_to_look_for_another_coordinator(driven: Driven) -> None:

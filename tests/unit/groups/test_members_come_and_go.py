@@ -9,7 +9,7 @@ import pytest
 from millrace.config import BrokerConfig
 from millrace.errors import ErrorCode
 from millrace.groups.group import State
-from millrace.groups.member import NEW_MEMBER_S
+from millrace.groups.members import NEW_MEMBER_S
 from millrace.groups.timing import Memory
 from millrace.wire.group_messages import MemberIdentity
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
@@ -134,7 +134,7 @@ def test_asking_again_is_being_heard_of(driven: Driven) -> None:
         driven.time.passes(SESSION_S * 0.9)
         leader.sync()
         member.join()
-    assert driven.group.snapshot().state is State.STABLE
+    assert driven.group.state is State.STABLE
 
 
 def test_a_group_whose_members_all_fall_silent_is_empty(driven: Driven) -> None:
@@ -271,7 +271,7 @@ def test_the_last_member_that_leaves_leaves_an_empty_group(driven: Driven) -> No
     for member in members:
         member.leave()
     assert driven.group.idle
-    assert driven.group.snapshot().state is State.EMPTY
+    assert driven.group.state is State.EMPTY
 
 
 def test_a_rebalance_ends_when_who_has_not_joined_leaves(driven: Driven) -> None:

@@ -169,19 +169,19 @@ def test_a_group_is_described_by_its_coordinator_or_if_it_has_none_by_any_broker
     one: Broker, two: Broker, registry: MemoryRegistry
 ) -> None:
     one.join(MINE)
-    assert one.look_at(MINE).state is State.COMPLETING
+    assert one.look_at(MINE).group_state is State.COMPLETING
     assert two.look_at(MINE) is NOT_COORDINATOR
-    assert two.look_at("nobody knows it").state is State.DEAD
+    assert two.look_at("nobody knows it").group_state is State.DEAD
     registry.entries[THEIRS] = Entry(GroupKind.CLASSIC)
-    assert one.look_at(THEIRS).state is two.look_at(THEIRS).state is State.EMPTY
+    assert one.look_at(THEIRS).group_state is two.look_at(THEIRS).group_state is State.EMPTY
 
 
 def test_a_streams_group_is_shown_with_its_consumers(one: Broker, registry: MemoryRegistry) -> None:
     members = {"consumer1": StreamsMember(topics={"t": 1}, host="here")}
     registry.entries["s"] = Entry(GroupKind.STREAMS, members=members)
     shown = one.look_at("s")
-    assert (shown.state, shown.protocol_type) == (State.STABLE, "consumer")
-    assert [(each.member_id, each.client.host) for each in shown.members] == [("consumer1", "here")]
+    assert (shown.group_state, shown.protocol_type) == (State.STABLE, "consumer")
+    assert [(each.member_id, each.client_host) for each in shown.members] == [("consumer1", "here")]
 
 
 def test_deleting_needs_a_group_without_members(one: Broker, two: Broker, registry: MemoryRegistry) -> None:
@@ -213,7 +213,7 @@ def test_a_group_whose_node_was_left_over_here_is_shown_and_deleted(
     registry.entries[MINE] = Entry(GroupKind.CLASSIC, coordinator=1)
     assert [group.protocol_type for group in one.listed().values()] == ["consumer"]
     assert two.listed() == {}
-    assert one.look_at(MINE).state is State.EMPTY
+    assert one.look_at(MINE).group_state is State.EMPTY
     assert two.delete(MINE) is NOT_COORDINATOR
     assert one.delete(MINE) is NONE
     assert registry.entries == {}
@@ -227,17 +227,17 @@ def test_many_names_that_no_group_has_cost_one_look_at_zookeeper(
     names = ["", MINE, "elsewhere", *[f"nobody's {number}" for number in range(100)]]
     before = registry.asked
     described = one.ask(lambda answers: one.groups.describe_groups(names, answers))
-    states = {name: getattr(group, "state", group) for name, group in described.items()}
+    states = {name: getattr(group, "group_state", group) for name, group in described.items()}
     assert (states.pop(""), states.pop(MINE)) == (ErrorCode.INVALID_GROUP_ID, State.EMPTY)
     assert states.pop("elsewhere") is State.EMPTY
     assert set(states.values()) == {State.DEAD}
     assert registry.asked == before + 1 + 2, "and at the one elsewhere, its kind and its coordinator"
 
 
-def test_describe_shows_every_group_that_is_coordinated_here(one: Broker) -> None:
+def test_every_group_that_is_coordinated_here_is_counted(one: Broker) -> None:
     one.join(MINE)
     one.use(name_for(1, 1))
-    assert {group.name: len(group.members) for group in one.groups.describe()} == {
+    assert {group.name: len(group.members) for group in one.groups.coordinated()} == {
         MINE: 1,
         name_for(1, 1): 0,
     }
@@ -252,7 +252,7 @@ def test_groups_are_listed_with_their_state(one: Broker, registry: MemoryRegistr
     members = {"consumer1": StreamsMember(topics={"t": 1}, host="here")}
     registry.entries[read] = Entry(GroupKind.STREAMS, members=members)
     registry.entries[unread] = Entry(GroupKind.STREAMS)
-    assert {name: group.state for name, group in one.listed().items()} == {
+    assert {name: group.group_state for name, group in one.listed().items()} == {
         MINE: State.COMPLETING, joined: State.STABLE, name_for(1, 2): State.EMPTY,
         read: State.STABLE, unread: State.EMPTY,
     }  # fmt: skip
