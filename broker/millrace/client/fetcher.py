@@ -1,7 +1,7 @@
 """What one broker answers about the partitions that it leads, and a thread that reads them round by round.
 
 Blocking. Does not look for leaders, does not retry, does not look inside the records: what an answer means is
-for its user to say. A CRC is checked where batches are taken out of an answer (`committed_batches`).
+for its user to say. CRCs are checked where batches are taken out of an answer (transactions.py).
 """
 
 from __future__ import annotations

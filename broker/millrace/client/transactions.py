@@ -1,4 +1,4 @@
-"""Transactions of Apache Kafka, as a reader of committed records sees them in a fetch answer.
+"""What a reader of committed records makes of a fetch answer, also where Apache Kafka has transactions.
 
 The broker sends every batch up to the first open transaction, and beside them which producers' transactions
 were aborted and where those begin. Millrace's own brokers take no transactional batches.
@@ -6,16 +6,17 @@ were aborted and where those begin. Millrace's own brokers take no transactional
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from millrace.records import BatchHeader
+from millrace.records import BatchHeader, split_batches
+from millrace.wire.fetch import FetchedPartition
 
 
 class AbortedTransactions:
     """Which batches of an answer belong to aborted transactions; on a Millrace origin none ever do."""
 
     def __init__(self, transactions: Iterable[tuple[int, int]]) -> None:
-        self._ahead = sorted(transactions, key=lambda each: each[1], reverse=True)
+        self._ahead = sorted(transactions, key=lambda transaction: transaction[1], reverse=True)
         self._open: set[int] = set()
 
     def drops(self, header: BatchHeader) -> bool:
@@ -26,3 +27,15 @@ class AbortedTransactions:
             self._open.discard(header.producer_id)  # the marker that ends the transaction
             return False
         return header.is_transactional and header.producer_id in self._open
+
+
+def batches_from(fetched: FetchedPartition, offset: int) -> Iterator[tuple[BatchHeader, memoryview, bool]]:
+    """(header, batch, whether it holds committed records) of each batch that reaches behind `offset`.
+
+    A fetch inside a batch returns the whole batch. Raises CorruptMessage when one is damaged.
+    """
+    aborted = AbortedTransactions(fetched.aborted_transactions)
+    for header, batch in split_batches(fetched.records):
+        dropped = aborted.drops(header)  # must see every batch
+        if header.next_offset > offset:
+            yield header, batch, not (dropped or header.is_control)

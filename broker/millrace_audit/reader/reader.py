@@ -13,14 +13,14 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.client.transactions import AbortedTransactions
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
+from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
-from millrace.records import Cursor, iter_records, split_batches
+from millrace.records import Cursor, iter_records
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.turns import PartitionKey, Turns
 from millrace_audit.reports.counts import SequenceCounts
@@ -154,15 +154,11 @@ class AuditReader:
         topic = self._config.audit_topic
         end = self._client.list_offsets(topic, LATEST, [0])[0]
         while self._followed.next_offset < end:
-            fetched = self._client.fetch(
-                topic, {0: self._followed.next_offset}, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
-                partition_max_bytes=FETCH_BYTES,
-            )[0]  # fmt: skip
+            offset = self._followed.next_offset
+            fetched = self._fetch(topic, {0: offset})[0]
             _check(fetched.error, f"{topic}-0")
-            for header, batch in split_batches(fetched.records):
-                if header.next_offset <= self._followed.next_offset:
-                    continue  # a fetch inside a batch returns the whole batch
-                for record in () if header.is_control else iter_records(header, batch):
+            for header, batch, readable in batches_from(fetched, offset):
+                for record in iter_records(header, batch) if readable else ():
                     self._turns.apply(self._codec.decode(record.value), self._config.tier)
                 self._followed = self._followed.after(header)
         if self._turns.current != self._reader:
@@ -237,24 +233,25 @@ class AuditReader:
 
     def _read(self, topic: str, behind: dict[int, _Partition], ends: dict[int, int]) -> None:
         offsets = {p: state.cursor.next_offset for p, state in behind.items()}
-        fetched = self._client.fetch(
-            topic, offsets, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
-            partition_max_bytes=PARTITION_BYTES,
-        )  # fmt: skip
-        for p, part in fetched.items():
+        for p, fetched in self._fetch(topic, offsets).items():
             state = behind[p]
-            if part.error == ErrorCode.OFFSET_OUT_OF_RANGE and part.log_start_offset > offsets[p]:
-                self._skip_expired(state, part.log_start_offset)
+            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > offsets[p]:
+                self._skip_expired(state, fetched.log_start_offset)
                 continue
-            _check(part.error, f"{topic}-{p} at offset {offsets[p]}")
-            aborted = AbortedTransactions(part.aborted_transactions)
-            for header, batch in split_batches(part.records):
-                dropped = aborted.drops(header)  # must see every batch
-                if header.next_offset <= state.cursor.next_offset:
-                    continue  # counted before: a fetch inside a batch returns the whole batch
-                if not (dropped or header.is_control):
+            _check(fetched.error, f"{topic}-{p} at offset {offsets[p]}")
+            for header, batch, readable in batches_from(fetched, offsets[p]):
+                if readable:
                     state.foreign += self._counter.count(header, batch, state.counts)
                 state.cursor = state.cursor.after(header)
+
+    def _fetch(self, topic: str, offsets: Mapping[int, int]) -> dict[int, FetchedPartition]:
+        return self._client.fetch(
+            topic,
+            offsets,
+            max_bytes=FETCH_BYTES,
+            max_wait_ms=_FETCH_WAIT_MS,
+            partition_max_bytes=PARTITION_BYTES,
+        )
 
     def _publish(self, partitions: Sequence[_Partition]) -> bool:
         """Publish what was read of the partitions; True if there was anything."""
