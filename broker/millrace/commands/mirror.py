@@ -184,8 +184,8 @@ def translate(
             translator.apply(group, translations)
             if not as_json:
                 click.echo(f"committed {len(translations)} offsets of group {group}")
-    if group is None and translations[0].found.outcome is not Outcome.TRANSLATED:
-        raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].found.outcome]}")
+    if group is None and translations[0].answer.outcome is not Outcome.TRANSLATED:
+        raise MillraceError(f"offset {offset} is {EXPLAINED[translations[0].answer.outcome]}")
 
 
 @contextmanager
@@ -254,14 +254,14 @@ def _print_translations(translations: Sequence[Translation], reverse: bool) -> N
     answer = "at the origin" if reverse else "in the copy"
     rows = []
     for each in translations:
-        outcome, offset = each.found
+        outcome, offset = each.answer
         text = offset if outcome is Outcome.TRANSLATED else EXPLAINED[outcome]
         rows.append((each.topic, each.origin_partition, each.partition, each.offset, text))
     print_rows(("topic", "origin partition", "partition", "offset", answer), rows)
 
 
 def _translation_json(translation: Translation) -> dict[str, Any]:
-    outcome, offset = translation.found
+    outcome, offset = translation.answer
     return {
         "topic": translation.topic,
         "origin_partition": translation.origin_partition,

@@ -26,7 +26,7 @@ from millrace.errors import (
     PolicyViolation,
 )
 from millrace.handlers.table import Answer, Api, answer_from_thread, send
-from millrace.mirror import translate_offsets
+from millrace.mirror import translation
 from millrace.mirror.offset_search import Translated, translate
 from millrace.mirror.runs import beginning
 from millrace.mirror.states import MirrorStates
@@ -186,7 +186,7 @@ def _serve_translation(broker: Broker, request: Request) -> None:
     def work() -> Answer:
         try:
             broker.check_administrator(client)
-            return Answer(translate_offsets.encode_response(_translate(broker, body)))
+            return Answer(translation.encode_response(_translate(broker, body)))
         except BrokerError as error:
             return _refused(error.code, str(error))
         except OSError as error:
@@ -197,15 +197,18 @@ def _serve_translation(broker: Broker, request: Request) -> None:
 
 
 def _translate(broker: Broker, body: bytes) -> list[Translated]:
-    topic, number, offsets, to_origin = translate_offsets.decode_request(body)
-    partition = broker.partition(topic, number)
+    request = translation.decode_request(body)
+    partition = broker.partition(request.topic, request.partition)
     if not partition.mirrored:
         raise PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
-    return [translate(lambda: partition.log.snapshot, each, to_origin=to_origin) for each in offsets]
+    return [
+        translate(lambda: partition.log.snapshot, offset, to_origin=request.to_origin)
+        for offset in request.offsets
+    ]
 
 
 def _refused(code: ErrorCode, message: str) -> Answer:
-    return Answer(translate_offsets.encode_response((), code, message[:_MAX_MESSAGE]), (code,))
+    return Answer(translation.encode_response((), code, message[:_MAX_MESSAGE]), (code,))
 
 
 TRANSLATE_OFFSETS = Api(

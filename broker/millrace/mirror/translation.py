@@ -2,23 +2,33 @@
 
 Asks the brokers that lead the copies; they alone know. Decides which offsets of a group belong to an origin,
 and whether all of them can be moved. Reads and commits through the brokers, like any client.
+
+TranslateOffsets v0 is Millrace's own API, key 10001, never advertised. It is sent to the leader of the
+mirrored partition and answered in the request's order. A broker that does not know it answers an error alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.client.errors import TryAgain, raise_error
 from millrace.client.group_client import GroupClient
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
-from millrace.errors import MillraceError, UnknownGroup
+from millrace.errors import ErrorCode, InvalidRequest, MillraceError, UnknownGroup
 from millrace.mirror.offset_search import Outcome, Translated
-from millrace.mirror.translate_offsets import translate
-from millrace.records.mirror_position import Origin
+from millrace.records.compression import Buffer
+from millrace.wire.codec import decode, encode
+from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string
+from millrace.wire.messages import ApiKey
 
+MAX_OFFSETS = 1_000
+"""Most offsets in one request: each may read a MiB of headers."""
 TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = 0.2
 ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
 EXPLAINED = {
     Outcome.TRANSLATED: "translated",
@@ -27,18 +37,90 @@ EXPLAINED = {
     Outcome.BEFORE_START: "not copied: the mirror began later",
     Outcome.BEFORE_RESET: "not known: copied before a reset of the mirror",
 }
+_API, _V0 = ApiKey.TRANSLATE_OFFSETS, 0
+
+
+class TranslateOffsetsRequest(Message):
+    """What `offsets` are on the other side."""
+
+    to_origin: bool = boolean()
+    topic: str = string()
+    partition: int = i32()
+    offsets: tuple[int, ...] = array(i64())
+
+
+class TranslateOffsetsResult(Message):
+    """`outcome` is an `Outcome`; `offset` is -1 unless it was translated."""
+
+    outcome: int = i8()
+    offset: int = i64()
+
+
+class TranslateOffsetsResponse(Message):
+    """A result for each offset, or none and an error."""
+
+    error_code: int = i16()
+    message: str = string()
+    results: tuple[TranslateOffsetsResult, ...] = array(TranslateOffsetsResult)
+
+
+def decode_request(body: Buffer) -> TranslateOffsetsRequest:
+    """The request in `body`; InvalidRequest when it does not fit or asks too much."""
+    request = decode(TranslateOffsetsRequest, _API, _V0, body)
+    if len(request.offsets) > MAX_OFFSETS:
+        count = len(request.offsets)
+        raise InvalidRequest(f"a TranslateOffsets request for {count} offsets; {MAX_OFFSETS} are allowed")
+    return request
+
+
+def encode_response(results: Sequence[Translated], error: int = 0, message: str = "") -> bytes:
+    """The body of a response."""
+    translated = tuple(TranslateOffsetsResult(outcome=o, offset=offset) for o, offset in results)
+    response = TranslateOffsetsResponse(error_code=error, message=message, results=translated)
+    return encode(response, _API, _V0)
+
+
+def translate(
+    client: ClusterClient, topic: str, partition: int, offset: int, *, to_origin: bool
+) -> Translated:
+    """What an offset of a mirrored partition, or of its origin, is on the other side."""
+    request = TranslateOffsetsRequest(
+        to_origin=to_origin, topic=topic, partition=partition, offsets=(offset,)
+    )
+    body = encode(request, _API, _V0)
+    give_up_at = time.monotonic() + TIMEOUT_SECONDS
+    while True:
+        leader = client.topic(topic).partitions.get(partition, -1)
+        try:
+            if leader < 0:
+                raise TryAgain(f"nobody leads {topic}-{partition} on {client.bootstrap}")
+            raw = client.ask(leader, _API, _V0, body)
+            if int.from_bytes(raw[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
+                raise MillraceError(
+                    f"{client.bootstrap} is no Millrace cluster: only those translate offsets"
+                )
+            response = decode(TranslateOffsetsResponse, _API, _V0, raw)
+            raise_error(response.error_code, f"{topic}-{partition}", response.message)
+            (result,) = response.results
+            return Translated(Outcome(result.outcome), result.offset)
+        except ValueError:
+            raise InvalidRequest("a TranslateOffsets response is malformed") from None
+        except TryAgain as again:
+            if time.monotonic() > give_up_at:
+                raise MillraceError(f"{again} (gave up after {TIMEOUT_SECONDS:g} s)") from None
+            time.sleep(PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """One offset on both sides; `found` is the answer for the side that was asked about."""
+    """One offset on both sides; `answer` is for the side that was asked about."""
 
     topic: str
     origin_partition: int
     partition: int
     """Of the copy."""
     offset: int
-    found: Translated
+    answer: Translated
 
 
 class Translator:
@@ -51,6 +133,8 @@ class Translator:
         self._cluster, self._name, self._to_origin = cluster, name, to_origin
         self._copy = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS)
         self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
+        sides = (self._copy, self._origin) if to_origin else (self._origin, self._copy)
+        self._source, self._destination = sides
 
     def close(self) -> None:
         """Close the connections."""
@@ -59,71 +143,66 @@ class Translator:
 
     def one(self, topic: str, partition: int, offset: int) -> Translation:
         """One offset; the partition is the origin's, or the copy's when it is translated to the origin."""
-        places = self._places(topic, partition)
-        if not places:
+        pairs = self._pairs(topic, partition)
+        if not pairs:
             raise MillraceError(
                 f"{topic}-{partition} is no copy of a partition that {self._name} has now"
                 if self._to_origin
                 else f"{self._name} {topic}-{partition} is not mirrored here"
             )
-        return self._translated(topic, *places[0], offset)
+        return self._translate(topic, *pairs[0], offset)
 
     def group(self, group: str) -> list[Translation]:
         """Every offset that a group has committed on one side and that exists on the other."""
-        committed = GroupClient(self._source(), timeout_s=TIMEOUT_SECONDS).offsets(group)
+        committed = GroupClient(self._source).offsets(group)
         if not committed:
-            raise MillraceError(f"group {group!r} has committed nothing on {self._source().bootstrap}")
+            raise MillraceError(f"group {group!r} has committed nothing on {self._source.bootstrap}")
         return [
-            self._translated(topic, origin, target, offset)
+            self._translate(topic, origin, target, offset)
             for (topic, number), offset in sorted(committed.items())
-            for origin, target in self._places(topic, number)
+            for origin, target in self._pairs(topic, number)
         ]
 
     def apply(self, group: str, translations: Sequence[Translation]) -> None:
-        """Commit what was found on the other side, all of it or nothing; the group must have no members."""
+        """Commit the answers on the other side, all of them or nothing; the group must have no members."""
         for each in translations:
-            if each.found.outcome is not Outcome.TRANSLATED:
-                reason = EXPLAINED[each.found.outcome]
+            if each.answer.outcome is not Outcome.TRANSLATED:
+                reason = EXPLAINED[each.answer.outcome]
                 raise MillraceError(f"{each.topic}: offset {each.offset} is {reason}; nothing was committed")
-        client = self._origin if self._to_origin else self._copy
-        groups = GroupClient(client, timeout_s=TIMEOUT_SECONDS)
+        groups = GroupClient(self._destination)
         try:
-            if (described := groups.describe(group)).state in ACTIVE:
-                count = len(described.members)
+            description = groups.describe(group)
+            if description.state in ACTIVE:
                 raise MillraceError(
-                    f"group {group!r} has {count} members on {client.bootstrap}: stop them first"
+                    f"group {group!r} has {len(description.members)} members on "
+                    f"{self._destination.bootstrap}: stop them first"
                 )
         except UnknownGroup:
             pass  # it comes into being with its offsets
-        numbers = {
-            (each.topic, each.origin_partition if self._to_origin else each.partition): each.found.offset
+        offsets = {
+            (each.topic, each.origin_partition if self._to_origin else each.partition): each.answer.offset
             for each in translations
         }
-        groups.commit(group, numbers)
+        groups.commit(group, offsets)
 
-    def _translated(self, topic: str, origin: int, target: int, offset: int) -> Translation:
-        (found,) = translate(self._copy, topic, target, [offset], to_origin=self._to_origin)
+    def _translate(self, topic: str, origin: int, target: int, offset: int) -> Translation:
+        answer = translate(self._copy, topic, target, offset, to_origin=self._to_origin)
         return Translation(
-            topic=topic, origin_partition=origin, partition=target, offset=offset, found=found
-        )  # fmt: skip
+            topic=topic, origin_partition=origin, partition=target, offset=offset, answer=answer
+        )
 
-    def _source(self) -> ClusterClient:
-        return self._copy if self._to_origin else self._origin
-
-    def _copies(self, topic: str) -> Mapping[Origin, int]:
-        """The origin's partitions that are copied here, those of a topic that is gone there included."""
-        state = self._cluster.topics.get(topic)
-        found = state.targets() if state is not None else {}
-        return {
-            origin: n for origin, n in found.items() if (origin.cluster, origin.topic) == (self._name, topic)
-        }
-
-    def _places(self, topic: str, number: int) -> list[tuple[int, int]]:
+    def _pairs(self, topic: str, number: int) -> list[tuple[int, int]]:
         """(origin partition, copy) of a partition the group reads; none if it is not of this origin.
 
         An origin's partition that was created anew has several copies: only the last is of what is there now.
         """
-        copies = sorted((target, origin.partition) for origin, target in self._copies(topic).items())
+        state = self._cluster.topics.get(topic)
+        targets = state.targets() if state is not None else {}
+        copies = sorted(
+            (target, origin.partition)
+            for origin, target in targets.items()
+            if (origin.cluster, origin.topic) == (self._name, topic)
+        )
         current = {origin: target for target, origin in copies}
         if self._to_origin:
             return [(origin, target) for origin, target in current.items() if target == number]
