@@ -1,4 +1,4 @@
-"""The millrace commands an Airflow task runs, as words of a command line.
+"""The millrace commands that Airflow's tasks run, as words of a command line.
 
 The command line is the seam between Airflow and Spark: this package never imports what the commands do. An
 operator's parameter has the name of the option it becomes. Plain functions of plain values; nothing is run.
@@ -6,6 +6,7 @@ operator's parameter has the name of the option it becomes. Plain functions of p
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 import sys
@@ -18,14 +19,14 @@ from millrace_airflow.settings import MillraceSettings
 
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
 """What `interval` takes, for the forms of DAGs: Airflow checks a pattern, and of `date-time` nothing."""
-OF_CONNECTION = {
-    "load": ("bootstrap", "warehouse", "sink"),
-    "hourly": ("warehouse", "sink"),
-    "reload": ("bootstrap", "warehouse", "sink"),
+COMMANDS = {
+    "load": ("bootstrap", "warehouse", "sink", "run_id"),
+    "hourly": ("warehouse", "sink", "run_id"),
+    "reload": ("bootstrap", "warehouse", "sink", "run_id"),
     "expire": ("warehouse",),
     "mirror-batch": ("bootstrap",),
 }
-"""Command -> its options that a connection has the values of."""
+"""Command -> its options that connection and task have the values of."""
 
 
 def environment(settings: MillraceSettings) -> dict[str, str]:
@@ -34,14 +35,15 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
 
 
 def command_line(
-    settings: MillraceSettings, command: str, arguments: Sequence[str], **options: str | bool
+    settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: str | bool
 ) -> list[str]:
-    """`millrace COMMAND`; an option that is empty or False is left to the command."""
-    given = {name: getattr(settings, name) for name in OF_CONNECTION[command]}
+    """`millrace COMMAND` for a task; an option that is empty or False is left to the command."""
+    known = {**dataclasses.asdict(settings), "run_id": run_id}
+    given = {name: known[name] for name in COMMANDS[command]}
     given |= {"master": settings.spark_master, **options}
     words = [word for name, value in given.items() if value for word in _words(name, value)]
     # The interpreter of the worker, not whatever `millrace` is first on its path.
-    return [sys.executable, "-m", "millrace.cli", command, *arguments, *words, "--json"]
+    return [sys.executable, "-m", "millrace.cli", command, *topics, *words, "--json"]
 
 
 def _words(name: str, value: str | bool) -> list[str]:

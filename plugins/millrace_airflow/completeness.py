@@ -5,6 +5,7 @@ Plain functions, for the sensor and its trigger alike; none of them waits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,42 +45,42 @@ def ask(
     until: datetime,
     unknown_until: datetime | None,
 ) -> Judgement:
-    """Ask the auditor once, and judge; an auditor that does not answer is waited for like any other."""
+    """Ask the auditor once, and judge; one that does not answer is asked again until `until`."""
     now = datetime.now(UTC)
     try:
-        found = completeness(auditor, topic, start, end)
+        answer = completeness(auditor, topic, start, end)
     except MillraceError as error:
         return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, str(error))
-    return judge(found, now=now, until=until, unknown_until=unknown_until)
+    return judge(answer, now=now, until=until, unknown_until=unknown_until)
 
 
 def judge(
-    found: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
+    answer: Completeness, *, now: datetime, until: datetime, unknown_until: datetime | None = None
 ) -> Judgement:
     """The step at `now`, if the wait ends at `until` and an unknown verdict will do from `unknown_until` on.
 
     Missing messages can still arrive and an unknown producer can still report: both are waited for. A
     duplicate can not go away again, in a log or in a load: it ends the wait at once.
     """
-    reason = describe(found)
-    if found.verdict == "complete":
+    reason = describe(answer)
+    if answer.verdict == "complete":
         return Judgement(Step.GO_ON, reason)
-    if any(finding.kind == DUPLICATE for window in found.windows for finding in window.findings):
+    if any(finding.kind == DUPLICATE for window in answer.windows for finding in window.findings):
         return Judgement(Step.GIVE_UP, reason)
-    if found.verdict == "unknown" and unknown_until is not None and now >= unknown_until:
+    if answer.verdict == "unknown" and unknown_until is not None and now >= unknown_until:
         return Judgement(Step.GO_ON, reason)
     return Judgement(Step.TIME_IS_UP if now >= until else Step.WAIT, reason)
 
 
-def describe(found: Completeness) -> str:
+def describe(answer: Completeness) -> str:
     """One line: the verdict and, when it is not `complete`, tier, server, instance, sequences and reasons."""
-    start, end = found.start.isoformat(), found.end.isoformat()
-    line = f"{found.topic} [{start}, {end}): {found.verdict}"
-    findings = [(window, finding) for window in found.windows for finding in window.findings]
+    start, end = answer.start.isoformat(), answer.end.isoformat()
+    line = f"{answer.topic} [{start}, {end}): {answer.verdict}"
+    findings = [(window, finding) for window in answer.windows for finding in window.findings]
     findings.sort(key=lambda pair: pair[1].kind != DUPLICATE)  # what ends the wait is said first
     details = [_finding(window, finding) for window, finding in findings]
-    details += _reasons(found.windows)
-    if not details and found.verdict != "complete":
+    details += _reasons(answer.windows)
+    if not details and answer.verdict != "complete":
         details = ["the audit gives no reason"]
     if len(details) > SHOWN:
         details = [*details[:SHOWN], f"and {len(details) - SHOWN} more"]
@@ -98,8 +99,5 @@ def _finding(window: Window, finding: Finding) -> str:
 
 def _reasons(windows: Sequence[Window]) -> list[str]:
     """The distinct reasons, each with the number of windows it holds for."""
-    counts: dict[str, int] = {}
-    for window in windows:
-        for reason in window.reasons:
-            counts[reason] = counts.get(reason, 0) + 1
+    counts = Counter(reason for window in windows for reason in window.reasons)
     return [reason if count == 1 else f"{reason} ({count} windows)" for reason, count in counts.items()]

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from millrace.cli import cli
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_airflow import reachable
+from millrace_airflow.hooks import millrace as hook
 from millrace_audit.client import accept, completeness
 from millrace_registry import client as registry
 
@@ -78,7 +78,7 @@ def errors_of(url: str) -> list[str]:
             lambda: client.register("s", "int"),
             lambda: completeness(url, "T", day, day),
             lambda: accept(url, 1, "why"),
-            lambda: reachable._get(url, "auditor"),
+            lambda: hook._get(url, "auditor"),
         ):
             with pytest.raises(MillraceError) as error:
                 call()

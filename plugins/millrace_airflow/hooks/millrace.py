@@ -1,4 +1,4 @@
-"""MillraceHook: one connection as a frozen value."""
+"""MillraceHook: one connection as a frozen value, and whether the services it names answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from airflow.sdk import BaseHook
 
 from millrace.errors import MillraceError
+from millrace.urls import address_and_auth, without_secret
 from millrace_airflow.settings import MillraceSettings, settings_from_connection
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
 
 DEFAULT_CONN_ID = "millrace_default"
+TEST_TIMEOUT_S = 5.0
+"""What each service gets to answer when a connection is tested."""
 
 
 class MillraceHook(BaseHook):
@@ -37,10 +40,8 @@ class MillraceHook(BaseHook):
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask brokers, registry and auditor; (True, what answered) or (False, the first that did not)."""
-        from millrace_airflow.reachable import check_services
-
         try:
-            return True, check_services(self.get_conn())
+            return True, _check_services(self.get_conn())
         except MillraceError as error:
             return False, str(error)
 
@@ -49,3 +50,27 @@ def _settings(connection: Connection) -> MillraceSettings:
     return settings_from_connection(
         connection.conn_id, connection.host, connection.port, connection.extra_dejson
     )
+
+
+def _check_services(settings: MillraceSettings) -> str:
+    from millrace.client.cluster_client import ClusterClient
+
+    with ClusterClient(settings.bootstrap, timeout_s=TEST_TIMEOUT_S) as client:
+        topics = len(client.topics())
+    _get(f"{settings.registry.rstrip('/')}/subjects", "schema registry")
+    _get(f"{settings.auditor.rstrip('/')}/v1/topics", "auditor")
+    return f"brokers with {topics} topics, schema registry and auditor answer"
+
+
+def _get(url: str, service: str) -> None:
+    import httpx
+
+    address, auth = address_and_auth(url)
+    try:
+        response = httpx.get(address, auth=auth, timeout=TEST_TIMEOUT_S)
+    except httpx.HTTPError as error:
+        raise MillraceError(
+            f"no {service} answers at {without_secret(url)}: {error or type(error).__name__}"
+        ) from None
+    if response.is_error:
+        raise MillraceError(f"{without_secret(url)} is no {service}: it answers {response.status_code}")

@@ -12,7 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 
 from millrace.errors import ConfigError
 from millrace.urls import without_secret
-from millrace_airflow.command_line import environment, run_id_of_task
+from millrace_airflow.command_line import command_line, environment, run_id_of_task
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.installation import check_installation
 from millrace_airflow.job import Job
@@ -32,6 +32,9 @@ class MillraceJobOperator(BaseOperator):
     """
 
     ui_color = "#d9e8f5"
+    verb: str
+    """Name of the command, which is about `topic`."""
+    topic: str
 
     def __init__(
         self,
@@ -50,9 +53,13 @@ class MillraceJobOperator(BaseOperator):
         self.spark_conf = dict(spark_conf or {})
         self._job: Job | None = None
 
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        """The command's options that the parameters stand for; ConfigError for a mistake in one."""
+        return {}
+
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """The words of the command line to run."""
-        raise NotImplementedError
+        return command_line(settings, self.verb, [self.topic], run_id, **self.options(settings))
 
     def finish(self, result: Any, context: Context) -> Any:
         """What the task returns, from what the command printed."""

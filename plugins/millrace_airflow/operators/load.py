@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 PUBLISHED = AssetAlias("millrace.hourly", group="millrace")
 """Stands for every hourly table; which one an event belongs to is known when something was published."""
-HOURS_TOLD = 24
+HOURS_IN_EVENT = 24
 """Hours that an event describes one by one: a backfill publishes thousands in one task."""
+BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
+"""Parameters of a load that are options of the same name."""
 
 
 def hourly_asset(topic: str, conn_id: str = DEFAULT_CONN_ID) -> Asset:
@@ -41,6 +43,7 @@ class MirrorTopicOperator(MillraceJobOperator):
     position that was reached.
     """
 
+    verb = "mirror-batch"
     template_fields = ("topic", "origin", "max_bytes", "conn_id")
 
     def __init__(self, *, topic: str, origin: str, max_bytes: str = "", **kwargs: Any) -> None:
@@ -49,15 +52,9 @@ class MirrorTopicOperator(MillraceJobOperator):
         self.origin = origin
         self.max_bytes = max_bytes
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        return command_line(
-            settings,
-            "mirror-batch",
-            [self.topic],
-            origin=self.origin,
-            origin_bootstrap=settings.origin(self.origin),
-            max_bytes=self.max_bytes,
-        )
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        origin_bootstrap = settings.origin(self.origin)
+        return {"origin": self.origin, "origin_bootstrap": origin_bootstrap, "max_bytes": self.max_bytes}
 
 
 class LoadTopicOperator(MillraceJobOperator):
@@ -67,7 +64,8 @@ class LoadTopicOperator(MillraceJobOperator):
     finishes the load it began; the data interval plays no part.
     """
 
-    template_fields = ("topics", "topics_matching", "max_bytes", "until", "max_rejected", "conn_id")
+    verb = "load"
+    template_fields = ("topics", *BOUNDS, "conn_id")
 
     def __init__(
         self,
@@ -88,24 +86,18 @@ class LoadTopicOperator(MillraceJobOperator):
 
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         topics = [self.topics] if isinstance(self.topics, str) else self.topics
-        return command_line(
-            settings,
-            "load",
-            topics,
-            run_id=run_id,
-            topics_matching=self.topics_matching,
-            max_bytes=self.max_bytes,
-            until=self.until,
-            max_rejected=self.max_rejected,
-        )
+        bounds = {name: getattr(self, name) for name in BOUNDS}
+        return command_line(settings, self.verb, topics, run_id, **bounds)
 
 
 class HourlyTableOperator(MillraceJobOperator):
     """Publishes hours of a topic's hourly table; if any, an event of its asset says which.
 
     The event's `extra` has their number and rows, the first and the last hour, and revision, rows and verdict
-    of the first HOURS_TOLD. What the task returns has them all.
+    of the first HOURS_IN_EVENT. What the task returns has them all.
     """
+
+    verb = "hourly"
 
     def __init__(self, *, topic: str, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), PUBLISHED]})
@@ -115,11 +107,11 @@ class HourlyTableOperator(MillraceJobOperator):
         """Hand what was published on to the DAGs that wait for the asset."""
         if published := [hour for hour in result["hours"] if hour["published"]]:
             asset = hourly_asset(self.topic, self.conn_id)
-            context["outlet_events"][PUBLISHED].add(asset, extra=_told(self.topic, published))
+            context["outlet_events"][PUBLISHED].add(asset, extra=_event(self.topic, published))
         return result
 
 
-def _told(topic: str, published: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _event(topic: str, published: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What an event says of the hours that were published, in a bounded number of bytes."""
     names = sorted(hour["hour"] for hour in published)
     kept = ("hour", "revision", "rows", "verdict")
@@ -129,7 +121,7 @@ def _told(topic: str, published: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "rows": sum(hour["rows"] for hour in published),
         "first_hour": names[0],
         "last_hour": names[-1],
-        "hours": [{key: hour[key] for key in kept} for hour in published[:HOURS_TOLD]],
+        "hours": [{key: hour[key] for key in kept} for hour in published[:HOURS_IN_EVENT]],
     }
 
 
@@ -157,9 +149,8 @@ class PublishHourOperator(HourlyTableOperator):
         self.end = end
         self.late = late
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        interval = hour_options(self.start, self.end)
-        return command_line(settings, "hourly", [self.topic], run_id=run_id, late=self.late, **interval)
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        return {"late": self.late, **hour_options(self.start, self.end)}
 
 
 class PublishLateHoursOperator(HourlyTableOperator):
@@ -167,8 +158,8 @@ class PublishLateHoursOperator(HourlyTableOperator):
 
     template_fields = ("topic", "conn_id")
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        return command_line(settings, "hourly", [self.topic], run_id=run_id, late=True)
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        return {"late": True}
 
 
 class PublishUnpublishedHoursOperator(HourlyTableOperator):
@@ -184,13 +175,5 @@ class PublishUnpublishedHoursOperator(HourlyTableOperator):
         super().__init__(topic=topic, **kwargs)
         self.unproven_after = unproven_after
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        return command_line(
-            settings,
-            "hourly",
-            [self.topic],
-            run_id=run_id,
-            late=True,
-            unpublished=True,
-            unproven_after=self.unproven_after,
-        )
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        return {"late": True, "unpublished": True, "unproven_after": self.unproven_after}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from millrace.errors import ConfigError
-from millrace_airflow.command_line import command_line, hour_options
+from millrace_airflow.command_line import hour_options
 from millrace_airflow.operators.job import MillraceJobOperator
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ class ReloadHoursOperator(MillraceJobOperator):
     hours afterwards.
     """
 
+    verb = "reload"
     template_fields = ("topic", "start", "end", "reason", "conn_id")
 
     def __init__(self, *, topic: str, start: str, end: str, reason: str, **kwargs: Any) -> None:
@@ -28,11 +29,10 @@ class ReloadHoursOperator(MillraceJobOperator):
         self.end = end
         self.reason = reason
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         if not self.reason.strip():
             raise ConfigError("reason is empty: say why these hours are read again")
-        given = {"run_id": run_id, "reason": self.reason, **hour_options(self.start, self.end)}
-        return command_line(settings, "reload", [self.topic], **given)
+        return {"reason": self.reason, **hour_options(self.start, self.end)}
 
 
 class ExpireLoadsOperator(MillraceJobOperator):
@@ -42,6 +42,7 @@ class ExpireLoadsOperator(MillraceJobOperator):
     off is finished by the next one.
     """
 
+    verb = "expire"
     template_fields = ("topic", "older_than", "conn_id")
 
     def __init__(self, *, topic: str, older_than: str = "30d", **kwargs: Any) -> None:
@@ -49,5 +50,5 @@ class ExpireLoadsOperator(MillraceJobOperator):
         self.topic = topic
         self.older_than = older_than
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        return command_line(settings, "expire", [self.topic], older_than=self.older_than)
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        return {"older_than": self.older_than}

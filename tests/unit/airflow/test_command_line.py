@@ -14,7 +14,7 @@ from click import Context
 from millrace.cli import cli
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import (
-    OF_CONNECTION,
+    COMMANDS,
     command_line,
     environment,
     hour_options,
@@ -154,11 +154,11 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
     assert {word for word in command(OPERATORS[name], settings) if word.startswith("--")} <= spelt
 
 
-def test_no_command_is_left_without_the_values_of_the_connection_that_it_knows() -> None:
-    for name, values in OF_CONNECTION.items():
+def test_no_command_is_left_without_the_values_of_connection_and_task_that_it_knows() -> None:
+    for name, values in COMMANDS.items():
         spelt = options_of_command(name)
-        assert {f"--{value}" for value in ("bootstrap", "warehouse", "sink")} & spelt == {
-            f"--{value}" for value in values
+        assert {"--bootstrap", "--warehouse", "--sink", "--run-id"} & spelt == {
+            f"--{value.replace('_', '-')}" for value in values
         }
 
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from millrace.errors import ConfigError
-from millrace_airflow import reachable
+from millrace_airflow.hooks import millrace as hook
 from millrace_airflow.hooks.millrace import MillraceHook
 
 EXTRA = {"registry": "http://r:1", "auditor": "http://a:2", "warehouse": "/w"}
@@ -80,7 +80,7 @@ def test_a_wrong_connection_is_one_line_that_names_the_field(
 def test_testing_a_connection_names_the_first_service_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reachable, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hook, "TEST_TIMEOUT_S", 0.2)
     set_connection(monkeypatch, host="127.0.0.1:1", extra=EXTRA)
     works, message = MillraceHook().test_connection()
     assert not works
