@@ -28,7 +28,7 @@ def measure(directory: Path, messages: int, total: int) -> str:
     template = build_batch([Message(1, None, b"x" * 200)] * messages)
     count = max(1, PER_APPEND_BYTES // len(template))
     buffers = [bytearray(template) for _ in range(count)]
-    log = PartitionLog.open(directory, LogConfig(), time.time)
+    log = PartitionLog(directory, LogConfig(), time.time)
     started = time.process_time()
     while log.end < total:
         log.append(buffers)

@@ -85,10 +85,10 @@ def measured(look_up: Callable[[int], object], places: list[int]) -> str:
 def measure(directory: Path, total: int, look_ups: int, *, with_forgeries: bool) -> list[str]:
     """The rows of one segment."""
     config = LogConfig(segment_bytes=2 * total)
-    log = PartitionLog.open(directory, config, time.time)
+    log = PartitionLog(directory, config, time.time)
     count = fill(log, total, with_forgeries=with_forgeries)
     log.close()
-    log = PartitionLog.open(directory, config, time.time)
+    log = PartitionLog(directory, config, time.time)
     chance = random.Random(1)
 
     def by_offset(offset: int) -> None:

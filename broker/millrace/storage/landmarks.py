@@ -84,10 +84,6 @@ class Landmarks:
         """Those before a position, as a copy."""
         return Landmarks(self.values[: 3 * self._count_before(end)])
 
-    def without(self, start: int, end: int) -> Landmarks:
-        """Those that are not behind `start` and up to `end`, as a copy."""
-        return Landmarks(self.below(start + 1).values + self.values[3 * self._count_before(end + 1) :])
-
     def begin_with(self, built: Landmarks, end: int) -> None:
         """Take those below `end` from `built`, while the log may go on adding others behind them."""
         self.values[: 3 * self._count_before(end)] = built.values
@@ -122,25 +118,24 @@ def landmarks_path(segment_path: Path) -> Path:
     return segment_path.with_suffix(".landmarks")
 
 
-def _of_segment(segment_path: Path, size: int) -> dict[str, int]:
-    return {"version": VERSION, "base": int(segment_path.stem), "size": size}
-
-
 def write_landmarks(segment_path: Path, size: int, landmarks: Landmarks) -> None:
     """Replace the landmarks' file of a segment that has `size` bytes for good."""
-    fields = {**_of_segment(segment_path, size), "landmarks": landmarks.values.tolist()}
+    fields = {**_file_of(segment_path, size), "landmarks": landmarks.values.tolist()}
     sealed.write(landmarks_path(segment_path), fields)
 
 
 def read_landmarks(segment_path: Path, size: int) -> Landmarks:
     """The landmarks in a segment's file; none when it is missing, damaged or of another segment."""
     try:
-        fields = sealed.read(landmarks_path(segment_path))
+        fields = sealed.read(landmarks_path(segment_path)) or {}
     except sealed.Unreadable:
         return Landmarks()
-    if fields is None or not _of_segment(segment_path, size).items() <= fields.items():
-        return Landmarks()
-    return Landmarks(array("q", fields["landmarks"]))
+    fits = _file_of(segment_path, size).items() <= fields.items()
+    return Landmarks(array("q", fields["landmarks"])) if fits else Landmarks()
+
+
+def _file_of(segment_path: Path, size: int) -> dict[str, int]:
+    return {"version": VERSION, "base": int(segment_path.stem), "size": size}
 
 
 def build_landmarks(fd: int, base: int, end: int) -> Landmarks:

@@ -176,7 +176,7 @@ class LogDirectory:
                 self._set_aside(topic, partition, foreign)
             self._ids[key] = {topic_id}
         directory = self.path / partition_name(topic, partition, topic_id)
-        opened = PartitionLog.open(
+        opened = PartitionLog(
             directory, config or self.config, self._clock, producer_limit=self._producer_limit
         )
         with self._lock:

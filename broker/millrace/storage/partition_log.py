@@ -54,7 +54,7 @@ IDLE_SECONDS = 60.0
 
 
 class PartitionLog:
-    """Append, read and keep one partition; made by `open`, which recovers it and explains what is wrong."""
+    """Append, read and keep one partition."""
 
     def __init__(
         self,
@@ -64,6 +64,11 @@ class PartitionLog:
         sync: Sync = os.fdatasync,
         producer_limit: ProducerLimit | None = None,
     ) -> None:
+        """The partition in `directory`, created or recovered; everything it then shows is on the disk.
+
+        `producer_limit` is what all logs of a broker share. Raises StorageError when the directory cannot be
+        used now, MillraceError when it lost bytes that were on the disk.
+        """
         self.directory = directory
         self.config = config
         self._clock = clock
@@ -71,16 +76,23 @@ class PartitionLog:
         limit = ProducerLimit() if producer_limit is None else producer_limit
         self._producers = ProducerStates(directory, clock, limit)
         try:
+            directory.mkdir(parents=True, exist_ok=True)
+            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
+            sync_directory(directory.parent)
             recovered = recover(directory, self._producers, clock(), sync)
-        except BaseException:
+        except BaseException as error:
             self._producers.clear()  # else they count for ever, and again with each try to open the log
+            if isinstance(error, OSError):
+                raise StorageError(f"cannot open the log in {directory}: {error}") from error
             raise
         self._files = Files(recovered.segments, recovered.start_offset)
         self._appended = self._visible = recovered.state
         self._flushed = recovered.state
         """As of the last flush, published or not."""
-        self._refusal: str | None = None
-        self._flush_failed: str | None = None
+        self.refusal: str | None = None
+        """Why this log takes no more writes until it is opened again; None while it does."""
+        self.flush_refusal: str | None = None
+        """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
         self._closed = self._directory_changed = False
         self._refused_at: float | None = None
         """When the disk last refused a write, while it is not known to take all of them again."""
@@ -93,30 +105,6 @@ class PartitionLog:
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
         if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
-
-    @classmethod
-    def open(
-        cls,
-        directory: Path,
-        config: LogConfig,
-        clock: Callable[[], float],
-        sync: Sync = os.fdatasync,
-        producer_limit: ProducerLimit | None = None,
-    ) -> PartitionLog:
-        """The partition in `directory`, created or recovered; everything it then shows is on the disk.
-
-        `producer_limit` is what all logs of a broker share.
-
-        Raises StorageError when the directory cannot be used now, MillraceError when it lost bytes that were
-        on the disk.
-        """
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
-            sync_directory(directory.parent)
-            return cls(directory, config, clock, sync, producer_limit)
-        except OSError as error:
-            raise StorageError(f"cannot open the log in {directory}: {error}") from error
 
     @property
     def log_start_offset(self) -> int:
@@ -157,16 +145,6 @@ class PartitionLog:
     def unflushed_messages(self) -> int:
         return self._appended.messages - self._visible.messages
 
-    @property
-    def refusal(self) -> str | None:
-        """Why this log takes no more writes until it is opened again; None while it does."""
-        return self._refusal
-
-    @property
-    def flush_refusal(self) -> str | None:
-        """Why nothing more becomes visible until it is opened again; then it takes no writes either."""
-        return self._flush_failed
-
     def append(self, batches: Sequence[Buffer]) -> list[int | BrokerError]:
         """Append validated batches in order and return their base offsets; one write per segment they go to.
 
@@ -175,8 +153,8 @@ class PartitionLog:
         batch, StorageError in the place of every batch that could not be written, for whatever reason.
         """
         with self._lock:
-            if self._refusal is not None:
-                return [StorageError(self._refusal)] * len(batches)
+            if self.refusal is not None:
+                return [StorageError(self.refusal)] * len(batches)
             if self._appended.mirror is not None:
                 refused = PolicyViolation("a mirrored partition takes messages from its origin only")
                 return [refused] * len(batches)
@@ -218,8 +196,8 @@ class PartitionLog:
         InvalidRecord or StorageError; then nothing was written.
         """
         with self._lock:
-            if self._refusal is not None:
-                raise StorageError(self._refusal)
+            if self.refusal is not None:
+                raise StorageError(self.refusal)
             recorded = self._appended.mirror
             check_append(self._appended, origin, expected, position, batches, reset=reset)
             size = append_size(batches, position, self._appended.end)
@@ -257,11 +235,11 @@ class PartitionLog:
             self._producers.commit(staging.producers)
         except OSError as error:
             if isinstance(error, CutFailed):
-                self._refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
+                self.refusal = f"{self.directory} takes no writes until the broker restarts: {error}"
             self._log_no_room(f"cannot append to {active.path}: {error}")
             raise StorageError(f"cannot append to {active.path.name}: {error.strerror}") from error
         except Exception as error:  # a mistake: the file may hold what is not known here; a restart reads it
-            self._refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
+            self.refusal = f"{self.directory} takes no writes until the broker restarts: {error!r}"
             raise
         if self._refused_at is not None and not 0 <= now - self._refused_at < ROOM_AGAIN_S:
             self._refused_at = None
@@ -291,8 +269,8 @@ class PartitionLog:
         descriptors or memory, the flush may be tried again.
         """
         with self._flush_lock:
-            if self._flush_failed is not None:
-                raise StorageError(self._flush_failed)
+            if self.flush_refusal is not None:
+                raise StorageError(self.flush_refusal)
             state = self._appended  # before the list: the list then covers all of the state
             segments = self._files.segments
             unsynced = [item for item in segments if item.end > self._flushed.end and item.base < state.end]
@@ -309,7 +287,7 @@ class PartitionLog:
                     self._directory_changed |= changed
                     raise StorageError(f"cannot flush {self.directory} now: {error.strerror}") from error
                 reason = f"{self.directory} takes no writes until the broker restarts: flush: {error}"
-                self._refusal = self._flush_failed = reason
+                self.refusal = self.flush_refusal = reason
                 log.error("%s", reason)
                 raise StorageError(reason) from error
             self._flushed = state
@@ -398,7 +376,7 @@ class PartitionLog:
         return [victim.base for victim in victims]
 
     def _roll_for_retention(self, now: float) -> None:
-        if self._refusal is not None:
+        if self.refusal is not None:
             return
         try:
             self._roll()
@@ -449,7 +427,7 @@ class PartitionLog:
 
     def _shut(self, reason: str) -> None:
         self._closed = True
-        self._refusal = self._flush_failed = reason
+        self.refusal = self.flush_refusal = reason
         self._reader.forget()
         self._producers.clear()
         for segment in self._files.segments:

@@ -103,13 +103,14 @@ def _overwrite(damage: Damage, batch: bytes) -> None:
 
 
 def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
-    """Let readers of a lost last batch reach the end, and take no look-up into the replaced stretch."""
+    """Let readers of a lost last batch reach the end, and have the file's landmarks built again."""
     landmarks_path(damage.path).unlink(missing_ok=True)
     checkpoint = read_checkpoint(directory)
     if checkpoint is None:
         return
     end = damage.position + damage.length
-    landmarks = {base: noted.without(damage.position, end) for base, noted in checkpoint.landmarks.items()}
+    landmarks = dict(checkpoint.landmarks)
+    landmarks.pop(int(damage.path.stem), None)
     checkpoint = replace(checkpoint, landmarks=landmarks)
     if damage.filler_base is None and end >= checkpoint.data_end:
         high_watermark = max(checkpoint.high_watermark, BatchHeader.of(batch).next_offset)

@@ -32,13 +32,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
     """Every log opened after this flushes through it."""
     slow = Disk()
-    opened = PartitionLog.open
+    opened = PartitionLog
 
     def open_slow(
         directory: Path, config: LogConfig, clock: Callable[[], float], *, producer_limit: ProducerLimit
     ) -> PartitionLog:
         return opened(directory, config, clock, slow.fdatasync, producer_limit)
 
-    monkeypatch.setattr(PartitionLog, "open", open_slow)
+    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_slow)
     yield slow
     slow.free.set()

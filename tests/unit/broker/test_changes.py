@@ -138,13 +138,13 @@ def test_a_broker_that_stops_does_not_wait_for_work_that_needs_its_loop(start: S
 
 
 def test_a_broker_opens_its_logs_side_by_side(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, one_by_one = threading.Barrier(3), PartitionLog.open
+    opening, one_by_one = threading.Barrier(3), PartitionLog
 
     def open_together(*arguments: Any, **more: Any) -> PartitionLog:
         opening.wait(WAIT_S)
         return one_by_one(*arguments, **more)
 
-    monkeypatch.setattr(PartitionLog, "open", open_together)
+    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_together)
     assert len(start(topic("t", 1, 1, 1)).broker.partitions) == 3
 
 

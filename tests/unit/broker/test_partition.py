@@ -58,7 +58,7 @@ class Clocked:
     def __init__(self, folder: Path) -> None:
         self.now = 100.0
         self.mailbox, self.flushes = Mailbox(lambda: self.now), Flushes()
-        self.log = PartitionLog.open(folder, LogConfig(flush_ms=int(FLUSH_S * 1000)), time.time)
+        self.log = PartitionLog(folder, LogConfig(flush_ms=int(FLUSH_S * 1000)), time.time)
         self.partition = Partition(
             "t", 0, uuid4(), self.log, self.mailbox, self.flushes, lambda: False  # type: ignore[arg-type]
         )  # fmt: skip

@@ -59,7 +59,7 @@ def crowded_batch(records: int, *, timestamp: int = 1000) -> bytearray:
 
 
 def open_log(directory: Path, clock: Clock | None = None, **settings: int | None) -> PartitionLog:
-    return PartitionLog.open(directory, LogConfig(**settings), clock or Clock())  # type: ignore[arg-type]
+    return PartitionLog(directory, LogConfig(**settings), clock or Clock())  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

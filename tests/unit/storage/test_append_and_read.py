@@ -61,7 +61,7 @@ def test_nothing_is_visible_before_it_is_flushed_and_published(tmp_path: Path) -
         os.fdatasync(fd)
         synced.append(Path(f"/proc/self/fd/{fd}").readlink())
 
-    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), sync)
+    log = PartitionLog(tmp_path, LogConfig(), Clock(), sync)
     appended(log, batch(3))
     synced.clear()
     assert (log.high_watermark, log.visible_end, log.unflushed_messages) == (0, 0, 3)
@@ -96,7 +96,7 @@ def test_what_is_appended_while_the_disk_works_is_not_part_of_that_flush(tmp_pat
             appended(log, late.pop())
 
     late: list[bytearray] = []
-    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), sync)
+    log = PartitionLog(tmp_path, LogConfig(), Clock(), sync)
     first = appended(log, batch(3))[0]
     late.append(batch(3))
     flush(log)

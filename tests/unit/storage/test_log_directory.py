@@ -211,13 +211,13 @@ def test_where_nothing_expires_what_was_set_aside_stays(tmp_path: Path) -> None:
 
 def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = open_directory(tmp_path)
-    opening, one_by_one = threading.Barrier(3), PartitionLog.open
+    opening, one_by_one = threading.Barrier(3), PartitionLog
 
     def open_together(*arguments: Any, **more: Any) -> PartitionLog:
         opening.wait(WAIT_S)
         return one_by_one(*arguments, **more)
 
-    monkeypatch.setattr(PartitionLog, "open", open_together)
+    monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_together)
     with ThreadPoolExecutor(3) as threads:
         opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
     assert {key: log for key, (_, log) in logs._logs.items()} == {

@@ -385,9 +385,9 @@ def test_a_log_that_cannot_be_opened_counts_no_producers_however_often_it_is_tri
     limit = ProducerLimit()
     for _ in range(2):
         with pytest.raises(StorageError):
-            PartitionLog.open(tmp_path / "t-0", LogConfig(), Clock(), refuse, limit)
+            PartitionLog(tmp_path / "t-0", LogConfig(), Clock(), refuse, limit)
         assert len(limit) == 0
-    log = PartitionLog.open(tmp_path / "t-0", LogConfig(), Clock(), producer_limit=limit)
+    log = PartitionLog(tmp_path / "t-0", LogConfig(), Clock(), producer_limit=limit)
     assert len(limit) == 3
     log.close()
 

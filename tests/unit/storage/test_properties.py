@@ -128,7 +128,7 @@ class LogMachine(RuleBasedStateMachine):
         self.end = 0
 
     def open(self) -> None:
-        self.log = PartitionLog.open(self.directory, self.config, self.clock, self.disk.sync)
+        self.log = PartitionLog(self.directory, self.config, self.clock, self.disk.sync)
 
     @initialize(
         segment_bytes=st.sampled_from([300, 1000, 1 << 20]),

@@ -344,7 +344,7 @@ def test_recovery_writes_and_syncs_what_it_keeps_before_anyone_may_see_it(tmp_pa
         synced.append(os.fstat(fd).st_size)
 
     before = path.stat().st_mtime_ns
-    log = PartitionLog.open(tmp_path, open_log(tmp_path / "other").config, Clock(), sync)
+    log = PartitionLog(tmp_path, open_log(tmp_path / "other").config, Clock(), sync)
     assert synced == [log.visible_end]
     assert path.stat().st_mtime_ns == before, "retention counts from the last append, not from a restart"
     checkpoint = Checkpoint.read(tmp_path)
@@ -471,7 +471,7 @@ def test_a_recovery_that_fails_leaves_no_file_open(
             written = write(directory, build(left))
             os.truncate(log_files(directory)[0], written.units[0][2])  # its filler is missing
         with pytest.raises(MillraceError, match="cannot open the log"):
-            PartitionLog.open(directory, LogConfig(), Clock(), refuse)
+            PartitionLog(directory, LogConfig(), Clock(), refuse)
     assert len(list(Path("/proc/self/fd").iterdir())) <= open_before
 
 

@@ -238,7 +238,7 @@ def test_retention_does_not_count_messages_that_a_power_cut_took(tmp_path: Path)
         while meanwhile:
             appended(log, meanwhile.pop())
 
-    log = PartitionLog.open(tmp_path, LogConfig(), clock, sync)
+    log = PartitionLog(tmp_path, LogConfig(), clock, sync)
     appended(log, batch(2))
     clock.now += 60
     meanwhile.append(batch(400))

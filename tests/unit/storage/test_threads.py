@@ -21,7 +21,7 @@ def test_a_reader_at_the_tail_sees_every_batch_while_segments_are_flushed_rolled
     tmp_path: Path,
 ) -> None:
     settings = LogConfig(segment_bytes=1000, retention_bytes=20_000)
-    log = PartitionLog.open(tmp_path, settings, time.time)
+    log = PartitionLog(tmp_path, settings, time.time)
     stop = threading.Event()
     failures: list[BaseException] = []
     wanted: queue.Queue[None] = queue.Queue()

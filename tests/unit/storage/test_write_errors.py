@@ -149,7 +149,7 @@ def test_after_a_failed_flush_nothing_becomes_visible_and_nothing_is_taken_until
     tmp_path: Path,
 ) -> None:
     disk = FailingDisk()
-    log = PartitionLog.open(tmp_path, LogConfig(), Clock(), disk.sync)
+    log = PartitionLog(tmp_path, LogConfig(), Clock(), disk.sync)
     appended(log, batch(3))
     flush(log)
     mark, visible = log.high_watermark, log.visible_end
@@ -181,7 +181,7 @@ def test_a_flush_syncs_every_segment_that_was_written_to(tmp_path: Path) -> None
     def sync(fd: int) -> None:
         synced.add(Path(f"/proc/self/fd/{fd}").readlink().name)
 
-    log = PartitionLog.open(tmp_path, LogConfig(segment_bytes=300), Clock(), sync)
+    log = PartitionLog(tmp_path, LogConfig(segment_bytes=300), Clock(), sync)
     synced.clear()
     appended(log, *[batch(2) for _ in range(10)])
     flush(log)
