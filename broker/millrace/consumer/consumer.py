@@ -85,9 +85,12 @@ class Consumer:
         )
         self._registry = ConsumerRegistry(self._cluster.session, cluster)
         self._pullers = Pullers(
-            group, self._cluster, lambda: self._rebalancer.owned if self._rebalancer else {},
-            start=EARLIEST if start == "smallest" else LATEST, fetch_bytes=fetch_bytes,
-        )  # fmt: skip
+            group,
+            self._cluster,
+            lambda: self._rebalancer.owned if self._rebalancer else {},
+            start=EARLIEST if start == "smallest" else LATEST,
+            fetch_bytes=fetch_bytes,
+        )
         self._rebalancer: Rebalancer | None = None
         self._streams: dict[str, list[MessageStream]] = {}
         self._closed = False
@@ -112,13 +115,17 @@ class Consumer:
         for topic in sorted(topics.keys() - self._cluster.topics.keys()):
             log.warning("no topic %s in cluster %s yet: its streams wait for it", topic, self._cluster.name)
         rebalancer = Rebalancer(
-            self.group, self._cluster, self._registry, streams, self._pullers,
+            self.group,
+            self._cluster,
+            self._registry,
+            streams,
+            self._pullers,
             commit_every=self._commit_every,
-        )  # fmt: skip
+        )
         rebalancer.register()
         self._streams, self._rebalancer = streams, rebalancer
         rebalancer.start()
-        return {topic: list(each) for topic, each in streams.items()}
+        return {topic: list(of_topic) for topic, of_topic in streams.items()}
 
     @property
     def owned(self) -> list[TopicPartition]:
@@ -154,7 +161,7 @@ class Consumer:
 
     def seek_to_time(self, topic: str, partition: int, time_ms: int) -> int:
         """As `seek`, to the first message of that time or later, or to the end; returns the offset."""
-        addresses = ",".join(f"{each.host}:{each.port}" for each in self._cluster.brokers.values())
+        addresses = ",".join(f"{b.host}:{b.port}" for b in self._cluster.brokers.values())
         with ClusterClient(addresses) as client:
             offset = client.list_offsets(topic, time_ms, [partition])[partition]
         self.seek(topic, partition, offset)
@@ -195,5 +202,4 @@ class Consumer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; what was in hand when an exception came is not done."""
         self._close(done=kind is None)

@@ -17,16 +17,9 @@ from millrace.consumer.assignment import assign
 from millrace.consumer.puller import Pullers
 from millrace.consumer.registration import Registration
 from millrace.consumer.streams import MessageStream, OwnedPartition
+from millrace.coordination import groups
 from millrace.coordination.cluster import Cluster
-from millrace.coordination.groups import (
-    CommittedOffset,
-    ConsumerRegistry,
-    Fence,
-    NotOwner,
-    StreamsMember,
-    committed_positions,
-    stream_name,
-)
+from millrace.coordination.groups import ConsumerRegistry, Fence, NotOwner, stream_name
 from millrace.coordination.session import OPERATION_SECONDS
 from millrace.errors import BrokerError, MillraceError
 from millrace.records.topic_partition import TopicPartition
@@ -37,7 +30,7 @@ HAND_OVER_SECONDS = 5.0
 """How long a partition is kept for a message that is being worked on, before it is given up without it."""
 RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 1.0
-TRIES_BEFORE_TOLD = 4
+TRIES_BEFORE_LOGGED = 4
 
 Shape = tuple[UUID | None, tuple[int, ...], tuple[str, ...]]
 """What a topic's assignment is computed from: its id, its live partitions, the streams that read it."""
@@ -47,17 +40,23 @@ class Rebalancer:
     """Keeps the streams of one consumer supplied with their share of the partitions."""
 
     def __init__(
-        self, group: str, cluster: Cluster, registry: ConsumerRegistry,
-        streams: Mapping[str, list[MessageStream]], pullers: Pullers, *, commit_every: float | None,
-    ) -> None:  # fmt: skip
+        self,
+        group: str,
+        cluster: Cluster,
+        registry: ConsumerRegistry,
+        streams: Mapping[str, list[MessageStream]],
+        pullers: Pullers,
+        *,
+        commit_every: float | None,
+    ) -> None:
         """`commit_every` in seconds; None: only when told to."""
         self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
         self._streams, self._pullers, self._commit_every = streams, pullers, commit_every
-        wanted = {topic: len(each) for topic, each in streams.items()}
-        self._registration = Registration(cluster.session, registry, group, wanted, self.wake)
+        counts = {topic: len(of_topic) for topic, of_topic in streams.items()}
+        self._registration = Registration(cluster.session, registry, group, counts, self.wake)
         self._fence: Fence | None = None  # under which everything in `owned` is owned
-        self._members: Mapping[str, StreamsMember] = {}
+        self._members: Mapping[str, groups.StreamsMember] = {}
         self._members_stale = threading.Event()
         self._settled: dict[str, Shape] = {}
         self._claimed: dict[str, list[TopicPartition]] = {}  # asked for, perhaps owned, not in `owned` yet
@@ -104,16 +103,12 @@ class Rebalancer:
             except NotOwner as error:
                 log.warning("group %s: %s; registering anew", self._group, error)
                 self._registration.lost()
-                continue
-            except MillraceError as error:
-                log.warning("group %s: %s; trying again", self._group, error)
+            except Exception as error:  # a mistake of ours must not leave the streams without partitions
+                unexpected = None if isinstance(error, MillraceError) else error
+                log.warning("group %s: %s; trying again", self._group, error, exc_info=unexpected)
                 self._closing.wait(MAX_RETRY_SECONDS)
-                continue
-            except Exception:  # a mistake of ours must not leave the streams without partitions for ever
-                log.exception("group %s: rebalancing failed; trying again", self._group)
-                self._closing.wait(MAX_RETRY_SECONDS)
-                continue
-            self._woken.wait(self._next_due())
+            else:
+                self._woken.wait(self._next_due())
 
     def _next_due(self) -> float | None:
         due = [when for _, when in self._retry.values()]
@@ -136,11 +131,11 @@ class Rebalancer:
                 continue
             if self._rebalance(topic, fence):
                 self._retry.pop(topic, None)
-            else:
-                pause = min(RETRY_SECONDS * 2**tries, MAX_RETRY_SECONDS)
-                self._retry[topic] = (tries + 1, time.monotonic() + pause)
-                if tries + 1 == TRIES_BEFORE_TOLD:
-                    log.warning("group %s: partitions of %s are still owned by others", self._group, topic)
+                continue
+            pause = min(RETRY_SECONDS * 2**tries, MAX_RETRY_SECONDS)
+            self._retry[topic] = (tries + 1, time.monotonic() + pause)
+            if tries + 1 == TRIES_BEFORE_LOGGED:
+                log.warning("group %s: partitions of %s are still owned by others", self._group, topic)
         self._pullers.refresh()
         if self._commit_every is not None and self._commit_at <= time.monotonic():
             self._commit_at = time.monotonic() + self._commit_every
@@ -163,16 +158,15 @@ class Rebalancer:
     def _shape(self, topic: str) -> Shape:
         state = self._cluster.topics.get(topic)
         alive = self._cluster.brokers
-        partitions = (
-            tuple(number for number, each in sorted(state.partitions.items()) if each.leader in alive)
-            if state is not None else ()
-        )  # fmt: skip
         streams = sorted(
             stream_name(consumer, index)
             for consumer, member in self._members.items()
             for index in range(member.topics.get(topic, 0))
         )
-        return state.topic_id if state is not None else None, partitions, tuple(streams)
+        if state is None:
+            return None, (), tuple(streams)
+        partitions = sorted(number for number, p in state.partitions.items() if p.leader in alive)
+        return state.topic_id, tuple(partitions), tuple(streams)
 
     # Algorithm 1, for one topic
 
@@ -180,22 +174,22 @@ class Rebalancer:
         """Own our share of the topic and nothing else of it; False when somebody else still owns some."""
         self._settled.pop(topic, None)
         # Remove the partitions we own from the ownership registry.
-        self._release([each for each in self.owned.values() if each.topic_partition[0] == topic], fence)
+        self._release([owned for name, owned in self.owned.items() if name[0] == topic], fence)
         if topic in self._claimed:  # a failure came between
             self._registry.disown(self._group, self._claimed[topic], fence)
         # Read the broker and the consumer registries: all partitions, all streams that read the topic.
         shape = topic_id, partitions, streams = self._shape(topic)
         # Sort both; the i-th stream reads the i-th range of partitions.
         shares = assign(partitions, streams)
-        readers = {
-            (topic, number): stream
-            for index, stream in enumerate(self._streams[topic])
-            for number in shares.get(stream_name(self._registration.consumer_id, index), ())
-        }
+        readers: dict[TopicPartition, MessageStream] = {}
+        owners: dict[TopicPartition, str] = {}
+        for index, stream in enumerate(self._streams[topic]):
+            owner = stream_name(self._registration.consumer_id, index)
+            for number in shares.get(owner, ()):
+                readers[topic, number], owners[topic, number] = stream, owner
         # Own each of them; when another still does, release all, wait and do it all again.
-        names = {name: self._name_of(topic, stream) for name, stream in readers.items()}
-        self._claimed[topic] = list(names)
-        if topic_id is not None and not self._registry.own(self._group, names, fence):
+        self._claimed[topic] = list(owners)
+        if topic_id is not None and not self._registry.own(self._group, owners, fence):
             return False
         # Read the offsets where to begin from the offset registry, and have them pulled.
         if topic_id is not None:
@@ -204,23 +198,24 @@ class Rebalancer:
         self._settled[topic] = shape
         log.info(
             "group %s: reads %s of %s (%d partitions, %d streams)",
-            self._group, sorted(number for _, number in readers) or "nothing", topic,
-            len(partitions), len(streams),
-        )  # fmt: skip
+            self._group,
+            sorted(number for _, number in readers) or "nothing",
+            topic,
+            len(partitions),
+            len(streams),
+        )
         return True
 
-    def _name_of(self, topic: str, stream: MessageStream) -> str:
-        return stream_name(self._registration.consumer_id, self._streams[topic].index(stream))
-
     def _begin(self, readers: Mapping[TopicPartition, MessageStream], topic_id: UUID, fence: Fence) -> None:
-        committed = committed_positions(
+        committed = groups.committed_positions(
             self._registry.offsets(self._group, readers), {topic: topic_id for topic, _ in readers}
         )
-        begun = {}
-        for name, stream in readers.items():
-            begun[name] = OwnedPartition(
+        begun = {
+            name: OwnedPartition(
                 name, topic_id, stream, committed.get(name), lambda: self._registration.proves(fence)
             )
+            for name, stream in readers.items()
+        }
         self.owned = {**self.owned, **begun}
         self._pullers.refresh()
 
@@ -228,26 +223,28 @@ class Rebalancer:
         """Commit what is done of these partitions, then give them up."""
         if not partitions:
             return
-        for stream in {each.stream for each in partitions}:
+        streams = {partition.stream for partition in partitions}
+        for stream in streams:
             stream.stop(partitions)
         deadline = time.monotonic() + HAND_OVER_SECONDS
-        for stream in {each.stream for each in partitions}:
+        for stream in streams:
             if not stream.wait_for_hands(partitions, deadline - time.monotonic()):
                 log.warning(
                     "group %s: a message is worked on for more than %g s; who takes its partition over "
-                    "gets it again", self._group, HAND_OVER_SECONDS,
-                )  # fmt: skip
+                    "gets it again",
+                    self._group,
+                    HAND_OVER_SECONDS,
+                )
         with self._writing:
             if self._commit_every is not None:
                 self._commit(partitions, fence)
-            self._registry.disown(self._group, [each.topic_partition for each in partitions], fence)
+            self._registry.disown(self._group, [p.topic_partition for p in partitions], fence)
             self._end(partitions)
 
     def _end(self, partitions: Collection[OwnedPartition]) -> None:
-        for stream in {each.stream for each in partitions}:
+        for stream in {partition.stream for partition in partitions}:
             stream.end(partitions)
-        ended = {each.topic_partition for each in partitions}
-        self.owned = {name: each for name, each in self.owned.items() if name not in ended}
+        self.owned = {name: owned for name, owned in self.owned.items() if owned not in partitions}
 
     def _forget_everything(self) -> None:
         """The registration is gone, and what was owned with it."""
@@ -281,16 +278,19 @@ class Rebalancer:
                 self._write({owned[name]: offset for name, offset in offsets.items()}, fence)
 
     def _commit(self, partitions: Collection[OwnedPartition], fence: Fence) -> None:
-        done = {each: each.done for each in partitions}
-        self._write({each: at for each, at in done.items() if at is not None and at != each.committed}, fence)
+        done = {partition: partition.done for partition in partitions}
+        changed = {p: offset for p, offset in done.items() if offset is not None and offset != p.committed}
+        self._write(changed, fence)
 
     def _write(self, offsets: Mapping[OwnedPartition, int], fence: Fence) -> None:
         now = time.time_ns() // 1_000_000
         entries = {
-            each.topic_partition: CommittedOffset(offset=offset, time_ms=now, topic_id=each.topic_id)
-            for each, offset in offsets.items()
+            partition.topic_partition: groups.CommittedOffset(
+                offset=offset, time_ms=now, topic_id=partition.topic_id
+            )
+            for partition, offset in offsets.items()
         }
         if entries:
             self._registry.commit(self._group, entries, fence=fence)
-        for each, offset in offsets.items():
-            each.committed = offset
+        for partition, offset in offsets.items():
+            partition.committed = offset

@@ -33,9 +33,13 @@ class Registration:
     """One consumer's registration; a lost one is replaced by a new one with a new consumer id."""
 
     def __init__(
-        self, session: Session, registry: ConsumerRegistry, group: str, topics: Mapping[str, int],
+        self,
+        session: Session,
+        registry: ConsumerRegistry,
+        group: str,
+        topics: Mapping[str, int],
         on_loss: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._session, self._registry, self._group, self._on_loss = session, registry, group, on_loss
         self._member = StreamsMember(topics=topics, host=socket.gethostname())
         self._data = encode_member(self._member)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
@@ -56,32 +56,32 @@ class Jump:
 Pulled = Batch | Jump | CorruptMessage
 
 
+@dataclass(eq=False, slots=True)
 class OwnedPartition:
     """One partition that a stream reads. What changes is guarded by the stream's lock."""
 
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        topic_id: UUID,
-        stream: MessageStream,
-        committed: int | None,
-        proved: Callable[[], bool],
-    ) -> None:
-        self.topic_partition, self.topic_id, self.stream = topic_partition, topic_id, stream
-        self.proved = proved
-        self.committed = committed
-        self.done = committed
-        """Behind the last message that is done: where whoever takes over goes on; None: not known yet."""
-        self.taken = -1 if committed is None else committed
-        """Messages below this were handed out, or are not wanted."""
-        self.pull_offset = committed
-        """What to pull next; None: where the start policy says."""
-        self.life = 0
-        """Counts seeks and the end: what was pulled in an earlier life is dropped."""
-        self.stopped = False
-        """Nothing more is handed out, and nothing pulled."""
-        self.broken = False
-        """The next batch is damaged: nothing more is pulled until a seek."""
+    topic_partition: TopicPartition
+    topic_id: UUID
+    stream: MessageStream
+    committed: int | None
+    proved: Callable[[], bool]
+    """Whether nobody else can own the partition now."""
+    done: int | None = field(init=False)
+    """Behind the last message that is done: where whoever takes over goes on; None: not known yet."""
+    taken: int = field(init=False)
+    """Messages below this were handed out, or are not wanted."""
+    pull_offset: int | None = field(init=False)
+    """What to pull next; None: where the start policy says."""
+    life: int = 0
+    """Counts seeks and the end: what was pulled in an earlier life is dropped."""
+    stopped: bool = False
+    """Nothing more is handed out, and nothing pulled."""
+    broken: bool = False
+    """The next batch is damaged: nothing more is pulled until a seek."""
+
+    def __post_init__(self) -> None:
+        self.done = self.pull_offset = self.committed
+        self.taken = -1 if self.committed is None else self.committed
 
     def __str__(self) -> str:
         return "{}-{}".format(*self.topic_partition)
@@ -132,18 +132,16 @@ class MessageStream(Iterator[Message]):
     def _advance(self) -> Message | None:
         """The next message that may be handed out; None when there is nothing, or no proof of ownership."""
         while self._reading is not None or self._queue:
+            partition, life, *_ = self._reading or self._queue[0]
+            alive = partition.life == life
+            if alive and not partition.proved():
+                return None
             if self._reading is None:
-                partition, life, pulled = self._queue[0]
-                if partition.life == life and not partition.proved():
-                    return None
-                self._take_off()
-                if partition.life == life:
+                pulled = self._take_off()
+                if alive:
                     self._begin(partition, pulled)
                 continue
-            partition, life, records = self._reading
-            if partition.life == life and not partition.proved():
-                return None
-            record = next(records, None) if partition.life == life else None
+            record = next(self._reading[2], None) if alive else None
             if record is None:
                 self._reading = None
             elif record.offset >= partition.taken:  # a fetch inside a batch returns the whole batch
@@ -152,13 +150,14 @@ class MessageStream(Iterator[Message]):
                 return _message(partition, record)
         return None
 
-    def _take_off(self) -> None:
-        _, _, pulled = self._queue.popleft()
+    def _take_off(self) -> Pulled:
+        pulled = self._queue.popleft()[2]
         if isinstance(pulled, Batch):
             was_full = self._queued >= self._limit
             self._queued -= len(pulled.data)
             if was_full and self._queued < self._limit:
                 self._on_room()
+        return pulled
 
     def _begin(self, partition: OwnedPartition, pulled: Pulled) -> None:
         if isinstance(pulled, CorruptMessage):
@@ -168,9 +167,9 @@ class MessageStream(Iterator[Message]):
         elif pulled.header.is_control:
             partition.taken = partition.done = max(partition.taken, pulled.header.next_offset)
         else:
-            self._reading = (partition, partition.life, self._intact(partition, pulled))
+            self._reading = (partition, partition.life, self._records(partition, pulled))
 
-    def _intact(self, partition: OwnedPartition, batch: Batch) -> Iterator[Record]:
+    def _records(self, partition: OwnedPartition, batch: Batch) -> Iterator[Record]:
         """The records; a batch with a right CRC that cannot be decoded all the same stops its partition."""
         try:
             yield from iter_records(batch.header, batch.data)
@@ -190,7 +189,7 @@ class MessageStream(Iterator[Message]):
 
     @property
     def room(self) -> int:
-        """How many bytes the queue still takes."""
+        """Bytes that the queue still takes."""
         return self._limit - self._queued
 
     def put(self, partition: OwnedPartition, life: int, pulled: Pulled) -> None:
@@ -215,18 +214,20 @@ class MessageStream(Iterator[Message]):
     def stop(self, partitions: Collection[OwnedPartition]) -> None:
         """Hand out nothing more of these partitions and drop what was pulled of them."""
         with self._changed:
-            for partition in partitions:
-                partition.stopped = True
-            self._drop(partitions)
+            self._stop(partitions)
 
     def end(self, partitions: Collection[OwnedPartition]) -> None:
         """These partitions are not ours any more: what is in hand of them does not count."""
         with self._changed:
             for partition in partitions:
-                partition.stopped = True
                 partition.life += 1
-            self._drop(partitions)
+            self._stop(partitions)
             self._changed.notify_all()
+
+    def _stop(self, partitions: Collection[OwnedPartition]) -> None:
+        for partition in partitions:
+            partition.stopped = True
+        self._drop(partitions)
 
     def seek(self, partition: OwnedPartition, offset: int) -> None:
         """Go on at `offset`: the next message handed out is the first at or behind it."""
@@ -241,7 +242,7 @@ class MessageStream(Iterator[Message]):
         if self._reading is not None and self._reading[0] in partitions:
             self._reading = None
         self._queue = deque(entry for entry in self._queue if entry[0] not in partitions)
-        self._queued = sum(len(each.data) for _, _, each in self._queue if isinstance(each, Batch))
+        self._queued = sum(len(pulled.data) for *_, pulled in self._queue if isinstance(pulled, Batch))
         self._on_room()
 
     def _put_down(self, held: _InHand) -> None:
