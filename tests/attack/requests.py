@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 from kio.index import KioIndexError, load_request_schema
 from kio.serial import entity_writer
 
+from millrace.mirror.translation import TranslateOffsetsRequest
 from millrace.records import Message, build_batch
 from millrace.records.compression import Codec
 from millrace.records.messages import seal
 from millrace.records.mirror_position import Origin
 from millrace.storage.staging import MAX_FILLER_BYTES
 from millrace.wire import mirror_append
+from millrace.wire.codec import encode
 from millrace.wire.messages import ApiKey
 
 TOPIC = "attacked"
@@ -143,7 +145,8 @@ def body_of(api_key: int, version: int, rng: random.Random, length: int = 0) -> 
         )  # fmt: skip
         return b"".join(mirror_append.encode_request(TOPIC, asked))
     if api_key == ApiKey.TRANSLATE_OFFSETS:
-        return _string(TOPIC) + struct.pack(">iib", 0, length, 1) + bytes(8 * length)
+        translate = TranslateOffsetsRequest(to_origin=True, topic=TOPIC, partition=0, offsets=(0,) * length)
+        return encode(translate, api_key, 0)
     schema = load_request_schema(api_key, version)
     out = io.BytesIO()
     entity_writer(schema)(out, _entity(schema, rng, [length]))

@@ -10,13 +10,8 @@ import pytest
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.errors import ErrorCode, MillraceError
 from millrace.wire.codec import decode, encode
-from millrace.wire.messages import (
-    ApiKey,
-    ListOffsetsPartition,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
+from millrace.wire.fields import Topic
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import CLIENTS, CONFLUENT, KafkaClient, assert_reads_exactly
 from tests.support import Process, wait_until
@@ -70,8 +65,8 @@ def test_clients_reach_every_partition_through_any_broker(
 def test_a_broker_refuses_partitions_it_does_not_lead(brokers: list[RunningBroker]) -> None:
     topic = create_topic(brokers, "elsewhere", 2)
     with brokers[0].client() as cluster:
-        wanted = tuple(ListOffsetsPartition(partition_index=p, timestamp=LATEST) for p in (0, 1))
-        request = ListOffsetsRequest(topics=(ListOffsetsTopic(name=topic, partitions=wanted),))
+        wanted = tuple(ListOffsetsRequest.Partition(partition_index=p, timestamp=LATEST) for p in (0, 1))
+        request = ListOffsetsRequest(topics=(Topic(name=topic, partitions=wanted),))
         body = encode(request, ApiKey.LIST_OFFSETS, 5)
         leaders = cluster.topic(topic).partitions
         for broker_id in (1, 2):

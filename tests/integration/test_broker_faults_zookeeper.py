@@ -19,7 +19,7 @@ import pytest
 
 from millrace.errors import ErrorCode
 from millrace.wire.codec import decode, encode
-from millrace.wire.messages import ApiKey, CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
+from millrace.wire.messages import ApiKey, CreateTopicsRequest, CreateTopicsResponse
 from tests.brokers import TestCluster
 from tests.integration.faults.ledger import Ledger
 from tests.integration.faults.traffic import (
@@ -64,7 +64,7 @@ def java_of(process: Process) -> int:
 
 def create_topic(bootstrap: str, topic: str) -> int:
     """The error of creating a topic, which must be told within ANSWER_S."""
-    wanted = CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
+    wanted = CreateTopicsRequest.Topic(name=topic, num_partitions=1, replication_factor=1)
     asked = CreateTopicsRequest(topics=(wanted,), timeout=60_000)
     with Wire(bootstrap, timeout_s=ANSWER_S) as wire:
         raw = wire.ask(ApiKey.CREATE_TOPICS, 4, encode(asked, ApiKey.CREATE_TOPICS, 4))

@@ -21,8 +21,8 @@ from millrace.coordination.session import Session
 from millrace.metrics import MAX_REQUESTS
 from millrace.records import Message, build_batch
 from millrace.wire.codec import encode
-from millrace.wire.group_messages import LeaveGroupRequest
-from millrace.wire.messages import ApiKey, FindCoordinatorRequest
+from millrace.wire.group_messages import FindCoordinatorRequest, LeaveGroupRequest
+from millrace.wire.messages import ApiKey
 from tests.bench.replay import produce_request
 from tests.brokers import Start, TestCluster, free_port, read_topic
 from tests.support import wait_until

@@ -16,12 +16,8 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import ErrorCode, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.records import Message, build_batch, split_batches
 from millrace.wire.codec import decode
-from millrace.wire.messages import (
-    ApiKey,
-    ApiVersionsResponse,
-    FindCoordinatorResponse,
-    InitProducerIdResponse,
-)
+from millrace.wire.group_messages import FindCoordinatorResponse
+from millrace.wire.messages import ApiKey, ApiVersionsResponse, InitProducerIdResponse
 from tests.compat.brokers import RunningBroker, start_broker
 from tests.compat.clients import BEGINNING, CONFLUENT
 from tests.support import Process, run_millrace, wait_until

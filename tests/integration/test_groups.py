@@ -21,14 +21,14 @@ from millrace.errors import ErrorCode
 from millrace.groups.holding import coordinator_of
 from millrace.wire import group_messages as gm
 from millrace.wire.codec import decode, encode
-from millrace.wire.messages import (
-    ApiKey,
+from millrace.wire.fields import Topic
+from millrace.wire.group_messages import (
     FindCoordinatorRequest,
     FindCoordinatorResponse,
     OffsetFetchRequest,
-    OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
+from millrace.wire.messages import ApiKey
 from tests.brokers import TestCluster
 from tests.compat.groups import Members, feed
 from tests.support import ROUNDS, WAIT_S, Process, wait_until
@@ -37,7 +37,7 @@ SETTINGS = (
     "group_min_session_timeout_ms = 500\ngroup_initial_rebalance_delay_ms = 100\n[log]\nflush_ms = 20\n"
 )
 NONE = ErrorCode.NONE
-PROTOCOLS = (gm.JoinGroupRequestProtocol(name="range", metadata=b"topics"),)
+PROTOCOLS = (gm.JoinGroupRequest.Protocol(name="range", metadata=b"topics"),)
 
 VERSIONS: dict[ApiKey, tuple[range, type[Any]]] = {
     ApiKey.OFFSET_COMMIT: (range(2, 8), gm.OffsetCommitResponse),
@@ -83,7 +83,7 @@ class Asking:
         return answer
 
     def sync(self, group: str, joined: Any, assignment: bytes = b"all") -> Any:
-        assigned = gm.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment)
+        assigned = gm.SyncGroupRequest.Assignment(member_id=joined.member_id, assignment=assignment)
         return self.ask(
             ApiKey.SYNC_GROUP,
             gm.SyncGroupRequest(
@@ -99,16 +99,16 @@ class Asking:
         return ErrorCode(self.ask(ApiKey.HEARTBEAT, request).error_code)
 
     def commit(self, group: str, offset: int, joined: Any = None, topic: str = "t") -> ErrorCode:
-        partition = gm.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+        partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
         request = gm.OffsetCommitRequest(
-            group_id=group, topics=(gm.OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+            group_id=group, topics=(Topic(name=topic, partitions=(partition,)),),
             member_id=joined.member_id if joined else "",
             generation_id_or_member_epoch=joined.generation_id if joined else -1,
         )  # fmt: skip
         return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
 
     def committed(self, group: str) -> int:
-        topics = (OffsetFetchRequestTopic(name="t", partition_indexes=(0,)),)
+        topics = (OffsetFetchRequest.Topic(name="t", partition_indexes=(0,)),)
         answer = self.ask(ApiKey.OFFSET_FETCH, OffsetFetchRequest(group_id=group, topics=topics))
         return int(answer.topics[0].partitions[0].committed_offset)
 
@@ -131,8 +131,8 @@ class Asking:
 
     def delete_offset(self, group: str) -> ErrorCode:
         """Of partition 0 of topic t."""
-        partitions = (gm.OffsetDeleteRequestPartition(partition_index=0),)
-        topics = (gm.OffsetDeleteRequestTopic(name="t", partitions=partitions),)
+        partitions = (gm.OffsetDeleteRequest.Partition(partition_index=0),)
+        topics = (Topic(name="t", partitions=partitions),)
         answer = self.ask(ApiKey.OFFSET_DELETE, gm.OffsetDeleteRequest(group_id=group, topics=topics))
         return ErrorCode(answer.error_code or answer.topics[0].partitions[0].error_code)
 
@@ -194,7 +194,7 @@ def test_a_group_lives_and_ends_in_the_first_and_in_the_last_versions(
     assert two.describe(group).error_code == ErrorCode.NOT_COORDINATOR
     assert two.heartbeat(group, joined) is ErrorCode.NOT_COORDINATOR
     assert one.delete(group) is ErrorCode.NON_EMPTY_GROUP
-    identity = gm.MemberIdentity(member_id=joined.member_id)
+    identity = gm.LeaveGroupRequest.Member(member_id=joined.member_id)
     left = one.ask(
         ApiKey.LEAVE_GROUP,
         gm.LeaveGroupRequest(group_id=group, member_id=joined.member_id, members=(identity,)),
@@ -258,7 +258,7 @@ def test_who_leaves_a_group_that_nobody_coordinates_is_told_that_it_is_no_member
     client: ClusterClient,
 ) -> None:
     # Not to look for another coordinator: an administrator's client would do so until it gives up.
-    identity = gm.MemberIdentity(member_id="", group_instance_id="gone")
+    identity = gm.LeaveGroupRequest.Member(member_id="", group_instance_id="gone")
     left = gm.LeaveGroupRequest(group_id="left alone", members=(identity,))
     answer = Asking(client, 1).ask(ApiKey.LEAVE_GROUP, left)
     assert (answer.error_code, [one.error_code for one in answer.members]) == (

@@ -43,7 +43,7 @@ from millrace.records.mirror_position import MirrorPosition
 from millrace.records.topic_partition import TopicPartition
 from millrace.storage.log_directory import LogDirectory
 from millrace.storage.partition_log import PartitionLog
-from millrace.wire.fetch import AskedFetch
+from millrace.wire.fetch import FetchRequest
 
 log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
@@ -395,7 +395,7 @@ class Broker:
         partition.maybe_flush()
         return None
 
-    def fetch(self, request: AskedFetch, answer: Answer, abort: Callable[[str], None]) -> Fetch:
+    def fetch(self, request: FetchRequest, answer: Answer, abort: Callable[[str], None]) -> Fetch:
         """Answer with what is there once it is enough, or when the request's time is up."""
         fetch = Fetch(self, request, answer, abort)
         fetch.start()

@@ -15,7 +15,7 @@ from millrace.errors import BrokerError, ErrorCode
 from millrace.mailbox import Mailbox, Timer
 from millrace.records.file_slice import FileSlice
 from millrace.storage.landmarks import LandmarksMissing
-from millrace.wire.fetch import AskedFetch
+from millrace.wire.fetch import FetchRequest
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Fetch:
     __slots__ = ("_abort", "_answer", "_available", "_partitions", "_request", "_source", "_timer", "_woken")
 
     def __init__(
-        self, source: Source, request: AskedFetch, answer: Answer, abort: Callable[[str], None]
+        self, source: Source, request: FetchRequest, answer: Answer, abort: Callable[[str], None]
     ) -> None:
         self._source, self._abort = source, abort
         self._request = request

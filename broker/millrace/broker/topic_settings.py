@@ -16,13 +16,7 @@ from typing import Any
 from millrace.config import BrokerConfig, LogConfig
 from millrace.coordination.state import TopicState
 from millrace.errors import BrokerError, ErrorCode
-from millrace.wire.admin_messages import (
-    ORIGINS,
-    ConfigSource,
-    ConfigType,
-    DescribeConfigsResourceResult,
-    DescribeConfigsSynonym,
-)
+from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType, DescribedConfig
 
 _INT64_MAX = (1 << 63) - 1
 
@@ -130,7 +124,7 @@ def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
     return values
 
 
-def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribeConfigsResourceResult]:
+def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
     """Every setting of a topic; its synonyms are the places that have a say, the one that counts first."""
     product = LogConfig()
     for name, setting in SETTINGS.items():
@@ -154,7 +148,7 @@ def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribeCon
         yield _described(ORIGINS, [(ORIGINS, origins, ConfigSource.TOPIC)], ConfigType.LIST, words)
 
 
-def describe_broker(config: Any, prefix: str = "") -> Iterator[DescribeConfigsResourceResult]:
+def describe_broker(config: Any, prefix: str = "") -> Iterator[DescribedConfig]:
     """Every setting of the broker's file, those of its sections by SECTION.NAME."""
     for field in dataclasses.fields(config):
         name, value = prefix + field.name, getattr(config, field.name)
@@ -189,14 +183,14 @@ def _described(
     documentation: str | None = None,
     *,
     read_only: bool = True,
-) -> DescribeConfigsResourceResult:
+) -> DescribedConfig:
     _, value, source = places[0]
-    return DescribeConfigsResourceResult(
+    return DescribedConfig(
         name=name,
         value=value,
         read_only=read_only,
         config_source=source,
-        synonyms=tuple(DescribeConfigsSynonym(name=n, value=v, source=s) for n, v, s in places),
+        synonyms=tuple(DescribedConfig.Synonym(name=n, value=v, source=s) for n, v, s in places),
         config_type=type_,
         documentation=documentation,
     )

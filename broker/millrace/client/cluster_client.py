@@ -142,9 +142,11 @@ class ClusterClient:
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Create the topic and wait until every partition has a leader; BrokerError when it is refused."""
-        settings = tuple(messages.CreatableTopicConfig(name=k, value=v) for k, v in (configs or {}).items())
+        settings = tuple(
+            messages.CreateTopicsRequest.Topic.Config(name=k, value=v) for k, v in (configs or {}).items()
+        )
         # As many replicas as the cluster says: on Apache Kafka that is not for us to know.
-        topic = messages.CreatableTopic(name=name, num_partitions=partitions, configs=settings)
+        topic = messages.CreateTopicsRequest.Topic(name=name, num_partitions=partitions, configs=settings)
         request = messages.CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
         body = encode(request, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION)
 

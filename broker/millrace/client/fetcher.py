@@ -20,14 +20,8 @@ from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
-from millrace.wire.messages import (
-    ApiKey,
-    ListOffsetsPartition,
-    ListOffsetsPartitionResponse,
-    ListOffsetsRequest,
-    ListOffsetsResponse,
-    ListOffsetsTopic,
-)
+from millrace.wire.fields import group_by_topic
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 
 LATEST = -1
 """As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
@@ -95,16 +89,13 @@ class BrokerFetcher:
 
     def list_offsets(
         self, partitions: Iterable[TopicPartition], timestamp: int
-    ) -> dict[TopicPartition, ListOffsetsPartitionResponse]:
+    ) -> dict[TopicPartition, ListOffsetsResponse.Partition]:
         """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST), or an error."""
-        topics: dict[str, list[ListOffsetsPartition]] = {}
-        for topic, number in partitions:
-            wanted = ListOffsetsPartition(partition_index=number, timestamp=timestamp)
-            topics.setdefault(topic, []).append(wanted)
-        request = ListOffsetsRequest(
-            topics=tuple(ListOffsetsTopic(name=name, partitions=tuple(p)) for name, p in topics.items()),
-            isolation_level=_READ_COMMITTED,
+        topics = group_by_topic(
+            (topic, ListOffsetsRequest.Partition(partition_index=number, timestamp=timestamp))
+            for topic, number in partitions
         )
+        request = ListOffsetsRequest(topics=topics, isolation_level=_READ_COMMITTED)
         api, version = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION
         self._send(api, version, encode(request, api, version))
         raw = self._receive()

@@ -14,9 +14,10 @@ from typing import TypeVar
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import BrokerError, ErrorCode, GroupNotEmpty, MillraceError, UnknownGroup
 from millrace.records.topic_partition import TopicPartition
-from millrace.wire import group_messages, messages
+from millrace.wire import group_messages as messages
 from millrace.wire.consumer_protocol import decode_assignment
 from millrace.wire.fetch import error_name
+from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey
 
 _PAUSE_S = 0.2
@@ -61,11 +62,9 @@ class GroupClient:
     def groups(self) -> dict[str, GroupDescription]:
         """Every group of the cluster by name."""
         descriptions: dict[str, GroupDescription] = {}
-        request = group_messages.ListGroupsRequest()
+        request = messages.ListGroupsRequest()
         for broker_id in self._client.broker_ids():
-            listed = self._client.call(
-                broker_id, ApiKey.LIST_GROUPS, 2, request, group_messages.ListGroupsResponse
-            )
+            listed = self._client.call(broker_id, ApiKey.LIST_GROUPS, 2, request, messages.ListGroupsResponse)
             _check(listed.error_code, f"the groups of broker {broker_id}")
             names = [group.group_id for group in listed.groups]
             for name, group in zip(names, self._describe(broker_id, names), strict=True):
@@ -106,23 +105,16 @@ class GroupClient:
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Set offsets of a group without members; GroupNotEmpty when it has some."""
-        topics: dict[str, list[group_messages.OffsetCommitRequestPartition]] = {}
-        for (topic, number), offset in offsets.items():
-            partition = group_messages.OffsetCommitRequestPartition(
-                partition_index=number, committed_offset=offset
-            )
-            topics.setdefault(topic, []).append(partition)
-        request = group_messages.OffsetCommitRequest(
-            group_id=group,
-            topics=tuple(
-                group_messages.OffsetCommitRequestTopic(name=name, partitions=tuple(partitions))
-                for name, partitions in topics.items()
-            ),
+        Partition = messages.OffsetCommitRequest.Partition
+        topics = group_by_topic(
+            (topic, Partition(partition_index=number, committed_offset=offset))
+            for (topic, number), offset in offsets.items()
         )
+        request = messages.OffsetCommitRequest(group_id=group, topics=topics)
 
         def attempt(coordinator: int) -> None:
             response = self._client.call(
-                coordinator, ApiKey.OFFSET_COMMIT, 7, request, group_messages.OffsetCommitResponse
+                coordinator, ApiKey.OFFSET_COMMIT, 7, request, messages.OffsetCommitResponse
             )
             for topic in response.topics:
                 for partition in topic.partitions:
@@ -133,20 +125,20 @@ class GroupClient:
 
     def delete(self, group: str) -> None:
         """Forget a group and its offsets; UnknownGroup or GroupNotEmpty when that cannot be."""
-        request = group_messages.DeleteGroupsRequest(groups_names=(group,))
+        request = messages.DeleteGroupsRequest(groups_names=(group,))
 
         def attempt(coordinator: int) -> None:
             response = self._client.call(
-                coordinator, ApiKey.DELETE_GROUPS, 1, request, group_messages.DeleteGroupsResponse
+                coordinator, ApiKey.DELETE_GROUPS, 1, request, messages.DeleteGroupsResponse
             )
             _check(response.results[0].error_code, f"group {group!r}")
 
         self._at_coordinator(group, attempt)
 
-    def _describe(self, broker_id: int, names: list[str]) -> tuple[group_messages.DescribedGroup, ...]:
-        request = group_messages.DescribeGroupsRequest(groups=tuple(names))
+    def _describe(self, broker_id: int, names: list[str]) -> tuple[messages.DescribedGroup, ...]:
+        request = messages.DescribeGroupsRequest(groups=tuple(names))
         return self._client.call(
-            broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, group_messages.DescribeGroupsResponse
+            broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, messages.DescribeGroupsResponse
         ).groups
 
     def _coordinator(self, group: str) -> int:
@@ -168,7 +160,7 @@ class GroupClient:
             time.sleep(_PAUSE_S)
 
 
-def _description(group: group_messages.DescribedGroup) -> GroupDescription:
+def _description(group: messages.DescribedGroup) -> GroupDescription:
     members = tuple(
         Member(
             member_id=member.member_id,

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from millrace.wire.codec import decode, encode
-from millrace.wire.messages import (
-    ApiKey,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataTopic,
-)
+from millrace.wire.messages import ApiKey, MetadataRequest, MetadataResponse
 
 VERSION = 12
 
@@ -27,7 +21,7 @@ class TopicMetadata:
     partitions: Mapping[int, int]
 
     @classmethod
-    def of(cls, topic: MetadataTopic) -> TopicMetadata:
+    def of(cls, topic: MetadataResponse.Topic) -> TopicMetadata:
         """What an answer says of a topic, its partitions in order."""
         partitions = {p.partition_index: p.leader_id for p in topic.partitions}
         return cls(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
@@ -35,7 +29,7 @@ class TopicMetadata:
 
 def encode_request(topics: Iterable[str] | None) -> bytes:
     """The body of a request about topics by name, or about all of them."""
-    names = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
+    names = None if topics is None else tuple(MetadataRequest.Topic(name=name) for name in topics)
     request = MetadataRequest(topics=names, allow_auto_topic_creation=False)
     return encode(request, ApiKey.METADATA, VERSION)
 

@@ -24,17 +24,17 @@ def topic_setting(client: ClusterClient, topic: str, name: str) -> str | None:
 
 def topic_settings(
     client: ClusterClient, topic: str, names: tuple[str, ...] | None = None
-) -> tuple[messages.DescribeConfigsResourceResult, ...]:
+) -> tuple[messages.DescribedConfig, ...]:
     """The topic's settings, all or those named; BrokerError when the cluster refuses to tell them."""
     return settings_of_topics(client, [topic], names)[topic]
 
 
 def settings_of_topics(
     client: ClusterClient, topics: Iterable[str], names: tuple[str, ...] | None = None
-) -> dict[str, tuple[messages.DescribeConfigsResourceResult, ...]]:
+) -> dict[str, tuple[messages.DescribedConfig, ...]]:
     """Topic -> its settings, in one request; BrokerError when the cluster refuses to tell those of one."""
     resources = tuple(
-        messages.DescribeConfigsResource(
+        messages.DescribeConfigsRequest.Resource(
             resource_type=messages.ResourceType.TOPIC, resource_name=topic, configuration_keys=names
         )
         for topic in topics
@@ -54,15 +54,15 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
     """Set the topic's own settings, or delete those given as None; BrokerError when one is refused."""
     operation = messages.ConfigOperation
     configs = tuple(
-        messages.AlterableConfig(
+        messages.AlterConfigsRequest.Resource.Config(
             name=name, value=value, config_operation=operation.DELETE if value is None else operation.SET
         )
         for name, value in changes.items()
     )
-    resource = messages.AlterConfigsResource(
+    resource = messages.AlterConfigsRequest.Resource(
         resource_type=messages.ResourceType.TOPIC, resource_name=topic, configs=configs
     )
-    request = messages.IncrementalAlterConfigsRequest(resources=(resource,))
+    request = messages.AlterConfigsRequest(resources=(resource,))
     response = client.call(None, ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, request, messages.AlterConfigsResponse)
     for result in response.responses:
         _check(topic, result.error_code, result.error_message)
@@ -70,7 +70,7 @@ def alter_topic_settings(client: ClusterClient, topic: str, changes: Mapping[str
 
 def add_partitions(client: ClusterClient, topic: str, count: int) -> None:
     """Give the topic `count` partitions in all; BrokerError when that is refused."""
-    wanted = messages.CreatePartitionsTopic(name=topic, count=count)
+    wanted = messages.CreatePartitionsRequest.Topic(name=topic, count=count)
     request = messages.CreatePartitionsRequest(topics=(wanted,), timeout=_CREATE_PARTITIONS_MS)
     response = client.call(None, ApiKey.CREATE_PARTITIONS, 1, request, messages.CreatePartitionsResponse)
     for result in response.results:
@@ -89,7 +89,7 @@ def partition_sizes(client: ClusterClient, topic: str, leaders: Mapping[int, int
     sizes: dict[int, int] = {}
     for leader in sorted(set(leaders.values()) - {-1}):
         share = tuple(partition for partition, leads in leaders.items() if leads == leader)
-        wanted = messages.DescribableLogDirTopic(topic=topic, partitions=share)
+        wanted = messages.DescribeLogDirsRequest.Topic(topic=topic, partitions=share)
         request = messages.DescribeLogDirsRequest(topics=(wanted,))
         response = client.call(leader, ApiKey.DESCRIBE_LOG_DIRS, 1, request, messages.DescribeLogDirsResponse)
         for result in response.results:

@@ -17,8 +17,7 @@ from millrace.config import BrokerConfig, load, parse_address
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry
 from millrace.groups import Groups
-from millrace.handlers import Handlers, group_apis, kafka_apis
-from millrace.handlers.mirror import TRANSLATE_OFFSETS, mirror_append
+from millrace.handlers import Handlers, Services, all_apis
 from millrace.mailbox import Mailbox
 from millrace.mirror.embedded import Mirror
 from millrace.repeated_lines import RepeatedLines
@@ -73,8 +72,7 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         registry = ConsumerRegistry(cluster.session, config.cluster)
         groups = Groups(config, cluster, registry, mailbox, standstills=broker.standstills)
         cluster.session.on_reconnect(lambda: mailbox.post(groups.check))
-        own = [mirror_append(mirror.states), TRANSLATE_OFFSETS]
-        handlers = Handlers(broker, kafka_apis([*group_apis(groups), *own]))
+        handlers = Handlers(Services(broker, groups, mirror.states), all_apis())
         metrics = _serve_metrics(config, broker, server, groups, mirror) if config.metrics_listen else None
         _collect_garbage_seldom()
         sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -134,7 +134,7 @@ class Groups:
         self._ownership.use(request.group_id, use, failed)
 
     def _refuse_commit(
-        self, partition: TopicPartition, request: messages.OffsetCommitRequestPartition
+        self, partition: TopicPartition, request: messages.OffsetCommitRequest.Partition
     ) -> ErrorCode:
         if not self._exists(partition):
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -143,7 +143,7 @@ class Groups:
         return ErrorCode.NONE
 
     def _committed(
-        self, partitions: Mapping[TopicPartition, messages.OffsetCommitRequestPartition]
+        self, partitions: Mapping[TopicPartition, messages.OffsetCommitRequest.Partition]
     ) -> Offsets:
         time_ms = int(self._wall_clock() * 1000)
         return {
@@ -286,7 +286,7 @@ class Groups:
         for partition, stream in self._registry.owners(name).items():
             owned.setdefault(group_registry.consumer_of(stream), []).append(partition)
         members = tuple(
-            messages.DescribedGroupMember(
+            messages.DescribedGroup.Member(
                 member_id=consumer,
                 client_id=consumer,
                 client_host=member.host,

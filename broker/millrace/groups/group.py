@@ -64,7 +64,7 @@ class Group:
         """The group as it is now; its protocol, metadata and assignments only while it is stable."""
         stable = self.state is State.STABLE
         members = tuple(
-            messages.DescribedGroupMember(
+            messages.DescribedGroup.Member(
                 member_id=member.member_id,
                 group_instance_id=member.instance_id,
                 client_id=member.client.client_id,
@@ -143,7 +143,7 @@ class Group:
         # A member that has joined may heartbeat before it syncs: its generation is the current one.
         return ErrorCode.REBALANCE_IN_PROGRESS if self.state is State.PREPARING else ErrorCode.NONE
 
-    def leave(self, identity: messages.MemberIdentity) -> ErrorCode:
+    def leave(self, identity: messages.LeaveGroupRequest.Member) -> ErrorCode:
         """Go on without a member, named by its id, its instance id or both."""
         if self.state is State.DEAD:
             return ErrorCode.NOT_COORDINATOR
@@ -348,10 +348,10 @@ class Group:
 
     def _generation_for(self, member: Member, *, leader: str | None = None) -> messages.JoinGroupResponse:
         """What a member hears of the generation; the leader, before it has assigned, of all members."""
-        members: tuple[messages.JoinGroupResponseMember, ...] = ()
+        members: tuple[messages.JoinGroupResponse.Member, ...] = ()
         if self.state is State.COMPLETING and member.member_id == self.members.leader:
             members = tuple(
-                messages.JoinGroupResponseMember(
+                messages.JoinGroupResponse.Member(
                     member_id=one.member_id,
                     group_instance_id=one.instance_id,
                     metadata=one.metadata(self._protocol),

@@ -12,12 +12,7 @@ from typing import TypeAlias
 
 from millrace.errors import ErrorCode
 from millrace.groups.timing import Deadline, Memory
-from millrace.wire.group_messages import (
-    JoinGroupRequest,
-    JoinGroupRequestProtocol,
-    JoinGroupResponse,
-    SyncGroupResponse,
-)
+from millrace.wire.group_messages import JoinGroupRequest, JoinGroupResponse, SyncGroupResponse
 
 AnswerJoin: TypeAlias = Callable[[JoinGroupResponse], None]
 AnswerSync: TypeAlias = Callable[[SyncGroupResponse], None]
@@ -50,7 +45,7 @@ class Member:
     session: Deadline
     session_timeout_s: float = 0.0
     rebalance_timeout_s: float = 0.0
-    protocols: Sequence[JoinGroupRequestProtocol] = ()
+    protocols: Sequence[JoinGroupRequest.Protocol] = ()
     assignment: bytes = b""
     is_new: bool = True
     """It has not been part of any generation yet."""
@@ -209,7 +204,7 @@ class Members:
         return votes.most_common(1)[0][0]
 
 
-def size_of(protocols: Iterable[JoinGroupRequestProtocol]) -> int:
+def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
     """Bytes of names and metadata."""
     return sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
 

@@ -7,33 +7,33 @@ Left out: features, and what a client says about its software.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from millrace.broker.broker import Broker
 from millrace.errors import ErrorCode
-from millrace.handlers.table import Api
+from millrace.handlers.table import Api, Services
 from millrace.server.request import Request
-from millrace.wire.codec import encode
-from millrace.wire.messages import ApiKey, ApiVersion, ApiVersionsResponse
+from millrace.wire.codec import encode, encode_error
+from millrace.wire.messages import ApiKey, ApiVersionsResponse
 
 _TOLD, _NEWER = range(4), range(4, 64)
 
 
 def api_versions(apis: Sequence[Api]) -> Api:
     """The API that tells clients about `apis` and about itself."""
-    told = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _TOLD}
-    lines = tuple(
-        ApiVersion(api_key=key, min_version=versions[0], max_version=versions[-1])
-        for key, versions in sorted(told.items())
+    versions = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _TOLD}
+    ranges = tuple(
+        ApiVersionsResponse.ApiVersion(api_key=key, min_version=told[0], max_version=told[-1])
+        for key, told in sorted(versions.items())
     )
-    answers = {version: _encode(lines, version, ErrorCode.NONE) for version in _TOLD}
-    refusal = _encode(lines, 0, ErrorCode.UNSUPPORTED_VERSION)
 
-    def serve(broker: Broker, request: Request) -> None:
-        request.answer([answers.get(request.api_version, refusal)])
+    def answer(version: int, code: ErrorCode) -> bytes:
+        return encode(ApiVersionsResponse(error_code=code, api_keys=ranges), ApiKey.API_VERSIONS, version)
 
-    return Api(key=ApiKey.API_VERSIONS, versions=_TOLD, private_versions=_NEWER, serve=serve)
+    answers = {version: answer(version, ErrorCode.NONE) for version in _TOLD}
+    newer = answer(0, ErrorCode.UNSUPPORTED_VERSION)
 
+    def serve(services: Services, request: Request) -> None:
+        request.answer([answers.get(request.api_version, newer)])
 
-def _encode(lines: tuple[ApiVersion, ...], version: int, error: ErrorCode) -> bytes:
-    response = ApiVersionsResponse(error_code=error, api_keys=lines)
-    return encode(response, ApiKey.API_VERSIONS, version)
+    refusal = partial(encode_error, ApiVersionsResponse, ApiKey.API_VERSIONS)
+    return Api(key=ApiKey.API_VERSIONS, versions=_TOLD, private_versions=_NEWER, serve=serve, refusal=refusal)

@@ -6,19 +6,15 @@ Left out: fetch sessions (always session 0), rack-aware reads, requests of follo
 
 from __future__ import annotations
 
-from millrace.broker.broker import Broker
 from millrace.broker.fetch import Reads
-from millrace.handlers.table import Api
+from millrace.errors import ErrorCode
+from millrace.handlers.table import Api, Services
 from millrace.server.request import Request
-from millrace.wire.fetch import decode_request, encode_response
+from millrace.wire import fetch
 from millrace.wire.messages import ApiKey
 
 
-def serve(broker: Broker, request: Request) -> None:
-    """Read what is there, now or when there is enough."""
-    version = request.api_version
-    asked = decode_request(version, request.body)
-
+def _serve(services: Services, request: Request) -> None:
     def answer(topics: Reads) -> None:
         if request.client.closed:
             return
@@ -26,11 +22,17 @@ def serve(broker: Broker, request: Request) -> None:
             for read in reads:
                 if read.error:
                     request.failed(read.error)
-        request.answer(encode_response(version, topics))
+        request.answer(fetch.encode_response(request.api_version, topics))
 
-    fetch = broker.fetch(asked, answer, request.client.abort)
+    wanted = fetch.decode_request(request.api_version, request.body)
+    waiting = services.broker.fetch(wanted, answer, request.client.abort)
     if request.parts is None:
-        request.abandon = fetch.abandon
+        request.abandon = waiting.abandon
 
 
-FETCH = Api(key=ApiKey.FETCH, versions=range(4, 12), serve=serve)
+def _refusal(version: int, code: ErrorCode) -> bytes:
+    (body,) = fetch.encode_response(version, (), code)
+    return body
+
+
+FETCH = Api(key=ApiKey.FETCH, versions=range(4, 12), serve=_serve, refusal=_refusal)

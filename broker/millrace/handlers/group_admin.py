@@ -8,64 +8,54 @@ with all it has committed. Left out: authorized operations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from millrace.errors import ErrorCode
-from millrace.groups import Groups
-from millrace.handlers.table import Api, Call, message_api
+from millrace.handlers.table import Call, serves
 from millrace.wire import group_messages as messages
+from millrace.wire.group_messages import DescribedGroup
 from millrace.wire.messages import ApiKey
 
 
-def describe_groups(groups: Groups, call: Call[messages.DescribeGroupsRequest]) -> None:
+@serves(ApiKey.DESCRIBE_GROUPS, range(5), messages.DescribeGroupsRequest, messages.DescribeGroupsResponse)
+def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
     """Answer with how each group is."""
-
-    def answer(described: Mapping[str, messages.DescribedGroup | ErrorCode]) -> None:
-        shown = tuple(
-            messages.DescribedGroup(error_code=group, group_id=name)
-            if isinstance(group, ErrorCode)
-            else group
-            for name in names
-            for group in [described[name]]
-        )
-        call.answer(messages.DescribeGroupsResponse(groups=shown))
-
     names = dict.fromkeys(call.request.groups)
-    groups.describe_groups(names, answer)
+
+    def answer(described: Mapping[str, DescribedGroup | ErrorCode]) -> None:
+        groups = tuple(
+            DescribedGroup(error_code=group, group_id=name) if isinstance(group, ErrorCode) else group
+            for name, group in ((name, described[name]) for name in names)
+        )
+        call.answer(messages.DescribeGroupsResponse(groups=groups))
+
+    call.groups.describe_groups(names, answer)
 
 
-def delete_groups(groups: Groups, call: Call[messages.DeleteGroupsRequest]) -> None:
-    """Answer with what became of each group."""
-
-    def answer(codes: Mapping[str, ErrorCode]) -> None:
-        results = (messages.DeletableGroupResult(group_id=name, error_code=codes[name]) for name in names)
-        call.answer(messages.DeleteGroupsResponse(results=tuple(results)))
-
-    names = dict.fromkeys(call.request.groups_names)
-    groups.delete_groups(names, answer)
-
-
-def list_groups(groups: Groups, call: Call[messages.ListGroupsRequest]) -> None:
+@serves(ApiKey.LIST_GROUPS, range(5), messages.ListGroupsRequest, messages.ListGroupsResponse)
+def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
     """Answer with the groups of this broker's share, or with those of them in certain states."""
     states = {state.lower() for state in call.request.states_filter}
 
-    def done(groups: Mapping[str, messages.ListedGroup]) -> None:
+    def answer(groups: Mapping[str, messages.ListedGroup]) -> None:
         listed = tuple(
             group for _, group in sorted(groups.items()) if not states or group.group_state.lower() in states
         )
         call.answer(messages.ListGroupsResponse(error_code=ErrorCode.NONE, groups=listed))
 
-    groups.list_groups(done, call.refuse)
+    call.groups.list_groups(answer, call.refuse)
 
 
-def group_admin_apis(groups: Groups) -> list[Api]:
-    """The APIs of a group's operator, on these groups."""
-    return [
-        message_api(
-            ApiKey.DESCRIBE_GROUPS, range(5), messages.DescribeGroupsRequest, partial(describe_groups, groups)
-        ),
-        message_api(ApiKey.LIST_GROUPS, range(5), messages.ListGroupsRequest, partial(list_groups, groups)),
-        message_api(
-            ApiKey.DELETE_GROUPS, range(2), messages.DeleteGroupsRequest, partial(delete_groups, groups)
-        ),
-    ]
+@serves(ApiKey.DELETE_GROUPS, range(2), messages.DeleteGroupsRequest, messages.DeleteGroupsResponse)
+def delete_groups(call: Call[messages.DeleteGroupsRequest]) -> None:
+    """Answer with what became of each group."""
+    names = dict.fromkeys(call.request.groups_names)
+
+    def answer(codes: Mapping[str, ErrorCode]) -> None:
+        Group = messages.DeleteGroupsResponse.Group
+        results = tuple(Group(group_id=name, error_code=codes[name]) for name in names)
+        call.answer(messages.DeleteGroupsResponse(results=results))
+
+    call.groups.delete_groups(names, answer)
+
+
+APIS = [describe_groups, list_groups, delete_groups]

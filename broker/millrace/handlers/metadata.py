@@ -10,23 +10,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from concurrent.futures import Future
+from functools import partial
 
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import create_topic
 from millrace.coordination.state import PartitionState, TopicState, check_topic_name
 from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
-from millrace.handlers.table import Api, response_header
+from millrace.handlers.table import Api, Services, send
 from millrace.server.request import Request
-from millrace.wire.codec import decode, encode
-from millrace.wire.messages import (
-    ApiKey,
-    MetadataBroker,
-    MetadataPartition,
-    MetadataRequest,
-    MetadataRequestTopic,
-    MetadataResponse,
-    MetadataTopic,
-)
+from millrace.wire.codec import decode, encode, encode_error
+from millrace.wire.messages import ApiKey, MetadataRequest, MetadataResponse
 
 log = logging.getLogger(__name__)
 _CACHED_ANSWERS = 64
@@ -43,23 +36,23 @@ class Metadata:
         self._creating: set[str] = set()
         """Whoever waits for a topic asks again and again: it is created once."""
 
-    def serve(self, broker: Broker, request: Request) -> None:
+    def serve(self, services: Services, request: Request) -> None:
         """Answer with brokers and topics; a topic about to be created is LEADER_NOT_AVAILABLE."""
+        broker, version = services.broker, request.api_version
         snapshot = (broker.cluster.brokers, broker.cluster.topics)
         if snapshot[0] is not self._snapshot[0] or snapshot[1] is not self._snapshot[1]:
             self._snapshot = snapshot
             self._answers.clear()
-        key = (request.api_version, bytes(request.body))
+        key = (version, bytes(request.body))
         answer = self._answers.get(key)
         if answer is None:
-            asked = decode(MetadataRequest, ApiKey.METADATA, request.api_version, request.body)
-            response = _describe(broker, asked, request.api_version)
-            answer = encode(response, ApiKey.METADATA, request.api_version)
+            response = _describe(broker, decode(MetadataRequest, ApiKey.METADATA, *key))
+            answer = encode(response, ApiKey.METADATA, version)
             created = self._create_missing(broker, response)
-            keep = len(self._answers) < _CACHED_ANSWERS and len(request.body) <= _CACHED_REQUEST_BYTES
+            keep = len(self._answers) < _CACHED_ANSWERS and len(key[1]) <= _CACHED_REQUEST_BYTES
             if keep and not created:
                 self._answers[key] = answer
-        request.answer([answer], header=response_header(request))
+        send(request, answer)
 
     def _create_missing(self, broker: Broker, response: MetadataResponse) -> bool:
         """Begin to create what the response says is coming; True if there is anything."""
@@ -83,18 +76,18 @@ class Metadata:
         broker.in_zookeeper_thread(lambda: create_topic(broker, name, -1, {}), created)
 
 
-def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataResponse:
+def _describe(broker: Broker, request: MetadataRequest) -> MetadataResponse:
     cluster = broker.cluster
     live = cluster.brokers
-    if asked.topics is None:
+    if request.topics is None:
         topics = [_topic(topic, live.keys()) for topic in cluster.topics.values()]
     else:
         # Once each, so that a small request cannot ask for an answer of any size.
-        wanted = dict.fromkeys(asked.topics)
-        topics = [_wanted(broker, topic, asked.allow_auto_topic_creation) for topic in wanted]
+        wanted = dict.fromkeys(request.topics)
+        topics = [_wanted(broker, topic, request.allow_auto_topic_creation) for topic in wanted]
     return MetadataResponse(
         brokers=tuple(
-            MetadataBroker(node_id=number, host=address.host, port=address.port)
+            MetadataResponse.Broker(node_id=number, host=address.host, port=address.port)
             for number, address in live.items()
         ),
         cluster_id=cluster.cluster_id,
@@ -103,11 +96,11 @@ def _describe(broker: Broker, asked: MetadataRequest, version: int) -> MetadataR
     )
 
 
-def _wanted(broker: Broker, wanted: MetadataRequestTopic, may_create: bool) -> MetadataTopic:
+def _wanted(broker: Broker, wanted: MetadataRequest.Topic, may_create: bool) -> MetadataResponse.Topic:
     topics = broker.cluster.topics
     if wanted.name is None:
-        known = {topic.topic_id: topic for topic in topics.values()}
-        topic = known.get(wanted.topic_id) if wanted.topic_id is not None else None
+        by_id = {topic.topic_id: topic for topic in topics.values()}
+        topic = by_id.get(wanted.topic_id) if wanted.topic_id is not None else None
     else:
         topic = topics.get(wanted.name)
     if topic is not None:
@@ -121,17 +114,19 @@ def _wanted(broker: Broker, wanted: MetadataRequestTopic, may_create: bool) -> M
         else:
             if may_create and broker.config.auto_create_topics:
                 error = ErrorCode.LEADER_NOT_AVAILABLE
-    return MetadataTopic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
+    return MetadataResponse.Topic(error_code=error, name=wanted.name or "", topic_id=wanted.topic_id)
 
 
-def _topic(topic: TopicState, live: Collection[int]) -> MetadataTopic:
+def _topic(topic: TopicState, live: Collection[int]) -> MetadataResponse.Topic:
     partitions = tuple(_partition(number, state, live) for number, state in topic.partitions.items())
-    return MetadataTopic(error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+    return MetadataResponse.Topic(
+        error_code=0, name=topic.name, topic_id=topic.topic_id, partitions=partitions
+    )
 
 
-def _partition(number: int, state: PartitionState, live: Collection[int]) -> MetadataPartition:
+def _partition(number: int, state: PartitionState, live: Collection[int]) -> MetadataResponse.Topic.Partition:
     alive = state.leader in live
-    return MetadataPartition(
+    return MetadataResponse.Topic.Partition(
         error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,
         partition_index=number,
         leader_id=state.leader if alive else -1,
@@ -143,5 +138,9 @@ def _partition(number: int, state: PartitionState, live: Collection[int]) -> Met
 def metadata() -> Api:
     """The API, with a cache of its own."""
     return Api(
-        key=ApiKey.METADATA, versions=range(1, 9), private_versions=range(12, 13), serve=Metadata().serve
+        key=ApiKey.METADATA,
+        versions=range(1, 9),
+        private_versions=range(12, 13),
+        serve=Metadata().serve,
+        refusal=partial(encode_error, MetadataResponse, ApiKey.METADATA),
     )

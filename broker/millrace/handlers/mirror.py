@@ -24,38 +24,29 @@ from millrace.errors import (
     InvalidRecord,
     InvalidRequest,
     PolicyViolation,
+    StorageError,
 )
-from millrace.handlers.table import Answer, Api, answer_from_thread, send
-from millrace.mirror import translation
-from millrace.mirror.offset_search import Translated, translate
+from millrace.handlers.table import Api, Call, Services, outcome_of, send, serves
+from millrace.mirror.offset_search import translate
 from millrace.mirror.runs import beginning
-from millrace.mirror.states import MirrorStates
+from millrace.mirror.translation import (
+    MAX_OFFSETS,
+    TranslateOffsetsRequest,
+    TranslateOffsetsResponse,
+    TranslateOffsetsResult,
+)
 from millrace.records import BatchHeader, split_batches
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import PositionMismatch
 from millrace.server.request import Request
+from millrace.wire import mirror_append
 from millrace.wire.messages import ApiKey
-from millrace.wire.mirror_append import (
-    MirrorAppend,
-    MirrorAppended,
-    MirrorMode,
-    decode_request,
-    encode_response,
-)
+from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 
 log = logging.getLogger(__name__)
-_NOT_TOLD, _V0 = range(0), range(1)
+_V0 = range(1)
 _MAX_MESSAGE = 1000
-"""Characters of an error's text in an answer."""
-
-
-def mirror_append(states: MirrorStates) -> Api:
-    """The API; `states` tells what this broker's own mirror is doing."""
-
-    def serve(broker: Broker, request: Request) -> None:
-        _Append(broker, request, states).start()
-
-    return Api(key=ApiKey.MIRROR_APPEND, versions=_NOT_TOLD, private_versions=_V0, serve=serve)
+"""Most characters of an error's text in an answer."""
 
 
 class _Append:
@@ -63,13 +54,13 @@ class _Append:
 
     acks_all = True
 
-    def __init__(self, broker: Broker, request: Request, states: MirrorStates) -> None:
-        self._broker, self._request, self._states = broker, request, states
-        self._known = MirrorAppended()
+    def __init__(self, services: Services, request: Request) -> None:
+        self._broker, self._states, self._request = services.broker, services.mirrors, request
+        self._answer = MirrorAppended()
 
     def start(self) -> None:
         try:
-            self._find_target(*decode_request(self._request.body))
+            self._find_target(*mirror_append.decode_request(self._request.body))
         except Exception as error:
             self._fail(error)
 
@@ -107,7 +98,7 @@ class _Append:
         topic = self._broker.cluster.topics.get(self._topic)
         state = topic.partitions.get(target) if topic is not None else None
         leader = -1 if state is None else state.leader
-        self._known = MirrorAppended(
+        self._answer = MirrorAppended(
             partition=target,
             leader=leader,
             state=str(self._states.get(self._topic, target) or ""),
@@ -150,13 +141,13 @@ class _Append:
     def appended(self, index: int, outcomes: Outcomes, log_start_offset: int = -1) -> None:
         """Answer with what is recorded now, and with what was wrong."""
         recorded = self._partition.log
-        self._known = dataclasses.replace(
-            self._known, position=recorded.mirror_position, high_watermark=recorded.high_watermark
+        self._answer = dataclasses.replace(
+            self._answer, position=recorded.mirror_position, high_watermark=recorded.high_watermark
         )
         if outcomes and isinstance(outcomes[0], BrokerError):
             self._fail(outcomes[0])
         else:
-            send(self._request, Answer(encode_response(self._known)))
+            send(self._request, mirror_append.encode_response(self._answer))
 
     def abort(self, reason: str) -> None:
         """Close the connection: what became of the append cannot be said."""
@@ -166,8 +157,8 @@ class _Append:
         if not isinstance(error, BrokerError):
             log.error("MirrorAppend failed", exc_info=error)
         code = error.code if isinstance(error, BrokerError) else ErrorCode.UNKNOWN_SERVER_ERROR
-        answer = dataclasses.replace(self._known, error=code, message=str(error)[:_MAX_MESSAGE])
-        send(self._request, Answer(encode_response(answer), (code,)))
+        answer = dataclasses.replace(self._answer, error=code, message=str(error)[:_MAX_MESSAGE])
+        send(self._request, mirror_append.encode_response(answer), [code])
 
 
 def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
@@ -180,37 +171,48 @@ def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     return batches
 
 
-def _serve_translation(broker: Broker, request: Request) -> None:
-    body, client = bytes(request.body), request.client.address
-
-    def work() -> Answer:
-        try:
-            broker.check_administrator(client)
-            return Answer(translation.encode_response(_translate(broker, body)))
-        except BrokerError as error:
-            return _refused(error.code, str(error))
-        except OSError as error:
-            log.error("cannot translate offsets: %s", error)
-            return _refused(ErrorCode.STORAGE_ERROR, f"its leader cannot read it: {error.strerror}")
-
-    answer_from_thread(broker, Broker.in_look_up_thread, request, work)
+def _serve_append(services: Services, request: Request) -> None:
+    _Append(services, request).start()
 
 
-def _translate(broker: Broker, body: bytes) -> list[Translated]:
-    request = translation.decode_request(body)
-    partition = broker.partition(request.topic, request.partition)
+def _refusal(_: int, code: ErrorCode) -> bytes:
+    return mirror_append.encode_response(MirrorAppended(error=code))
+
+
+@serves(
+    ApiKey.TRANSLATE_OFFSETS,
+    _V0,
+    TranslateOffsetsRequest,
+    TranslateOffsetsResponse,
+    thread=Broker.in_look_up_thread,
+    private=True,
+)
+def translate_offsets(call: Call[TranslateOffsetsRequest]) -> TranslateOffsetsResponse:
+    """Answer with each offset on the other side, or with why none is known."""
+    code, reason, results = outcome_of(lambda: _translate(call), "TranslateOffsets")
+    return TranslateOffsetsResponse(
+        error_code=code, message=(reason or "")[:_MAX_MESSAGE], results=results or ()
+    )
+
+
+def _translate(call: Call[TranslateOffsetsRequest]) -> tuple[TranslateOffsetsResult, ...]:
+    request = call.request
+    call.broker.check_administrator(call.client.address)
+    if len(request.offsets) > MAX_OFFSETS:
+        raise InvalidRequest(f"a request for {len(request.offsets)} offsets; {MAX_OFFSETS} are allowed")
+    partition = call.broker.partition(request.topic, request.partition)
     if not partition.mirrored:
         raise PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
-    return [
-        translate(lambda: partition.log.snapshot, offset, to_origin=request.to_origin)
-        for offset in request.offsets
-    ]
+    try:
+        translated = [
+            translate(lambda: partition.log.snapshot, offset, to_origin=request.to_origin)
+            for offset in request.offsets
+        ]
+    except OSError as error:
+        log.error("cannot translate offsets: %s", error)
+        raise StorageError(f"its leader cannot read it: {error.strerror}") from error
+    return tuple(TranslateOffsetsResult(outcome=outcome, offset=offset) for outcome, offset in translated)
 
 
-def _refused(code: ErrorCode, message: str) -> Answer:
-    return Answer(translation.encode_response((), code, message[:_MAX_MESSAGE]), (code,))
-
-
-TRANSLATE_OFFSETS = Api(
-    key=ApiKey.TRANSLATE_OFFSETS, versions=_NOT_TOLD, private_versions=_V0, serve=_serve_translation
-)
+MIRROR_APPEND = Api(key=ApiKey.MIRROR_APPEND, private_versions=_V0, serve=_serve_append, refusal=_refusal)
+APIS = [MIRROR_APPEND, translate_offsets]

@@ -1,23 +1,29 @@
-"""Produce, v3 to v8 (v0 to v2 are advertised, because old clients look for them, and refused).
+"""Produce, v3 to v8 (v0 to v2 are told, because old clients look for them, and refused); InitProducerId.
 
 Nearly every request brings one batch for one partition, and many that lie behind each other ask for the same:
 such a run is served at one go (`serve_run`), any other request by itself (`serve`). acks=0 gets no answer,
 and a closed connection when something went wrong; acks=1 is answered after the append, acks=all after the
-flush. Left out: transactions.
+flush. InitProducerId, v0 and v1, gives an idempotent producer its id. Left out: transactions.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from operator import itemgetter
 
-from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes
-from millrace.errors import BrokerError, InvalidRequiredAcks, TransactionsNotSupported, UnsupportedVersion
-from millrace.handlers.table import Api
+from millrace.errors import (
+    BrokerError,
+    ErrorCode,
+    InvalidRequiredAcks,
+    TransactionsNotSupported,
+    UnsupportedVersion,
+)
+from millrace.handlers.table import Api, Call, Services, serves
 from millrace.server.request import NOTHING, Client, Request, response_frame
 from millrace.wire.framing import RequestFramer
-from millrace.wire.messages import ApiKey
+from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
 from millrace.wire.produce import (
     ProducedPartition,
     ProduceRequest,
@@ -115,49 +121,67 @@ def _result(partition: int, outcome: int | BrokerError, log_start_offset: int) -
     return ProducedPartition(partition, outcome.code, message=str(outcome))
 
 
-def serve_run(broker: Broker, client: Client, framer: RequestFramer) -> Request | None:
+def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
     """Serve the run that lies next in the received bytes as one request; None when there is none."""
-    data, position = framer.rest
+    broker, (data, position) = services.broker, framer.rest
     run = next_run(data, position, framer.max_frame_bytes, broker.largest_batch, client.produced)
     if run is None:
         return None
-    asked, correlation_ids, batches, end = run
-    client.produced = asked
+    target, correlation_ids, batches, end = run
+    client.produced = target
     framer.skip_to(end)
-    topic, partition = asked.topic, asked.partition
-    request = Request(client, ApiKey.PRODUCE, asked.version, correlation_ids[0], NOTHING)
+    topic, partition = target.topic, target.partition
+    request = Request(client, ApiKey.PRODUCE, target.version, correlation_ids[0], NOTHING)
     request.count = len(correlation_ids)
-    answer = _Answer(request, asked.acks, correlation_ids, ((topic, 1),), (partition,))
+    answer = _Answer(request, target.acks, correlation_ids, ((topic, 1),), (partition,))
     broker.stage(broker.partition(topic, partition), batches, answer)
     return request
 
 
-def serve(broker: Broker, request: Request) -> None:
+def serve(services: Services, received: Request) -> None:
     """Stage every batch of the request; each is answered for itself."""
-    asked = decode_request(request.api_version, request.body)
-    refusal = _refusal(asked, request.api_version)
-    partitions = [number for _, number, _ in asked.batches]
-    answer = _Answer(request, asked.acks, [request.correlation_id], asked.topics, partitions)
-    for index, (topic, number, records) in enumerate(asked.batches):
+    version = received.api_version
+    request = decode_request(version, received.body)
+    refusal = _refusal(request, version)
+    partitions = [number for _, number, _ in request.batches]
+    answer = _Answer(received, request.acks, [received.correlation_id], request.topics, partitions)
+    for index, (topic, number, records) in enumerate(request.batches):
         try:
             if refusal is not None:
                 raise refusal
-            broker.produce(topic, number, records, answer, index)
+            services.broker.produce(topic, number, records, answer, index)
         except BrokerError as error:
             answer.appended(index, [error])
-    if not asked.batches:
+    if not request.batches:
         answer.send()
 
 
-def _refusal(asked: ProduceRequest, version: int) -> BrokerError | None:
+def _refusal(request: ProduceRequest, version: int) -> BrokerError | None:
     """Why the request as a whole cannot be served, if so."""
-    if version >= 3 and asked.transactional_id is None and -1 <= asked.acks <= 1:
-        return None
     if version < 3:
         return UnsupportedVersion("produce with version 3 or later")
-    if asked.transactional_id is not None:
+    if request.transactional_id is not None:
         return TransactionsNotSupported("transactions are not supported")
-    return InvalidRequiredAcks(f"acks={asked.acks} is none of -1, 0 and 1")
+    if not -1 <= request.acks <= 1:
+        return InvalidRequiredAcks(f"acks={request.acks} is none of -1, 0 and 1")
+    return None
 
 
-PRODUCE = Api(key=ApiKey.PRODUCE, versions=range(9), serve=serve, serve_run=serve_run)
+PRODUCE = Api(
+    key=ApiKey.PRODUCE,
+    versions=range(9),
+    serve=serve,
+    refusal=lambda version, code: encode_response(version, (), ()),
+    serve_run=serve_run,
+)
+
+
+@serves(ApiKey.INIT_PRODUCER_ID, range(2), InitProducerIdRequest, InitProducerIdResponse)
+def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
+    """Draw an id, unless the producer wants transactions."""
+    if call.request.transactional_id is not None:
+        return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    # Random: brokers that count would give two producers the same id, and drop real messages as repeated.
+    return InitProducerIdResponse(
+        error_code=ErrorCode.NONE, producer_id=secrets.randbits(63), producer_epoch=0
+    )

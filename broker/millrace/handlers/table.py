@@ -7,72 +7,89 @@ connection is closed, as Kafka does it, and the log says why. Knows no sockets.
 
 from __future__ import annotations
 
-import functools
 import logging
-import typing
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from functools import cache, partial
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from millrace.broker.broker import Broker
 from millrace.errors import BrokerError, ErrorCode
+from millrace.groups import Groups
+from millrace.mirror.states import MirrorStates
 from millrace.server.request import NOTHING, Client, Request
-from millrace.wire.codec import RequestTooLarge, decode, encode, encode_error, is_flexible
+from millrace.wire.codec import decode, encode, encode_error, is_flexible
 from millrace.wire.fields import fields_of
 from millrace.wire.framing import RequestFramer, client_id, parse_header, skip_tagged_fields
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import RequestTooLarge
 
 log = logging.getLogger(__name__)
 M = TypeVar("M")
+R = TypeVar("R")
 T = TypeVar("T")
+Answer: TypeAlias = tuple[bytes, list[int]]
+"""The body of a response, and the errors it carries."""
+InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
+"""One of the broker's: runs the first function in a thread, then the second on the loop with its outcome."""
+
+
+class Services(NamedTuple):
+    """What a broker's requests are served with."""
+
+    broker: Broker
+    groups: Groups
+    mirrors: MirrorStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
     """One API: the versions it serves, and what serves a request of it.
 
-    `message_api` makes those that work with messages; the others read and write the bytes themselves.
+    `serves` makes those that work with messages; the others read and write the bytes themselves.
     """
 
     key: ApiKey
-    versions: range
+    versions: range = range(0)
     """The versions that clients are told of."""
     private_versions: range = range(0)
     """Versions that are served, too, and that no client is told of."""
-    serve: Callable[[Broker, Request], None]
+    serve: Callable[[Services, Request], None]
     """Answers the request, at once or later, or raises BrokerError."""
-    serve_run: Callable[[Broker, Client, RequestFramer], Request | None] | None = None
+    refusal: Callable[[int, ErrorCode], bytes]
+    """The body of a response, at a version, that says only the code."""
+    serve_run: Callable[[Services, Client, RequestFramer], Request | None] | None = None
     """Serves many requests that come next in a client's bytes as one; None when they are not of that kind."""
 
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Answer with the error; close the connection where no answer can say it."""
+        name = f"{self.key.name.lower()} v{request.api_version} of {request.client.address}"
+        if isinstance(error, RequestTooLarge):
+            request.failed(error.code)
+            request.client.abort(str(error))  # lists without an entry would say that all went well
+        elif isinstance(error, BrokerError):
+            log.debug("refused %s: %s", name, error)
+            self.refuse(request, error.code)
+        else:
+            log.error("%s failed", name, exc_info=error)
+            self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
-class Answer(NamedTuple):
-    """The body of a response, and the error codes it carries."""
-
-    body: bytes
-    errors: Sequence[int] = ()
-
-
-InThread: TypeAlias = Callable[[Broker, Callable[[], Answer], Callable[[Future[Answer]], None]], None]
-"""One of the broker's: runs the first function in a thread, then the second on the loop with its outcome."""
+    def refuse(self, request: Request, code: ErrorCode) -> None:
+        """Send a response that says only `code`."""
+        send(request, self.refusal(request.api_version, code), [code])
 
 
 class Call(Generic[M]):
-    """A decoded request, and the way its answer takes."""
+    """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_received", "broker", "request")
+    __slots__ = ("_api", "_received", "broker", "client", "groups", "mirrors", "request", "version")
 
-    def __init__(self, broker: Broker, received: Request, request: M) -> None:
-        self.broker, self.request = broker, request
-        self._received = received
-
-    @property
-    def version(self) -> int:
-        return self._received.api_version
-
-    @property
-    def client(self) -> Client:
-        return self._received.client
+    def __init__(self, api: Api, services: Services, received: Request, request: M) -> None:
+        self.broker, self.groups, self.mirrors = services
+        self.request, self.version = request, received.api_version
+        self.client = received.client
+        self._api, self._received = api, received
 
     @property
     def client_id(self) -> str:
@@ -83,68 +100,87 @@ class Call(Generic[M]):
         try:
             answer = self._encode(response)
         except Exception as error:
-            _answer_failure(self._received, error)
+            self._api.fail(self._received, error)
         else:
-            send(self._received, answer)
+            send(self._received, *answer)
 
     def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
-        """Send the response that `work` makes in a thread."""
-        answer_from_thread(self.broker, thread, self._received, lambda: self._encode(work()))
+        """Send the response that `work` makes in a thread.
+
+        For a client that has gone by then it is not made: clients that come and go must not pile up work.
+        """
+
+        def done(future: Future[Answer]) -> None:
+            if self.client.closed:
+                return
+            error = future.exception()
+            if error is None:
+                send(self._received, *future.result())
+            else:
+                self._api.fail(self._received, error)
+
+        thread(self.broker, lambda: (b"", []) if self.client.closed else self._encode(work()), done)
 
     def refuse(self, code: ErrorCode) -> None:
         """Send a response that says only `code`."""
-        _send_error(self._received, code)
+        self._api.refuse(self._received, code)
 
     def when_client_goes(self, abandon: Callable[[], None]) -> None:
         """Have `abandon` called if the client goes away before it is answered."""
         self._received.abandon = abandon
 
     def _encode(self, response: object) -> Answer:
-        body = encode(response, self._received.api_key, self._received.api_version)
-        return Answer(body, list(error_codes(response)))
+        return encode(response, self._received.api_key, self.version), list(error_codes(response))
 
 
-def message_api(
+def serves(
     key: ApiKey,
     versions: range,
     request: type[M],
-    handle: Callable[[Call[M]], object | None],
+    response: type[R],
     *,
     thread: InThread | None = None,
-) -> Api:
-    """An API that `handle` serves: it gets the decoded request and returns the response.
+    private: bool = False,
+) -> Callable[[Callable[[Call[M]], R | None]], Api]:
+    """Makes an API of a function from the decoded request to the response.
 
     With `thread` it runs in a thread of the broker. Otherwise it may return None and bring the response
-    later, by `Call.answer` or `Call.answer_from`.
+    later, by `Call.answer` or `Call.answer_from`. Clients are not told of a `private` API.
     """
 
-    def serve(broker: Broker, received: Request) -> None:
-        call = Call(broker, received, decode(request, key, received.api_version, received.body))
-        if thread is not None:
-            call.answer_from(thread, lambda: handle(call))
-        elif (response := handle(call)) is not None:
-            call.answer(response)
+    def declare(handle: Callable[[Call[M]], R | None]) -> Api:
+        def serve(services: Services, received: Request) -> None:
+            message = decode(request, key, received.api_version, received.body)
+            call = Call(api, services, received, message)
+            if thread is not None:
+                call.answer_from(thread, lambda: handle(call))
+            elif (answer := handle(call)) is not None:
+                call.answer(answer)
 
-    return Api(key=key, versions=versions, serve=serve)
+        refusal = partial(encode_error, response, key)
+        if private:
+            api = Api(key=key, private_versions=versions, serve=serve, refusal=refusal)
+        else:
+            api = Api(key=key, versions=versions, serve=serve, refusal=refusal)
+        return api
+
+    return declare
 
 
 class Handlers:
     """Takes frames, hands requests to their API, answers with an error what no API takes."""
 
-    def __init__(self, broker: Broker, apis: Iterable[Api]) -> None:
-        self._broker = broker
-        apis = list(apis)
-        self._serve = {
-            (int(api.key), version): api.serve
-            for api in apis
-            for version in (*api.versions, *api.private_versions)
+    def __init__(self, services: Services, apis: Sequence[Api]) -> None:
+        self._services = services
+        self._apis = {
+            (int(api.key), version): api for api in apis for version in (*api.versions, *api.private_versions)
         }
         self._serve_run = [api.serve_run for api in apis if api.serve_run is not None]
 
     def serve_next(self, client: Client, framer: RequestFramer) -> Request | None:
         """Serve what comes next in a client's bytes, one frame or a run of them; None: no frame is whole."""
         for serve_run in self._serve_run:
-            request = serve_run(self._broker, client, framer)
+            request = serve_run(self._services, client, framer)
             if request is not None:
                 return request
         frame = framer.next_frame()
@@ -153,8 +189,8 @@ class Handlers:
     def handle(self, client: Client, frame: memoryview) -> Request:
         """Serve one frame; the request that is returned has its answer now or gets it later."""
         api_key, version, correlation_id, body = parse_header(frame)
-        serve = self._serve.get((api_key, version))
-        if serve is None:
+        api = self._apis.get((api_key, version))
+        if api is None:
             request = Request(client, api_key, version, correlation_id, NOTHING)
             request.failed(ErrorCode.UNSUPPORTED_VERSION)
             client.abort(f"it asks for API {api_key} v{version}, which ApiVersions does not offer")
@@ -167,32 +203,21 @@ class Handlers:
             if is_flexible(api_key, version):
                 request.body = frame[skip_tagged_fields(frame, body) :]
         try:
-            serve(self._broker, request)
+            api.serve(self._services, request)
         except Exception as error:
-            _answer_failure(request, error)
+            api.fail(request, error)
         # While it waits for its answer it must not keep the received bytes.
         request.frame = request.body = NOTHING
         return request
 
 
-def answer_from_thread(
-    broker: Broker, thread: InThread, request: Request, work: Callable[[], Answer]
-) -> None:
-    """Answer with what `work` makes in a thread, or with the error it raises.
-
-    For a client that has gone by then it is not done: clients that come and go must not pile up work.
-    """
-
-    def done(future: Future[Answer]) -> None:
-        if request.client.closed:
-            return
-        error = future.exception()
-        if error is None:
-            send(request, future.result())
-        else:
-            _answer_failure(request, error)
-
-    thread(broker, lambda: Answer(b"") if request.client.closed else work(), done)
+def send(request: Request, body: bytes, errors: Iterable[int] = ()) -> None:
+    """Answer the request and count the errors; on the loop."""
+    for code in errors:
+        request.failed(code)
+    # A flexible response header ends with no tagged fields.
+    header = b"\0" if is_flexible(request.api_key, request.api_version) else b""
+    request.answer([body], header=header)
 
 
 def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None, T | None]:
@@ -209,48 +234,19 @@ def outcome_of(work: Callable[[], T], what: str) -> tuple[ErrorCode, str | None,
         return ErrorCode.UNKNOWN_SERVER_ERROR, str(error), None
 
 
-def error_codes(message: object) -> Iterator[int]:
+def error_codes(message: Any, cls: type | None = None) -> Iterator[int]:
     """Every error in a response: its own, and those of the items of its lists."""
-    codes, lists = _error_fields(typing.cast(Hashable, type(message)))
-    yield from filter(None, (getattr(message, name) for name in codes))
-    for name in lists:
-        for item in getattr(message, name):
-            yield from error_codes(item)
+    own, lists = _error_fields(cast(Hashable, cls or type(message)))
+    if own and message.error_code:
+        yield message.error_code
+    for name, item in lists:
+        for value in getattr(message, name):
+            yield from error_codes(value, item)
 
 
-@functools.cache
-def _error_fields(message: Hashable) -> tuple[Sequence[str], Sequence[str]]:
-    """The names of a message class's field for an error, and of its lists whose items have one somewhere."""
-    fields = fields_of(typing.cast(type, message))
-    items = {name: field.item for name, field in fields.items() if isinstance(field.item, type)}
-    lists = [name for name, item in items.items() if any(_error_fields(typing.cast(Hashable, item)))]
-    return [name for name in fields if name == "error_code"], lists
-
-
-def _answer_failure(request: Request, error: BaseException) -> None:
-    name = f"API {request.api_key} v{request.api_version}"
-    if isinstance(error, RequestTooLarge):
-        request.failed(error.code)
-        request.client.abort(str(error))  # lists without an entry would say that all went well
-    elif isinstance(error, BrokerError):
-        log.debug("refused %s of %s: %s", name, request.client.address, error)
-        _send_error(request, error.code)
-    else:
-        log.error("%s of %s failed", name, request.client.address, exc_info=error)
-        _send_error(request, ErrorCode.UNKNOWN_SERVER_ERROR)
-
-
-def _send_error(request: Request, code: ErrorCode) -> None:
-    send(request, Answer(encode_error(request.api_key, request.api_version, code), (code,)))
-
-
-def send(request: Request, answer: Answer) -> None:
-    """Answer the request and count the errors; on the loop."""
-    for code in answer.errors:
-        request.failed(code)
-    request.answer([answer.body], header=response_header(request))
-
-
-def response_header(request: Request) -> bytes:
-    """What follows the correlation id in a response: the end of no tagged fields, in flexible versions."""
-    return b"\0" if is_flexible(request.api_key, request.api_version) else b""
+@cache
+def _error_fields(message: Any) -> tuple[bool, Sequence[tuple[str, type]]]:
+    """Whether a class of messages has an error, and its lists whose items have one somewhere."""
+    items = [(name, field.item) for name, field in fields_of(message).items() if isinstance(field.item, type)]
+    lists = [(name, item) for name, item in items if any(_error_fields(cast(Hashable, item)))]
+    return "error_code" in fields_of(message), lists

@@ -1,9 +1,12 @@
-"""CreateTopics v2 to v4, DeleteTopics v1 to v3, CreatePartitions v0 and v1.
+"""CreateTopics v2 to v4, DeleteTopics v1 to v3, CreatePartitions v0 and v1, DescribeLogDirs v1.
 
-Any broker takes them; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
+Any broker takes changes; ZooKeeper decides who was first, and each broker deletes its own logs when it sees a
 topic gone. Partitions go round the live brokers, new ones also to those that joined later; leaders of the
 others do not move. A mirrored topic gets no partitions: its own stand for those of its origins.
 Left out: replication (one replica, so a factor of 1 or -1) and manual assignments.
+
+DescribeLogDirs says how many bytes each partition takes on this broker's disk. A partition that is led
+elsewhere is left out, as in Kafka.
 """
 
 from __future__ import annotations
@@ -13,43 +16,33 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from millrace import errors
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
-from millrace.errors import (
-    InvalidReplicaAssignment,
-    InvalidReplicationFactor,
-    InvalidRequest,
-    UnknownTopicOrPartition,
-)
-from millrace.handlers.table import Call, message_api, outcome_of
-from millrace.wire.admin_messages import (
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
-    CreatePartitionsTopic,
-    CreatePartitionsTopicResult,
-)
-from millrace.wire.messages import (
-    ApiKey,
-    CreatableTopic,
-    CreatableTopicResult,
-    CreateTopicsRequest,
-    CreateTopicsResponse,
-    DeletableTopicResult,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
-)
+from millrace.handlers.table import Call, outcome_of, serves
+from millrace.wire import admin_messages as admin
+from millrace.wire import messages
+from millrace.wire.fields import group_by_topic
+from millrace.wire.messages import ApiKey
 
 R = TypeVar("R")
-T = TypeVar("T", CreatableTopic, CreatePartitionsTopic)
+T = TypeVar("T", messages.CreateTopicsRequest.Topic, admin.CreatePartitionsRequest.Topic)
 
 
-def create_topics(call: Call[CreateTopicsRequest]) -> CreateTopicsResponse:
+@serves(
+    ApiKey.CREATE_TOPICS,
+    range(2, 5),
+    messages.CreateTopicsRequest,
+    messages.CreateTopicsResponse,
+    thread=Broker.in_zookeeper_thread,
+)
+def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTopicsResponse:
     """Create the topics one after the other."""
     request = call.request
 
-    def create(topic: CreatableTopic) -> None:
+    def create(topic: messages.CreateTopicsRequest.Topic) -> None:
         if topic.replication_factor not in (-1, 1):
-            raise InvalidReplicationFactor("a partition has one replica")
+            raise errors.InvalidReplicationFactor("a partition has one replica")
         create_topic(
             call.broker,
             topic.name,
@@ -59,15 +52,26 @@ def create_topics(call: Call[CreateTopicsRequest]) -> CreateTopicsResponse:
             timeout_s=request.timeout / 1000,
         )
 
-    results = _change_each(request.topics, create, "creating topic", CreatableTopicResult)
-    return CreateTopicsResponse(topics=results)
+    result = messages.CreateTopicsResponse.Topic
+    return messages.CreateTopicsResponse(
+        topics=_change_each(request.topics, create, "creating topic", result)
+    )
 
 
-def create_partitions(call: Call[CreatePartitionsRequest]) -> CreatePartitionsResponse:
+@serves(
+    ApiKey.CREATE_PARTITIONS,
+    range(2),
+    admin.CreatePartitionsRequest,
+    admin.CreatePartitionsResponse,
+    thread=Broker.in_zookeeper_thread,
+)
+def create_partitions(
+    call: Call[admin.CreatePartitionsRequest],
+) -> admin.CreatePartitionsResponse:
     """Give the topics their partitions, one after the other."""
     request = call.request
 
-    def add(topic: CreatePartitionsTopic) -> None:
+    def add(topic: admin.CreatePartitionsRequest.Topic) -> None:
         add_partitions(
             call.broker,
             topic.name,
@@ -76,8 +80,10 @@ def create_partitions(call: Call[CreatePartitionsRequest]) -> CreatePartitionsRe
             timeout_s=request.timeout / 1000,
         )
 
-    results = _change_each(request.topics, add, "adding partitions to", CreatePartitionsTopicResult)
-    return CreatePartitionsResponse(results=results)
+    result = admin.CreatePartitionsResponse.Topic
+    return admin.CreatePartitionsResponse(
+        results=_change_each(request.topics, add, "adding partitions to", result)
+    )
 
 
 def _change_each(
@@ -88,9 +94,9 @@ def _change_each(
 
     def attempt(topic: T) -> None:
         if times[topic.name] > 1:
-            raise InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
+            raise errors.InvalidRequest(f"topic {topic.name} is named {times[topic.name]} times")
         if topic.assignments:
-            raise InvalidReplicaAssignment("partitions are placed by the brokers")
+            raise errors.InvalidReplicaAssignment("partitions are placed by the brokers")
         change(topic)
 
     def outcome(topic: T) -> R:
@@ -100,42 +106,50 @@ def _change_each(
     return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
 
 
-def delete_topics(call: Call[DeleteTopicsRequest]) -> DeleteTopicsResponse:
+@serves(
+    ApiKey.DELETE_TOPICS,
+    range(1, 4),
+    messages.DeleteTopicsRequest,
+    messages.DeleteTopicsResponse,
+    thread=Broker.in_zookeeper_thread,
+)
+def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
     """Delete the topics one after the other; those that are not there cost one look for all."""
     names = dict.fromkeys(call.request.topic_names)
     there = call.broker.cluster.topic_names() if len(names) > 1 else names
 
     def delete(name: str) -> None:
         if name not in there:
-            raise UnknownTopicOrPartition(f"no topic {name}")
+            raise errors.UnknownTopicOrPartition(f"no topic {name}")
         delete_topic(call.broker, name)
 
-    codes = {name: outcome_of(partial(delete, name), f"deleting topic {name}")[0] for name in names}
-    return DeleteTopicsResponse(
-        responses=tuple(DeletableTopicResult(name=name, error_code=code) for name, code in codes.items())
+    def result(name: str) -> messages.DeleteTopicsResponse.Topic:
+        code, _, _ = outcome_of(partial(delete, name), f"deleting topic {name}")
+        return messages.DeleteTopicsResponse.Topic(name=name, error_code=code)
+
+    return messages.DeleteTopicsResponse(responses=tuple(map(result, names)))
+
+
+@serves(
+    ApiKey.DESCRIBE_LOG_DIRS,
+    range(1, 2),
+    admin.DescribeLogDirsRequest,
+    admin.DescribeLogDirsResponse,
+)
+def describe_log_dirs(
+    call: Call[admin.DescribeLogDirsRequest],
+) -> admin.DescribeLogDirsResponse:
+    """Answer with the sizes of the open logs."""
+    Result = admin.DescribeLogDirsResponse.Result
+    named, broker = call.request.topics, call.broker
+    wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}
+    sizes = group_by_topic(
+        (name, Result.Partition(partition_index=number, partition_size=partition.log.size))
+        for (name, number), partition in sorted(broker.partitions.items())
+        if wanted is None or (name, number) in wanted
     )
+    result = Result(error_code=errors.ErrorCode.NONE, log_dir=broker.config.log_dir, topics=sizes)
+    return admin.DescribeLogDirsResponse(results=(result,))
 
 
-TOPIC_APIS = [
-    message_api(
-        ApiKey.CREATE_TOPICS,
-        range(2, 5),
-        CreateTopicsRequest,
-        create_topics,
-        thread=Broker.in_zookeeper_thread,
-    ),
-    message_api(
-        ApiKey.DELETE_TOPICS,
-        range(1, 4),
-        DeleteTopicsRequest,
-        delete_topics,
-        thread=Broker.in_zookeeper_thread,
-    ),
-    message_api(
-        ApiKey.CREATE_PARTITIONS,
-        range(2),
-        CreatePartitionsRequest,
-        create_partitions,
-        thread=Broker.in_zookeeper_thread,
-    ),
-]
+APIS = [create_topics, delete_topics, create_partitions, describe_log_dirs]

@@ -20,7 +20,6 @@ from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode, InvalidRequest, MillraceError, UnknownGroup
 from millrace.mirror.offset_search import Outcome, Translated
-from millrace.records.compression import Buffer
 from millrace.wire.codec import decode, encode
 from millrace.wire.fields import Message, array, boolean, i8, i16, i32, i64, string
 from millrace.wire.messages import ApiKey
@@ -62,22 +61,6 @@ class TranslateOffsetsResponse(Message):
     error_code: int = i16()
     message: str = string()
     results: tuple[TranslateOffsetsResult, ...] = array(TranslateOffsetsResult)
-
-
-def decode_request(body: Buffer) -> TranslateOffsetsRequest:
-    """The request in `body`; InvalidRequest when it does not fit or asks too much."""
-    request = decode(TranslateOffsetsRequest, _API, _V0, body)
-    if len(request.offsets) > MAX_OFFSETS:
-        count = len(request.offsets)
-        raise InvalidRequest(f"a TranslateOffsets request for {count} offsets; {MAX_OFFSETS} are allowed")
-    return request
-
-
-def encode_response(results: Sequence[Translated], error: int = 0, message: str = "") -> bytes:
-    """The body of a response."""
-    translated = tuple(TranslateOffsetsResult(outcome=o, offset=offset) for o, offset in results)
-    response = TranslateOffsetsResponse(error_code=error, message=message, results=translated)
-    return encode(response, _API, _V0)
 
 
 def translate(

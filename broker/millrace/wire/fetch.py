@@ -1,5 +1,5 @@
 """Fetch, laid out by hand: v4 to v11, requests as the broker reads them (and v11 as Millrace's own clients
-ask), responses both ways.
+send them), responses both ways.
 
 Encoding leaves the records where they are: the answer is a list of parts, bytes and whatever stands for the
 records (a slice of a file, on the server). Decoding hands out views of the received buffer. `wire.codec`
@@ -7,7 +7,7 @@ would copy the records in both directions.
 
     request   := replica_id int32, max_wait int32, min_bytes int32, max_bytes int32, isolation_level int8,
                  v7+: session int32, session_epoch int32, [topic string, [wanted]],
-                 v7+: [forgotten topic ...], v11+: rack string
+                 v7+: [forgotten topic string, [partition int32]], v11+: rack string
     wanted    := index int32, v9+: leader_epoch int32, offset int64, v5+: log_start_offset int64,
                  max_bytes int32
     response  := throttle_ms int32, v7+: error int16, session int32, [topic string, [partition]]
@@ -27,26 +27,24 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from millrace.errors import ErrorCode, InvalidRequest
 from millrace.records.compression import Buffer
-from millrace.wire.reader import INT16, INT32, INT64, Reader, encoded
+from millrace.wire.primitives import INT16, INT32, INT64, Reader, reads, text
 
-_FIRST = struct.Struct(">ihqq")
-_PAIR = struct.Struct(">qq")
 _REQUEST = struct.Struct(">iiiib")
-_WANTED_11 = struct.Struct(">iiqqi")
-_NO_SESSION = struct.pack(">ii", 0, -1)
-_PARTITION_4 = struct.Struct(">ihqqii")
-_PARTITION_5 = struct.Struct(">ihqqqii")
+_SESSION = struct.Struct(">ii")
+_WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"), struct.Struct(">iiqqi")
+_PARTITION = struct.Struct(">ihqq")
+_PARTITION_4, _PARTITION_5 = struct.Struct(">ihqqii"), struct.Struct(">ihqqqii")
 _PARTITION_11 = struct.Struct(">ihqqqiii")
-MAX_ASKED_PARTITIONS = 10_000
-"""In one fetch: each takes a microsecond or two of the only thread."""
+_ABORTED = struct.Struct(">qq")
+MAX_FETCHED_PARTITIONS = 10_000
+"""Most topics and partitions of one fetch: each takes a microsecond or two of the event loop."""
 
 
 class Sized(Protocol):
     """Records on their way out: only their number of bytes matters here."""
 
     @property
-    def length(self) -> int:
-        """Bytes."""
+    def length(self) -> int: ...
 
 
 S = TypeVar("S", bound=Sized)
@@ -68,7 +66,7 @@ class FetchedPartition:
     aborted_transactions: tuple[tuple[int, int], ...] = ()
 
 
-class AskedFetch(NamedTuple):
+class FetchRequest(NamedTuple):
     """Wait until `min_bytes` are there or `max_wait` ms have passed; answer with `max_bytes` at most.
 
     `topics` is [(topic, [(partition, offset, max_bytes)])]; what the rest of a request says has no effect.
@@ -81,89 +79,73 @@ class AskedFetch(NamedTuple):
 
 
 def encode_request(
-    asked: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
+    wanted: Sequence[tuple[str, int, int, int]], *, max_wait: int, max_bytes: int, min_bytes: int = 1
 ) -> bytes:
     """The body of a v11 request for committed records.
 
-    `asked` is [(topic, partition, offset, max_bytes)]; the broker fills its answer in this order.
+    `wanted` is [(topic, partition, offset, max_bytes)]; the broker fills its answer in this order.
     """
-    parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _NO_SESSION]
-    runs = [(topic, list(wanted)) for topic, wanted in groupby(asked, key=itemgetter(0))]
-    parts.append(INT32.pack(len(runs)))
-    for topic, wanted in runs:
-        parts.append(encoded(topic) + INT32.pack(len(wanted)))
-        parts += [_WANTED_11.pack(number, -1, offset, -1, most) for _, number, offset, most in wanted]
-    parts.append(INT32.pack(0) + INT16.pack(0))
+    by_topic = [(topic, list(partitions)) for topic, partitions in groupby(wanted, key=itemgetter(0))]
+    parts = [_REQUEST.pack(-1, max_wait, min_bytes, max_bytes, 1), _SESSION.pack(0, -1)]
+    parts.append(INT32.pack(len(by_topic)))
+    for topic, partitions in by_topic:
+        parts.append(text(topic) + INT32.pack(len(partitions)))
+        parts += [_WANTED_9.pack(number, -1, offset, -1, most) for _, number, offset, most in partitions]
+    parts.append(INT32.pack(0) + text(""))
     return b"".join(parts)
 
 
-def decode_request(version: int, body: memoryview) -> AskedFetch:
-    """The request in `body`; InvalidRequest when its lengths do not fit or it asks too much."""
-    layout = struct.Struct(">iqi" if version < 5 else ">iqqi" if version < 9 else ">iiqqi")
-    first = 1 if version < 9 else 2  # where the offset stands
-    try:
-        _, max_wait, min_bytes, max_bytes, _ = _REQUEST.unpack_from(body)
-        position = _REQUEST.size + (8 if version >= 7 else 0)
-        (topic_count,) = INT32.unpack_from(body, position)
-        position += 4
-        topics, room = [], MAX_ASKED_PARTITIONS
-        for _ in range(topic_count):
-            name_at = position + 2
-            count_at = name_at + INT16.unpack_from(body, position)[0]
-            (count,) = INT32.unpack_from(body, count_at)
-            position = count_at + 4 + count * layout.size
-            room -= 1 + count
-            if not name_at <= count_at or count < 0 or room < 0 or position > len(body):
-                raise InvalidRequest(
-                    f"malformed fetch request, or one of over {MAX_ASKED_PARTITIONS} partitions"
-                )
-            wanted = layout.iter_unpack(body[count_at + 4 : position])
-            topics.append(
-                (str(body[name_at:count_at], "utf-8"), [(one[0], one[first], one[-1]) for one in wanted])
-            )
-        if _end(version, body, position) > len(body):
-            raise InvalidRequest("a fetch request ends too early")
-    except (struct.error, UnicodeDecodeError):
-        raise InvalidRequest("malformed fetch request") from None
-    return AskedFetch(max_wait, min_bytes, max_bytes, topics)
-
-
-def _end(version: int, body: memoryview, position: int) -> int:
-    """The position behind what follows the topics: nobody reads it, but it must be there."""
+@reads("fetch request")
+def decode_request(version: int, body: memoryview) -> FetchRequest:
+    """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
+    reader, room = Reader(body), MAX_FETCHED_PARTITIONS
+    layout = _WANTED_9 if version >= 9 else _WANTED_5 if version >= 5 else _WANTED_4
+    offset_at = 2 if version >= 9 else 1
+    _, max_wait, min_bytes, max_bytes, _ = reader.unpack(_REQUEST)
     if version >= 7:
-        (forgotten,) = INT32.unpack_from(body, position)
-        position += 4
-        for _ in range(forgotten):
-            position += 2 + max(0, INT16.unpack_from(body, position)[0])
-            position += 4 + 4 * max(0, INT32.unpack_from(body, position)[0])
+        reader.unpack(_SESSION)
+    topics = []
+    for _ in range(reader.number(INT32)):
+        topic, count = reader.text(), reader.number(INT32)
+        room -= 1 + count
+        if room < 0:
+            raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
+        wanted = layout.iter_unpack(reader.part(count * layout.size))
+        topics.append((topic, [(fields[0], fields[offset_at], fields[-1]) for fields in wanted]))
+    # Nobody reads what follows, but it must be there.
+    if version >= 7:
+        for _ in range(reader.number(INT32)):
+            reader.part(max(0, reader.number(INT16)))
+            reader.part(4 * max(0, reader.number(INT32)))
     if version >= 11:
-        position += 2 + max(0, INT16.unpack_from(body, position)[0])
-    return position
+        reader.part(max(0, reader.number(INT16)))
+    return FetchRequest(max_wait, min_bytes, max_bytes, topics)
 
 
 def encode_response(
-    version: int, topics: Sequence[tuple[str, Sequence[tuple[int, int, int, int, S | None]]]]
+    version: int,
+    topics: Sequence[tuple[str, Sequence[tuple[int, int, int, int, S | None]]]],
+    error: int = 0,
 ) -> list[bytes | S]:
     """The body of a fetch response as parts, the records between bytes.
 
-    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])].
+    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])]. Before v7
+    an `error` of the whole request cannot be said.
     """
     parts: list[bytes | S] = []
-    pending = [b"\0\0\0\0" + (b"\0\0\0\0\0\0" if version >= 7 else b"") + INT32.pack(len(topics))]
+    head = INT32.pack(0) + (INT16.pack(error) + INT32.pack(0) if version >= 7 else b"")
+    pending = [head + INT32.pack(len(topics))]
     for name, partitions in topics:
-        pending.append(encoded(name) + INT32.pack(len(partitions)))
-        for index, error, high_watermark, log_start, records in partitions:
+        pending.append(text(name) + INT32.pack(len(partitions)))
+        for index, code, end, start, records in partitions:
             size = 0 if records is None else records.length
             # Nothing here is transactional, so the last stable offset is the high watermark.
             if version >= 11:
-                head = _PARTITION_11.pack(
-                    index, error, high_watermark, high_watermark, log_start, 0, -1, size
-                )
+                pending.append(_PARTITION_11.pack(index, code, end, end, start, 0, -1, size))
             elif version >= 5:
-                head = _PARTITION_5.pack(index, error, high_watermark, high_watermark, log_start, 0, size)
+                pending.append(_PARTITION_5.pack(index, code, end, end, start, 0, size))
             else:
-                head = _PARTITION_4.pack(index, error, high_watermark, high_watermark, 0, size)
-            pending.append(head)
+                pending.append(_PARTITION_4.pack(index, code, end, end, 0, size))
             if records is not None:
                 parts += (b"".join(pending), records)
                 pending = []
@@ -172,23 +154,23 @@ def encode_response(
     return parts
 
 
+@reads("fetch response")
 def decode_response(version: int, body: Buffer) -> dict[str, dict[int, FetchedPartition]]:
     """Topic -> partition -> what was fetched; the records are views of `body`.
 
     Raises InvalidRequest when the bytes do not fit, and for an error of the request as a whole.
     """
-    reader = Reader("fetch response", body)
-    reader.take(INT32)
+    reader = Reader(memoryview(body))
+    reader.number(INT32)
     if version >= 7:
-        error = reader.take(INT16)
-        reader.take(INT32)
+        error = reader.number(INT16)
+        reader.number(INT32)
         if error:
             raise InvalidRequest(f"the whole fetch was refused with error {error} ({error_name(error)})")
     result: dict[str, dict[int, FetchedPartition]] = {}
-    for _ in range(reader.take(INT32)):
-        name = reader.string()
-        partitions = result.setdefault(name, {})
-        for _ in range(reader.take(INT32)):
+    for _ in range(reader.number(INT32)):
+        partitions = result.setdefault(reader.text(), {})
+        for _ in range(reader.number(INT32)):
             index, fetched = _decode_partition(version, reader)
             partitions[index] = fetched
     return result
@@ -203,10 +185,10 @@ def error_name(code: int) -> str:
 
 
 def _decode_partition(version: int, reader: Reader) -> tuple[int, FetchedPartition]:
-    index, error, high_watermark, last_stable = reader.take_all(_FIRST)
-    log_start = reader.take(INT64) if version >= 5 else -1
-    aborted = [(pair[0], pair[1]) for _ in range(reader.take(INT32)) if (pair := reader.take_all(_PAIR))]
+    index, error, high_watermark, last_stable = reader.unpack(_PARTITION)
+    log_start = reader.number(INT64) if version >= 5 else -1
+    aborted = tuple([reader.unpack(_ABORTED) for _ in range(reader.number(INT32))])
     if version >= 11:
-        reader.take(INT32)
-    records = reader.slice(max(0, reader.take(INT32)))
-    return index, FetchedPartition(error, high_watermark, last_stable, log_start, records, tuple(aborted))
+        reader.number(INT32)
+    records = reader.view(max(0, reader.number(INT32)))
+    return index, FetchedPartition(error, high_watermark, last_stable, log_start, records, aborted)

@@ -1,10 +1,13 @@
 """How a message's fields stand in its bytes, said once: type, versions, default.
 
-    class MetadataTopic(Message):
-        error_code: int = i16()
-        name: str | None = string(null_since=12)
-        topic_id: UUID | None = uuid(since=10, default=None)
-        partitions: tuple[MetadataPartition, ...] = array(MetadataPartition, default=())
+    class MetadataResponse(Message):
+        class Topic(Message):
+            error_code: int = i16()
+            name: str | None = string(null_since=12)
+            topic_id: UUID | None = uuid(since=10, default=None)
+
+        throttle_time: int = i32(since=3, default=0)
+        topics: tuple[Topic, ...] = array(Topic)
 
 A class names its fields in the order of the bytes. A field is there from version `since` up to `until`, and
 may be null from version `null_since` on. Knows no bytes: `wire.codec` reads and writes them.
@@ -13,11 +16,12 @@ may be null from version `null_since` on. Knows no bytes: `wire.codec` reads and
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, Generic, TypeVar, cast, dataclass_transform
 
 M = TypeVar("M")
+P = TypeVar("P")
 FIXED_SIZE = frozenset("bhiq?")
 """The types of a fixed size, as `struct` calls them."""
 _REQUIRED = object()
@@ -40,11 +44,9 @@ class Field:
 
     @property
     def required(self) -> bool:
-        """True if a message cannot be made without the field."""
         return self.default is _REQUIRED
 
     def is_in(self, api_key: int, version: int) -> bool:
-        """True if the messages of this API have the field at this version."""
         return self.since <= version <= self.until and self.api in (None, api_key)
 
 
@@ -65,14 +67,20 @@ data = _kind("data")
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:
-    """A tuple of messages, `array(MetadataTopic)`, numbers or texts, `array(i32())`, behind their count."""
+    """A tuple of messages, `array(Topic)`, numbers or texts, `array(i32())`, behind their count."""
     return Field("array", default, of, **versions)
+
+
+def by_topic(partition: Any, **options: Any) -> Any:
+    """A tuple of `Topic`s, each with a tuple of such partitions."""
+    fields = {"name": string(), "partitions": array(partition)}
+    return array(_MessageType("Topic", (Message,), fields), **options)
 
 
 @dataclass_transform(
     kw_only_default=True,
     frozen_default=True,
-    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array),
+    field_specifiers=(i8, i16, i32, i64, boolean, uuid, string, data, array, by_topic),
 )
 class _MessageType(type):
     """Makes a class of fields a named tuple of them: it is made in a quarter of a frozen dataclass's time."""
@@ -96,6 +104,21 @@ class _MessageType(type):
 
 class Message(metaclass=_MessageType):
     """What a class of fields derives from: immutable, made by its fields' names."""
+
+
+class Topic(Message, Generic[P]):
+    """A topic and what is asked or said of its partitions."""
+
+    name: str = string()
+    partitions: tuple[P, ...] = array(None)
+
+
+def group_by_topic(partitions: Iterable[tuple[str, P]]) -> tuple[Topic[P], ...]:
+    """The topics of these (topic, what is asked or said of one of its partitions)."""
+    topics: dict[str, list[P]] = {}
+    for name, partition in partitions:
+        topics.setdefault(name, []).append(partition)
+    return tuple(Topic(name=name, partitions=tuple(partitions)) for name, partitions in topics.items())
 
 
 def fields_of(message: type) -> dict[str, Field]:

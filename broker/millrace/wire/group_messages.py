@@ -1,23 +1,32 @@
 """The requests and responses of Kafka's classic consumer groups, as values; see `wire.messages`.
 
 Member metadata and assignments are opaque: clients write and read them, a broker only passes them on.
-FindCoordinator and OffsetFetch are in `wire.messages`.
 """
 
 from __future__ import annotations
 
-from millrace.wire.fields import Message, array, boolean, data, i16, i32, i64, string
+from millrace.wire.fields import Message, Topic, array, boolean, by_topic, data, i8, i16, i32, i64, string
+from millrace.wire.messages import NO_OPERATIONS
 
 
-class JoinGroupRequestProtocol(Message):
-    """A way of assigning partitions that a member can follow, and what its leader must know of the member."""
+class FindCoordinatorRequest(Message):
+    key: str = string()
+    key_type: int = i8(since=1, default=0)  # `key` names a group (0) or a transactional id (1)
 
-    name: str = string()
-    metadata: bytes = data()
+
+class FindCoordinatorResponse(Message):
+    throttle_time: int = i32(since=1, default=0)
+    error_code: int = i16()
+    error_message: str | None = string(since=1, null_since=1, default=None)
+    node_id: int = i32(default=-1)
+    host: str = string(default="")
+    port: int = i32(default=-1)
 
 
 class JoinGroupRequest(Message):
-    """Times are in ms, `protocols` in order of preference."""
+    class Protocol(Message):  # a way of assigning partitions, and what the leader must know of the member
+        name: str = string()
+        metadata: bytes = data()
 
     group_id: str = string()
     session_timeout: int = i32()
@@ -25,17 +34,14 @@ class JoinGroupRequest(Message):
     member_id: str = string(default="")
     group_instance_id: str | None = string(since=5, null_since=5, default=None)
     protocol_type: str = string()
-    protocols: tuple[JoinGroupRequestProtocol, ...] = array(JoinGroupRequestProtocol)
-
-
-class JoinGroupResponseMember(Message):
-    member_id: str = string()
-    group_instance_id: str | None = string(since=5, null_since=5, default=None)
-    metadata: bytes = data(default=b"")
+    protocols: tuple[Protocol, ...] = array(Protocol)  # in order of preference
 
 
 class JoinGroupResponse(Message):
-    """The generation that a member belongs to; only its leader is told the `members`."""
+    class Member(Message):
+        member_id: str = string()
+        group_instance_id: str | None = string(since=5, null_since=5, default=None)
+        metadata: bytes = data(default=b"")
 
     throttle_time: int = i32(since=2, default=0)
     error_code: int = i16()
@@ -43,22 +49,19 @@ class JoinGroupResponse(Message):
     protocol_name: str = string(default="")
     leader: str = string(default="")
     member_id: str = string(default="")
-    members: tuple[JoinGroupResponseMember, ...] = array(JoinGroupResponseMember, default=())
-
-
-class SyncGroupRequestAssignment(Message):
-    member_id: str = string()
-    assignment: bytes = data()
+    members: tuple[Member, ...] = array(Member, default=())  # for the leader only
 
 
 class SyncGroupRequest(Message):
-    """Asks what is assigned to a member; the leader brings the answer for every member."""
+    class Assignment(Message):
+        member_id: str = string()
+        assignment: bytes = data()
 
     group_id: str = string()
     generation_id: int = i32()
     member_id: str = string()
     group_instance_id: str | None = string(since=3, null_since=3, default=None)
-    assignments: tuple[SyncGroupRequestAssignment, ...] = array(SyncGroupRequestAssignment, default=())
+    assignments: tuple[Assignment, ...] = array(Assignment, default=())  # from the leader only
 
 
 class SyncGroupResponse(Message):
@@ -79,71 +82,86 @@ class HeartbeatResponse(Message):
     error_code: int = i16()
 
 
-class MemberIdentity(Message):
-    """A member that leaves, by its id, its instance id or both."""
-
-    member_id: str = string()
-    group_instance_id: str | None = string(null_since=3, default=None)
-
-
 class LeaveGroupRequest(Message):
-    """One member leaves (`member_id`, before v3) or several do (`members`, from v3 on)."""
+    class Member(Message):  # by its id, its instance id or both
+        member_id: str = string()
+        group_instance_id: str | None = string(null_since=3, default=None)
 
     group_id: str = string()
     member_id: str = string(until=2, default="")
-    members: tuple[MemberIdentity, ...] = array(MemberIdentity, since=3, default=())
-
-
-class MemberResponse(Message):
-    member_id: str = string()
-    group_instance_id: str | None = string(null_since=3)
-    error_code: int = i16()
+    members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
 class LeaveGroupResponse(Message):
+    class Member(Message):
+        member_id: str = string()
+        group_instance_id: str | None = string(null_since=3)
+        error_code: int = i16()
+
     throttle_time: int = i32(since=1, default=0)
     error_code: int = i16()
-    members: tuple[MemberResponse, ...] = array(MemberResponse, since=3, default=())
-
-
-class OffsetCommitRequestPartition(Message):
-    """`committed_offset` is the next offset to read."""
-
-    partition_index: int = i32()
-    committed_offset: int = i64()
-    committed_leader_epoch: int = i32(since=6, default=-1)
-    committed_metadata: str | None = string(null_since=0, default="")
-
-
-class OffsetCommitRequestTopic(Message):
-    name: str = string()
-    partitions: tuple[OffsetCommitRequestPartition, ...] = array(OffsetCommitRequestPartition)
+    members: tuple[Member, ...] = array(Member, since=3, default=())
 
 
 class OffsetCommitRequest(Message):
-    """Generation -1 and no member stand for a client that assigns partitions to itself."""
+    class Partition(Message):
+        partition_index: int = i32()
+        committed_offset: int = i64()  # the next to read
+        committed_leader_epoch: int = i32(since=6, default=-1)
+        committed_metadata: str | None = string(null_since=0, default="")
 
     group_id: str = string()
-    generation_id_or_member_epoch: int = i32(since=1, default=-1)
+    generation_id_or_member_epoch: int = i32(since=1, default=-1)  # -1: who assigns partitions to itself
     member_id: str = string(since=1, default="")
     group_instance_id: str | None = string(since=7, null_since=7, default=None)
     retention_time: int = i64(since=2, until=4, default=-1)
-    topics: tuple[OffsetCommitRequestTopic, ...] = array(OffsetCommitRequestTopic)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
 
 
-class OffsetCommitResponsePartition(Message):
+class PartitionOutcome(Message):
     partition_index: int = i32()
     error_code: int = i16()
-
-
-class OffsetCommitResponseTopic(Message):
-    name: str = string()
-    partitions: tuple[OffsetCommitResponsePartition, ...] = array(OffsetCommitResponsePartition)
 
 
 class OffsetCommitResponse(Message):
     throttle_time: int = i32(since=3, default=0)
-    topics: tuple[OffsetCommitResponseTopic, ...] = array(OffsetCommitResponseTopic)
+    topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome)
+
+
+class OffsetFetchRequest(Message):
+    class Topic(Message):
+        name: str = string()
+        partition_indexes: tuple[int, ...] = array(i32())
+
+    group_id: str = string()
+    topics: tuple[Topic, ...] | None = array(Topic, null_since=2)  # None: all that the group committed
+
+
+class OffsetFetchResponse(Message):
+    class Partition(Message):
+        partition_index: int = i32()
+        committed_offset: int = i64(default=-1)  # -1: none
+        committed_leader_epoch: int = i32(since=5, default=-1)
+        metadata: str | None = string(null_since=0, default="")
+        error_code: int = i16(default=0)
+
+    throttle_time: int = i32(since=3, default=0)
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+    error_code: int = i16(since=2, default=0)
+
+
+class OffsetDeleteRequest(Message):
+    class Partition(Message):
+        partition_index: int = i32()
+
+    group_id: str = string()
+    topics: tuple[Topic[Partition], ...] = by_topic(Partition)
+
+
+class OffsetDeleteResponse(Message):
+    error_code: int = i16(default=0)
+    throttle_time: int = i32(default=0)
+    topics: tuple[Topic[PartitionOutcome], ...] = by_topic(PartitionOutcome, default=())
 
 
 class DescribeGroupsRequest(Message):
@@ -151,27 +169,22 @@ class DescribeGroupsRequest(Message):
     include_authorized_operations: bool = boolean(since=3, default=False)
 
 
-class DescribedGroupMember(Message):
-    """Metadata and assignment are there while the group is stable."""
-
-    member_id: str = string()
-    group_instance_id: str | None = string(since=4, null_since=4, default=None)
-    client_id: str = string(default="")
-    client_host: str = string(default="")
-    member_metadata: bytes = data(default=b"")
-    member_assignment: bytes = data(default=b"")
-
-
 class DescribedGroup(Message):
-    """`protocol_data` names the protocol in use."""
+    class Member(Message):
+        member_id: str = string()
+        group_instance_id: str | None = string(since=4, null_since=4, default=None)
+        client_id: str = string(default="")
+        client_host: str = string(default="")
+        member_metadata: bytes = data(default=b"")  # as the assignment, empty unless the group is stable
+        member_assignment: bytes = data(default=b"")
 
     error_code: int = i16()
     group_id: str = string()
     group_state: str = string(default="")
     protocol_type: str = string(default="")
-    protocol_data: str = string(default="")
-    members: tuple[DescribedGroupMember, ...] = array(DescribedGroupMember, default=())
-    authorized_operations: int = i32(since=3, default=-(1 << 31))
+    protocol_data: str = string(default="")  # the name of the protocol in use
+    members: tuple[Member, ...] = array(Member, default=())
+    authorized_operations: int = i32(since=3, default=NO_OPERATIONS)
 
 
 class DescribeGroupsResponse(Message):
@@ -180,9 +193,7 @@ class DescribeGroupsResponse(Message):
 
 
 class ListGroupsRequest(Message):
-    """Without states, all groups are listed that the broker answers for."""
-
-    states_filter: tuple[str, ...] = array(string(), since=4, default=())
+    states_filter: tuple[str, ...] = array(string(), since=4, default=())  # empty: groups of any state
 
 
 class ListedGroup(Message):
@@ -201,43 +212,10 @@ class DeleteGroupsRequest(Message):
     groups_names: tuple[str, ...] = array(string())
 
 
-class DeletableGroupResult(Message):
-    group_id: str = string()
-    error_code: int = i16()
-
-
 class DeleteGroupsResponse(Message):
+    class Group(Message):
+        group_id: str = string()
+        error_code: int = i16()
+
     throttle_time: int = i32(default=0)
-    results: tuple[DeletableGroupResult, ...] = array(DeletableGroupResult)
-
-
-class OffsetDeleteRequestPartition(Message):
-    partition_index: int = i32()
-
-
-class OffsetDeleteRequestTopic(Message):
-    name: str = string()
-    partitions: tuple[OffsetDeleteRequestPartition, ...] = array(OffsetDeleteRequestPartition)
-
-
-class OffsetDeleteRequest(Message):
-    group_id: str = string()
-    topics: tuple[OffsetDeleteRequestTopic, ...] = array(OffsetDeleteRequestTopic)
-
-
-class OffsetDeleteResponsePartition(Message):
-    partition_index: int = i32()
-    error_code: int = i16()
-
-
-class OffsetDeleteResponseTopic(Message):
-    name: str = string()
-    partitions: tuple[OffsetDeleteResponsePartition, ...] = array(OffsetDeleteResponsePartition)
-
-
-class OffsetDeleteResponse(Message):
-    """With an error of the whole request there are no topics."""
-
-    error_code: int = i16(default=0)
-    throttle_time: int = i32(default=0)
-    topics: tuple[OffsetDeleteResponseTopic, ...] = array(OffsetDeleteResponseTopic, default=())
+    results: tuple[Group, ...] = array(Group)

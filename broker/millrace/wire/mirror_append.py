@@ -29,7 +29,7 @@ from millrace.errors import InvalidRequest
 from millrace.records import Cursor
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import MirrorPosition, Origin
-from millrace.wire.reader import INT8, INT16, INT32, Reader, encoded
+from millrace.wire.primitives import INT8, INT16, INT32, Reader, reads, text
 
 MIRROR_APPEND_VERSION = 0
 BYTE_OFFSETS_PREFIX = "millrace-"
@@ -42,7 +42,7 @@ _RESPONSE_END = struct.Struct(">qq")
 
 
 class MirrorMode(IntEnum):
-    """What is asked for."""
+    """What a request is for."""
 
     APPEND = 0
     DESCRIBE = 1
@@ -87,28 +87,24 @@ class MirrorAppended:
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
     """The body of a request for the target topic, in parts: the records are not copied."""
-    expected = -1 if request.expected is None else request.expected
     end = _REQUEST_END.pack(
-        expected,
+        -1 if request.expected is None else request.expected,
         request.start,
         *_numbers(request.cursor),
         request.dropped,
         request.numbered,
         len(request.records),
     )
-    return [INT8.pack(request.mode) + encoded(topic) + _origin(request.origin) + end, request.records]
+    return [INT8.pack(request.mode) + text(topic) + _origin(request.origin) + end, request.records]
 
 
+@reads("MirrorAppend request")
 def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
     """Target topic and request; the records are a view of `body`. InvalidRequest when it does not fit."""
-    reader = Reader("MirrorAppend message", body)
-    try:
-        mode = MirrorMode(reader.take(INT8))
-    except ValueError as error:
-        raise InvalidRequest(f"a MirrorAppend request is malformed: {error}") from None
-    topic, origin = reader.string(), _read_origin(reader)
-    expected, start, next_offset, next_base, dropped, numbered, size = reader.take_all(_REQUEST_END)
-    records = reader.slice(size)
+    reader = Reader(memoryview(body))
+    mode, topic, origin = MirrorMode(reader.number(INT8)), reader.text(), _read_origin(reader)
+    expected, start, next_offset, next_base, dropped, numbered, size = reader.unpack(_REQUEST_END)
+    records = reader.view(size)
     reader.end()
     if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
         raise InvalidRequest("only an append carries records")
@@ -119,34 +115,36 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
         start=start,
         cursor=_cursor(next_offset, next_base),
         dropped=dropped,
-        numbered=bool(numbered),
+        numbered=numbered,
         records=records,
     )
 
 
 def encode_response(response: MirrorAppended) -> bytes:
     """The body of a response."""
-    position = response.position
+    position, recorded = response.position, b""
+    if position is not None:
+        totals = (position.batches, position.records, position.dropped, position.reset_at, position.numbered)
+        recorded = _POSITION.pack(position.start, *_numbers(position.cursor), *totals)
+        recorded = _origin(position.origin) + recorded
     latency_ms = -1 if response.latency_ms is None else response.latency_ms
     return b"".join(
         [
-            INT16.pack(response.error),
-            encoded(response.message),
-            encoded(response.state),
+            INT16.pack(response.error) + text(response.message) + text(response.state),
             _PARTITION.pack(response.partition, response.leader, position is not None),
-            b"" if position is None else _encode_position(position),
-            _RESPONSE_END.pack(response.high_watermark, latency_ms),
+            recorded + _RESPONSE_END.pack(response.high_watermark, latency_ms),
         ]
     )
 
 
+@reads("MirrorAppend response")
 def decode_response(body: Buffer) -> MirrorAppended:
     """The response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
-    reader = Reader("MirrorAppend message", body)
-    error, message, state = reader.take(INT16), reader.string(), reader.string()
-    partition, leader, recorded = reader.take_all(_PARTITION)
+    reader = Reader(body)
+    error, message, state = reader.number(INT16), reader.text(), reader.text()
+    partition, leader, recorded = reader.unpack(_PARTITION)
     position = _read_position(reader) if recorded else None
-    high_watermark, latency_ms = reader.take_all(_RESPONSE_END)
+    high_watermark, latency_ms = reader.unpack(_RESPONSE_END)
     reader.end()
     return MirrorAppended(
         error=error,
@@ -160,28 +158,21 @@ def decode_response(body: Buffer) -> MirrorAppended:
     )
 
 
-def _encode_position(position: MirrorPosition) -> bytes:
-    totals = (position.batches, position.records, position.dropped, position.reset_at, position.numbered)
-    return _origin(position.origin) + _POSITION.pack(position.start, *_numbers(position.cursor), *totals)
-
-
 def _read_position(reader: Reader) -> MirrorPosition:
     origin = _read_origin(reader)
-    start, next_offset, next_base, batches, records, dropped, reset_at, numbered = reader.take_all(_POSITION)
+    start, next_offset, next_base, *totals = reader.unpack(_POSITION)
     cursor = _cursor(next_offset, next_base)
     if cursor is None:
-        raise InvalidRequest("a MirrorAppend response records a position without an offset")
-    return MirrorPosition(origin, start, cursor, batches, records, dropped, reset_at, bool(numbered))
+        raise ValueError("it records a position without an offset")
+    return MirrorPosition(origin, start, cursor, *totals)
 
 
 def _origin(origin: Origin) -> bytes:
-    names = encoded(origin.cluster) + encoded(origin.topic)
-    return names + origin.topic_id.bytes + INT32.pack(origin.partition)
+    return text(origin.cluster) + text(origin.topic) + origin.topic_id.bytes + INT32.pack(origin.partition)
 
 
 def _read_origin(reader: Reader) -> Origin:
-    cluster, topic = reader.string(), reader.string()
-    return Origin(cluster, topic, UUID(bytes=bytes(reader.slice(16))), reader.take(INT32))
+    return Origin(reader.text(), reader.text(), UUID(bytes=bytes(reader.part(16))), reader.number(INT32))
 
 
 def _numbers(cursor: Cursor | None) -> tuple[int, int]:

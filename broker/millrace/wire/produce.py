@@ -21,7 +21,7 @@ from millrace.errors import InvalidRequest
 from millrace.records import HEADER_BYTES, LENGTH_OVERHEAD, MAGIC
 from millrace.records.compression import Codec
 from millrace.records.header import CHECKED, CRC_START, MIN_RECORD_BYTES, crc32c
-from millrace.wire.codec import MAX_DECODED_ITEMS
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 _ACKS = struct.Struct(">hii")
 _INT16 = struct.Struct(">h")

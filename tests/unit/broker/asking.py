@@ -18,9 +18,13 @@ from typing import Any
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
+from millrace.broker.broker import Broker
 from millrace.coordination.state import TopicState, new_topic
 from millrace.errors import TopicAlreadyExists, UnknownTopicOrPartition
-from millrace.handlers import Handlers, kafka_apis
+from millrace.groups import Groups
+from millrace.handlers import Handlers, Services, all_apis
+from millrace.handlers.table import Api
+from millrace.mirror.states import MirrorStates
 from millrace.server.request import Request
 from millrace.wire.produce import OneBatch
 from tests.unit.broker.running import FakeCluster, Running
@@ -78,6 +82,11 @@ class AskingClient:
         self.closed = True
 
 
+def handlers_of(broker: Broker, apis: list[Api] | None = None) -> Handlers:
+    """Without groups: nothing may be asked of them."""
+    return Handlers(Services(broker, typing.cast(Groups, None), MirrorStates()), apis or all_apis())
+
+
 def request_body(api_key: int, version: int, values: Values) -> bytes:
     """A request with these fields; those not named are zero or empty."""
     out = io.BytesIO()
@@ -93,7 +102,7 @@ def ask(running: Running, api_key: int, version: int, body: bytes | Values) -> A
         body = request_body(api_key, version, body)
     flexible = api_key == 18 and version >= 3
     frame = struct.pack(">hhih", api_key, version, 7, -1) + (b"\0" if flexible else b"") + body
-    request = Handlers(running.broker, kafka_apis()).handle(client, memoryview(bytearray(frame)))
+    request = handlers_of(running.broker).handle(client, memoryview(bytearray(frame)))
     running.broker.end_of_turn()
     running.until(f"an answer to API {api_key} v{version}", lambda: request.parts is not None)
     assert (client.answers, client.closed) == (1, False)

@@ -21,7 +21,7 @@ from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.records.mirror_position import Origin
 from millrace.storage.log_directory import LogDirectory
-from millrace.wire.fetch import AskedFetch
+from millrace.wire.fetch import FetchRequest
 from tests.support import WAIT_S
 
 NEVER_MS = 3_600_000
@@ -151,7 +151,7 @@ class Running:
     ) -> list[Reads]:
         topics = [(name, [(p, offset, 1 << 20)]) for name, p, offset in places]
         answers: list[Reads] = []
-        request = AskedFetch(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
+        request = FetchRequest(max_wait=max_wait, min_bytes=min_bytes, max_bytes=1 << 20, topics=topics)
         self.broker.fetch(request, answers.append, self.aborted_fetches.append)
         return answers
 

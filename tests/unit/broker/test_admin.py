@@ -13,11 +13,17 @@ import pytest
 from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
 from millrace.errors import ErrorCode
-from millrace.handlers import Handlers, kafka_apis
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
 from tests.support import WAIT_S
-from tests.unit.broker.asking import AskingClient, ChangingCluster, ask, error_codes, request_body
+from tests.unit.broker.asking import (
+    AskingClient,
+    ChangingCluster,
+    ask,
+    error_codes,
+    handlers_of,
+    request_body,
+)
 from tests.unit.broker.running import ORIGIN, Outcome, Running, topic
 
 TOPIC, BROKER = 2, 4
@@ -347,7 +353,7 @@ def test_a_topic_that_many_ask_for_is_created_once(running: Setup, monkeypatch: 
     monkeypatch.setattr(running.cluster, "create_topic", create)
     wanted = {"topics": [{"name": "new"}], "allow_auto_topic_creation": True}
     body = request_body(ApiKey.METADATA, 8, wanted)
-    handlers = Handlers(running.broker, kafka_apis())
+    handlers = handlers_of(running.broker)
     frame = struct.pack(">hhih", ApiKey.METADATA, 8, 7, -1) + body
     for _ in range(10):
         handlers.handle(AskingClient(), memoryview(bytearray(frame)))

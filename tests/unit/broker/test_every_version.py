@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,19 @@ from kio.serial import entity_reader
 
 from millrace.config import LogConfig
 from millrace.errors import ErrorCode
-from millrace.handlers import Handlers, group_apis, kafka_apis
+from millrace.handlers import all_apis
+from millrace.handlers.table import Api
 from millrace.records import Message, build_batch
 from millrace.wire.messages import ApiKey
-from tests.unit.broker.asking import AskingClient, ChangingCluster, Values, ask, error_codes, request_body
+from tests.unit.broker.asking import (
+    AskingClient,
+    ChangingCluster,
+    Values,
+    ask,
+    error_codes,
+    handlers_of,
+    request_body,
+)
 from tests.unit.broker.running import Running, topic
 
 TOLD = {
@@ -98,10 +108,12 @@ def running(tmp_path: Path) -> Iterator[Running]:
     made.stop()
 
 
+UNKNOWN_TO_KIO = {(ApiKey.PRODUCE, version) for version in range(3)}
+
+
 def test_clients_are_told_what_they_need_and_no_more() -> None:
-    groups: Any = None  # the list is made before anybody asks a group anything
-    apis = kafka_apis(group_apis(groups))
-    assert {api.key: (api.versions[0], api.versions[-1]) for api in apis} == TOLD
+    told = {api.key: (api.versions[0], api.versions[-1]) for api in all_apis() if api.versions}
+    assert told == TOLD
 
 
 @pytest.mark.parametrize(("api_key", "version"), SERVED)
@@ -136,7 +148,7 @@ def test_a_request_cut_anywhere_is_answered(running: Running, api_key: int) -> N
 def test_a_client_newer_than_the_broker_learns_what_the_broker_speaks(running: Running, version: int) -> None:
     client = AskingClient()
     frame = struct.pack(">hhih", ApiKey.API_VERSIONS, version, 7, -1) + b"\0\5newer\0"
-    request = Handlers(running.broker, kafka_apis()).handle(client, memoryview(bytearray(frame)))
+    request = handlers_of(running.broker).handle(client, memoryview(bytearray(frame)))
     (answer,) = request.parts or ()
     assert isinstance(answer, bytes)
     schema: Any = load_response_schema(ApiKey.API_VERSIONS, 0)
@@ -144,3 +156,22 @@ def test_a_client_newer_than_the_broker_learns_what_the_broker_speaks(running: R
     assert size == len(answer) - 8
     assert told.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert {api.api_key: (api.min_version, api.max_version) for api in told.api_keys}[18] == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("api", "version"),
+    [
+        (api, version)
+        for api in all_apis()
+        for version in api.versions
+        if (api.key, version) not in UNKNOWN_TO_KIO
+    ],
+    ids=lambda part: getattr(getattr(part, "key", part), "name", str(part)),
+)
+def test_an_error_can_be_said_for_every_request_that_is_served(api: Api, version: int) -> None:
+    body = api.refusal(version, ErrorCode.INVALID_PARTITIONS)
+    entity, size = entity_reader(load_response_schema(api.key, version))(body, 0)
+    assert size == len(body)
+    assert getattr(entity, "error_code", ErrorCode.INVALID_PARTITIONS) == ErrorCode.INVALID_PARTITIONS
+    values = [getattr(entity, field.name) for field in dataclasses.fields(entity)]
+    assert [value for value in values if isinstance(value, tuple) and value] == []

@@ -6,12 +6,12 @@ import pytest
 
 from millrace.broker import fetch as fetch_module
 from millrace.broker.fetch import Reads
-from millrace.wire.fetch import AskedFetch
+from millrace.wire.fetch import FetchRequest
 from tests.unit.broker.running import NEVER_MS, Running, Start, topic
 
 
-def wants(partitions: int) -> AskedFetch:
-    return AskedFetch(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1)] * partitions)])
+def wants(partitions: int) -> FetchRequest:
+    return FetchRequest(NEVER_MS, 1, 1 << 20, [("t", [(0, 0, 1)] * partitions)])
 
 
 def waiting(running: Running) -> int:

@@ -17,16 +17,16 @@ from millrace.broker.broker import Broker
 from millrace.config import BrokerConfig, LogConfig
 from millrace.coordination.state import BrokerAddress, PartitionState, TopicState
 from millrace.errors import ErrorCode
-from millrace.handlers import Handlers, kafka_apis
 from millrace.mailbox import Mailbox
 from millrace.records import Message, build_batch
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.storage.log_directory import LogDirectory
-from millrace.wire.codec import MAX_DECODED_ITEMS, decode
+from millrace.wire.codec import decode
 from millrace.wire.messages import ApiKey, ApiVersionsResponse
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 from millrace.wire.produce import OneBatch
-from tests.unit.broker.asking import AskingClient
+from tests.unit.broker.asking import AskingClient, handlers_of
 
 
 class FakeClient:
@@ -84,7 +84,7 @@ def body_of(request: Request) -> bytes:
 
 
 def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -> None:
-    handlers = Handlers(broker, kafka_apis())
+    handlers = handlers_of(broker)
     received = produce_frame(acks=-1)
     request = handlers.handle(FakeClient(), memoryview(received))
     broker.end_of_turn()
@@ -95,7 +95,7 @@ def test_a_request_that_waits_keeps_none_of_the_received_bytes(broker: Broker) -
 def test_a_handler_that_fails_answers_and_says_so_in_the_log(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    handlers = Handlers(broker, kafka_apis())
+    handlers = handlers_of(broker)
     monkeypatch.setattr(broker, "produce", lambda *arguments: 1 // 0)
     request = handlers.handle(FakeClient(), memoryview(produce_frame(acks=1)))
     assert body_of(request)
@@ -118,7 +118,7 @@ def test_work_in_a_thread_that_fails_is_answered(
 
     monkeypatch.setattr("millrace.handlers.table.encode", fails)
     received = memoryview(frame(api_key, version, body))
-    request = Handlers(broker, kafka_apis()).handle(FakeClient(), received)
+    request = handlers_of(broker).handle(FakeClient(), received)
     deadline = time.monotonic() + 10
     while request.parts is None:
         assert time.monotonic() < deadline, "nobody answers"
@@ -128,7 +128,7 @@ def test_work_in_a_thread_that_fails_is_answered(
 
 
 def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker: Broker) -> None:
-    handlers = Handlers(broker, kafka_apis())
+    handlers = handlers_of(broker)
     for api_key in range(-2, 100):
         for version in [-1, *range(17), 99]:
             for body in (b"", b"\xff" * 40, bytes(40)):
@@ -142,12 +142,12 @@ def test_every_api_version_and_body_is_answered_or_closes_the_connection(broker:
 
 def test_a_request_without_acks_and_batches_takes_no_answer(broker: Broker) -> None:
     empty = frame(ApiKey.PRODUCE, 7, struct.pack(">hhii", -1, 0, 1000, 0))
-    request = Handlers(broker, kafka_apis()).handle(FakeClient(), memoryview(empty))
+    request = handlers_of(broker).handle(FakeClient(), memoryview(empty))
     assert request.parts == ()
 
 
 def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
-    handlers = Handlers(broker, kafka_apis())
+    handlers = handlers_of(broker)
     lists = []
     for version in range(4):
         body = body_of(handlers.handle(FakeClient(), memoryview(frame(ApiKey.API_VERSIONS, version, b"\0"))))
@@ -158,7 +158,7 @@ def test_the_api_list_is_the_same_at_every_version(broker: Broker) -> None:
 
 
 def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
-    handlers = Handlers(broker, kafka_apis())
+    handlers = handlers_of(broker)
     ask = memoryview(frame(ApiKey.METADATA, 8, b"\xff\xff\xff\xff\0\0\0"))
     first, second = (body_of(handlers.handle(FakeClient(), ask)) for _ in range(2))
     assert first is not None
@@ -169,7 +169,7 @@ def test_metadata_is_encoded_once_per_snapshot(broker: Broker) -> None:
 
 
 def test_errors_are_counted_by_api_and_code_whatever_clients_make_up(broker: Broker) -> None:
-    handlers, client = Handlers(broker, kafka_apis()), FakeClient()
+    handlers, client = handlers_of(broker), FakeClient()
     for api_key in range(1000, 3000):
         handlers.handle(client, memoryview(frame(api_key, 0, b"")))
     wanted = struct.pack(">iiqi", 1, 0, 10**9, 1000)
@@ -184,7 +184,7 @@ def test_an_error_of_each_partition_is_counted_whatever_api_says_it(broker: Brok
     client = FakeClient()
     wanted = [struct.pack(">iq", number, -1) for number in (0, 5, 6)]
     body = struct.pack(">iih", -1, 1, 1) + b"t" + struct.pack(">i", len(wanted)) + b"".join(wanted)
-    Handlers(broker, kafka_apis()).handle(client, memoryview(frame(ApiKey.LIST_OFFSETS, 1, body)))
+    handlers_of(broker).handle(client, memoryview(frame(ApiKey.LIST_OFFSETS, 1, body)))
     assert client.errors == {(ApiKey.LIST_OFFSETS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION): 2}
 
 
@@ -201,7 +201,7 @@ def test_an_api_or_version_that_is_not_offered_closes_the_connection(
     broker: Broker, api_key: int, version: int
 ) -> None:
     client = FakeClient()
-    request = Handlers(broker, kafka_apis()).handle(client, memoryview(frame(api_key, version, b"")))
+    request = handlers_of(broker).handle(client, memoryview(frame(api_key, version, b"")))
     assert client.closed
     assert request.parts is None
 
@@ -209,6 +209,6 @@ def test_an_api_or_version_that_is_not_offered_closes_the_connection(
 def test_a_request_of_too_many_items_closes_its_connection(broker: Broker) -> None:
     client = AskingClient()
     body = struct.pack(">i", MAX_DECODED_ITEMS + 1) + bytes(100_000)
-    request = Handlers(broker, kafka_apis()).handle(client, memoryview(frame(ApiKey.METADATA, 1, body)))
+    request = handlers_of(broker).handle(client, memoryview(frame(ApiKey.METADATA, 1, body)))
     assert client.closed
     assert request.parts is None  # an answer with an empty list would say that there is nothing

@@ -10,11 +10,10 @@ import pytest
 
 from millrace.coordination.state import BrokerAddress
 from millrace.errors import ErrorCode
-from millrace.handlers import Handlers
-from millrace.handlers.mirror import mirror_append
-from millrace.mirror.states import MirrorStates
+from millrace.mirror.translation import MAX_OFFSETS, TranslateOffsetsRequest, TranslateOffsetsResponse
 from millrace.records import Cursor, Message, build_batch, control_batch
 from millrace.server.request import Request
+from millrace.wire.codec import decode, encode
 from millrace.wire.messages import ApiKey
 from millrace.wire.mirror_append import (
     MirrorAppend,
@@ -24,6 +23,7 @@ from millrace.wire.mirror_append import (
     encode_request,
 )
 from millrace.wire.produce import OneBatch
+from tests.unit.broker.asking import handlers_of
 from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 
@@ -50,7 +50,7 @@ def running(start: Start, disk: Disk) -> Running:
 
 def ask(running: Running, request: MirrorAppend, address: str = "127.0.0.1:1") -> Request:
     body = b"".join(encode_request("t", request))
-    handlers = Handlers(running.broker, [mirror_append(MirrorStates())])
+    handlers = handlers_of(running.broker)
     header = int(ApiKey.MIRROR_APPEND).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
     return handlers.handle(FakeClient(address), memoryview(bytearray(header + body)))
 
@@ -154,3 +154,17 @@ def test_a_mirror_is_reset_from_the_clusters_machines_and_named_hosts_only(
     assert recorded.cursor.next_offset == (500 if taken else 1)
     assert "admin_hosts" in (found.message or "admin_hosts")
     assert answer(running, ask(running, append_of_one(expected=500 if taken else 1), address)).error == 0
+
+
+def test_a_translation_of_too_many_offsets_is_refused(running: Running) -> None:
+    key = ApiKey.TRANSLATE_OFFSETS
+    offsets = (0,) * (MAX_OFFSETS + 1)
+    request = TranslateOffsetsRequest(to_origin=True, topic="t", partition=0, offsets=offsets)
+    header = int(key).to_bytes(2, "big") + b"\0\0" + b"\0\0\0\7" + b"\xff\xff"
+    frame = memoryview(bytearray(header + encode(request, key, 0)))
+    asked = handlers_of(running.broker).handle(FakeClient(), frame)
+    running.until("the answer", lambda: asked.parts is not None)
+    parts: Any = asked.parts
+    response = decode(TranslateOffsetsResponse, key, 0, parts[0][8:])
+    assert response.error_code == ErrorCode.INVALID_REQUEST
+    assert "1001 offsets; 1000 are allowed" in response.message

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.config import LogConfig
-from millrace.handlers import Handlers, kafka_apis
 from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
 from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
 from millrace.wire.produce import OneBatch
+from tests.unit.broker.asking import handlers_of
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 
 MAX_FRAME_BYTES = 600
@@ -35,8 +35,8 @@ class Client:
 
     def __init__(self, running: Running, *, runs: bool) -> None:
         self._running = running
-        apis = kafka_apis() if runs else [dataclasses.replace(PRODUCE, serve_run=None)]
-        self._handlers = Handlers(running.broker, apis)
+        apis = None if runs else [dataclasses.replace(PRODUCE, serve_run=None)]
+        self._handlers = handlers_of(running.broker, apis)
         self._framer = RequestFramer(MAX_FRAME_BYTES, FrameBuffers())
         self.closed = False
         self.produced: OneBatch | None = None

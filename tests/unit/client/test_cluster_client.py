@@ -17,19 +17,14 @@ from millrace.client.connection import Connection, ConnectionFailed
 from millrace.errors import MillraceError, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import decode_request, encode_response
+from millrace.wire.fields import Topic
 from millrace.wire.messages import (
     ApiKey,
-    CreatableTopicResult,
     CreateTopicsRequest,
     CreateTopicsResponse,
-    ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
-    ListOffsetsTopicResponse,
-    MetadataBroker,
-    MetadataPartition,
     MetadataResponse,
-    MetadataTopic,
 )
 from tests.support import WAIT_S
 
@@ -75,18 +70,18 @@ class ScriptedBroker:
         for connection in self._open:
             connection.close()
 
-    def metadata(self, *topics: MetadataTopic) -> bytes:
+    def metadata(self, *topics: MetadataResponse.Topic) -> bytes:
         response = MetadataResponse(
-            brokers=(MetadataBroker(node_id=7, host="127.0.0.1", port=self.port),),
+            brokers=(MetadataResponse.Broker(node_id=7, host="127.0.0.1", port=self.port),),
             cluster_id="the-id", controller_id=7, topics=topics,
         )  # fmt: skip
         return encode(response, ApiKey.METADATA, 12)
 
-    def topic(self, leader: int = 7, partitions: int = 2, error: int = 0) -> MetadataTopic:
-        return MetadataTopic(
+    def topic(self, leader: int = 7, partitions: int = 2, error: int = 0) -> MetadataResponse.Topic:
+        return MetadataResponse.Topic(
             error_code=error, name="t", topic_id=TOPIC_ID,
             partitions=tuple(
-                MetadataPartition(error_code=0, partition_index=number, leader_id=leader)
+                MetadataResponse.Topic.Partition(error_code=0, partition_index=number, leader_id=leader)
                 for number in range(partitions)
             ),
         )  # fmt: skip
@@ -107,10 +102,10 @@ def client(broker: ScriptedBroker) -> Iterator[ClusterClient]:
 
 def listed(offsets: dict[int, int], error: int = 0) -> bytes:
     partitions = tuple(
-        ListOffsetsPartitionResponse(partition_index=p, error_code=error, offset=offset)
+        ListOffsetsResponse.Partition(partition_index=p, error_code=error, offset=offset)
         for p, offset in offsets.items()
     )
-    topics = (ListOffsetsTopicResponse(name="t", partitions=partitions),)
+    topics = (Topic(name="t", partitions=partitions),)
     return encode(ListOffsetsResponse(topics=topics), ApiKey.LIST_OFFSETS, 5)
 
 
@@ -259,16 +254,16 @@ def test_an_offset_out_of_range_comes_with_the_log_s_bounds_although_kafka_does_
 def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroker) -> None:
     quiet = ScriptedBroker()
     partitions = tuple(
-        MetadataPartition(error_code=0, partition_index=number, leader_id=leader)
+        MetadataResponse.Topic.Partition(error_code=0, partition_index=number, leader_id=leader)
         for number, leader in enumerate((7, 8))
     )
     metadata = MetadataResponse(
         brokers=tuple(
-            MetadataBroker(node_id=node, host="127.0.0.1", port=one.port)
+            MetadataResponse.Broker(node_id=node, host="127.0.0.1", port=one.port)
             for node, one in ((7, broker), (8, quiet))
         ),
         cluster_id="c", controller_id=7,
-        topics=(MetadataTopic(error_code=0, name="t", topic_id=TOPIC_ID, partitions=partitions),),
+        topics=(MetadataResponse.Topic(error_code=0, name="t", topic_id=TOPIC_ID, partitions=partitions),),
     )  # fmt: skip
     waits: list[int] = []
     something = b""
@@ -308,7 +303,7 @@ def test_a_broker_that_does_not_answer_leaves_time_to_ask_another(broker: Script
 def test_what_the_broker_says_of_a_refused_topic_is_what_people_read(
     broker: ScriptedBroker, client: ClusterClient
 ) -> None:
-    result = CreatableTopicResult(name="t", error_code=36, error_message="topic t exists already")
+    result = CreateTopicsResponse.Topic(name="t", error_code=36, error_message="topic t exists already")
     created = encode(CreateTopicsResponse(topics=(result,)), ApiKey.CREATE_TOPICS, 4)
     broker.serve = lambda api_key, *_: broker.metadata() if api_key == ApiKey.METADATA else created
     with pytest.raises(TopicAlreadyExists, match="topic 't': topic t exists already"):
@@ -319,7 +314,9 @@ def test_a_new_topic_that_the_brokers_have_not_heard_of_yet_is_awaited(
     broker: ScriptedBroker, client: ClusterClient
 ) -> None:
     created = encode(
-        CreateTopicsResponse(topics=(CreatableTopicResult(name="t", error_code=0),)), ApiKey.CREATE_TOPICS, 4
+        CreateTopicsResponse(topics=(CreateTopicsResponse.Topic(name="t", error_code=0),)),
+        ApiKey.CREATE_TOPICS,
+        4,
     )
     asked: list[CreateTopicsRequest] = []
 

@@ -14,7 +14,7 @@ from millrace.client.cluster_client import TopicMetadata
 from millrace.commands import topics as command
 from millrace.commands.groups import _positions
 from millrace.errors import MillraceError
-from millrace.wire.admin_messages import ConfigSource, DescribeConfigsResourceResult
+from millrace.wire.admin_messages import ConfigSource, DescribedConfig
 
 
 class Answers:
@@ -49,7 +49,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         ("elsewhere", None, 2),
         ("mirror.origins", "0=dc1/Page=View-3,1=dc2/PageView-0", ConfigSource.TOPIC),
     ]
-    told = tuple(DescribeConfigsResourceResult(name=n, value=v, config_source=s) for n, v, s in settings)
+    told = tuple(DescribedConfig(name=n, value=v, config_source=s) for n, v, s in settings)
     monkeypatch.setattr(command, "ClusterClient", Answers)
     monkeypatch.setattr(command, "topic_settings", lambda client, topic: told)
     monkeypatch.setattr(command, "partition_sizes", lambda client, topic, leaders: {0: 1234})

@@ -12,13 +12,11 @@ from millrace.coordination.state import BrokerAddress, PartitionState, TopicStat
 from millrace.groups import ClientName, Group, Groups, State
 from millrace.groups.holding import coordinator_of
 from millrace.mailbox import Mailbox
+from millrace.wire.fields import Topic
 from millrace.wire.group_messages import (
     JoinGroupRequest,
-    JoinGroupRequestProtocol,
     JoinGroupResponse,
     OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
     SyncGroupRequest,
 )
 from tests.support import wait_until
@@ -109,7 +107,7 @@ class Broker:
         group = self.use(name)
         assert isinstance(group, Group), group
         heard: list[JoinGroupResponse] = []
-        protocol = JoinGroupRequestProtocol(name="range", metadata=metadata)
+        protocol = JoinGroupRequest.Protocol(name="range", metadata=metadata)
         request = JoinGroupRequest(
             group_id=name, session_timeout=30_000, protocol_type="consumer", protocols=(protocol,)
         )
@@ -129,12 +127,12 @@ class Broker:
 
 
 def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitRequest:
-    partition = OffsetCommitRequestPartition(
+    partition = OffsetCommitRequest.Partition(
         partition_index=changes.pop("partition", 0),
         committed_offset=offset,
         committed_metadata=changes.pop("metadata", "m"),
     )
-    topic = OffsetCommitRequestTopic(name=changes.pop("topic", "t"), partitions=(partition,))
+    topic = Topic(name=changes.pop("topic", "t"), partitions=(partition,))
     return OffsetCommitRequest(group_id=name, topics=(topic,), **changes)
 
 

@@ -13,11 +13,9 @@ from millrace.groups.timing import Memory
 from millrace.mailbox import Mailbox
 from millrace.wire.group_messages import (
     JoinGroupRequest,
-    JoinGroupRequestProtocol,
     JoinGroupResponse,
-    MemberIdentity,
+    LeaveGroupRequest,
     SyncGroupRequest,
-    SyncGroupRequestAssignment,
     SyncGroupResponse,
 )
 
@@ -105,7 +103,9 @@ class Joiner:
             member_id=self.member_id,
             group_instance_id=self.instance,
             protocol_type=self.protocol_type,
-            protocols=tuple(JoinGroupRequestProtocol(name=p, metadata=self.metadata) for p in self.protocols),
+            protocols=tuple(
+                JoinGroupRequest.Protocol(name=p, metadata=self.metadata) for p in self.protocols
+            ),
         )
 
     def join(self, *, needs_id: bool = False) -> ErrorCode | None:
@@ -130,7 +130,7 @@ class Joiner:
         """Ask for the assignment; the error at once, or None."""
         before = len(self.syncs)
         assigned = tuple(
-            SyncGroupRequestAssignment(member_id=member_id, assignment=assignment)
+            SyncGroupRequest.Assignment(member_id=member_id, assignment=assignment)
             for member_id, assignment in (assignments or {}).items()
         )
         request = SyncGroupRequest(
@@ -149,7 +149,7 @@ class Joiner:
 
     def leave(self) -> ErrorCode:
         return self.driven.group.leave(
-            MemberIdentity(member_id=self.member_id, group_instance_id=self.instance)
+            LeaveGroupRequest.Member(member_id=self.member_id, group_instance_id=self.instance)
         )
 
     def goes_away(self) -> None:

@@ -11,7 +11,7 @@ from millrace.errors import ErrorCode
 from millrace.groups.group import State
 from millrace.groups.members import NEW_MEMBER_S
 from millrace.groups.timing import Memory
-from millrace.wire.group_messages import MemberIdentity
+from millrace.wire.group_messages import LeaveGroupRequest
 from tests.unit.groups.driving import NEVER_S, SESSION_S, Driven, new_group, sync_all
 
 # Ids
@@ -372,6 +372,6 @@ def test_nothing_is_counted_for_members_that_have_gone(driven: Driven) -> None:
         driven.member("static", instance="i").join()
         for member in members:
             member.leave()
-        driven.group.leave(MemberIdentity(member_id="", group_instance_id="i"))
+        driven.group.leave(LeaveGroupRequest.Member(member_id="", group_instance_id="i"))
         driven.time.passes(SESSION_S)
     assert driven.memory.used == driven_empty_size()

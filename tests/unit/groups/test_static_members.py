@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millrace.errors import ErrorCode
 from millrace.groups.group import State
-from millrace.wire.group_messages import MemberIdentity
+from millrace.wire.group_messages import LeaveGroupRequest
 from tests.unit.groups.driving import REBALANCE_S, SESSION_S, Driven, Joiner, sync_all
 
 
@@ -131,9 +131,12 @@ def test_a_group_of_static_members_that_are_all_away_ends_with_their_sessions(dr
 
 def test_a_static_member_is_taken_out_by_its_instance_id(driven: Driven) -> None:
     leader, member = statics(driven, 2)
-    assert driven.group.leave(MemberIdentity(member_id="", group_instance_id="instance1")) is ErrorCode.NONE
+    assert (
+        driven.group.leave(LeaveGroupRequest.Member(member_id="", group_instance_id="instance1"))
+        is ErrorCode.NONE
+    )
     assert leader.heartbeat() is ErrorCode.REBALANCE_IN_PROGRESS
-    unknown = MemberIdentity(member_id="", group_instance_id="instance1")
+    unknown = LeaveGroupRequest.Member(member_id="", group_instance_id="instance1")
     assert driven.group.leave(unknown) is ErrorCode.UNKNOWN_MEMBER_ID
     assert member.heartbeat() is ErrorCode.UNKNOWN_MEMBER_ID
 

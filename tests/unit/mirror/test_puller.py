@@ -25,7 +25,7 @@ from millrace.mirror.runs import Run
 from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records import BatchHeader, Cursor, Message, build_batch
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
-from millrace.wire.admin_messages import ORIGINS, DescribeConfigsResourceResult
+from millrace.wire.admin_messages import ORIGINS, DescribedConfig
 from millrace.wire.fetch import FetchedPartition
 from tests.support import WAIT_S, wait_until
 
@@ -67,7 +67,7 @@ class ScriptedOrigin:
         return {"clicks": TopicMetadata("clicks", self.topic_id, dict.fromkeys(self.logs, self.leader))}
 
     def settings_of_topics(self, *_: object) -> dict[str, Any]:
-        return {"clicks": [DescribeConfigsResourceResult(name=ORIGINS, value=self.settings, read_only=True)]}
+        return {"clicks": [DescribedConfig(name=ORIGINS, value=self.settings, read_only=True)]}
 
     def close(self) -> None:
         self.idle = True

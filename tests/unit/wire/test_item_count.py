@@ -11,10 +11,11 @@ import pytest
 from kio.serial import entity_reader
 
 from millrace.errors import InvalidRequest
-from millrace.wire import codec
-from millrace.wire.codec import MAX_DECODED_BYTES, MAX_DECODED_ITEMS, RequestTooLarge, decode
+from millrace.wire import primitives
+from millrace.wire.codec import MAX_DECODED_BYTES, decode
 from millrace.wire.group_messages import JoinGroupRequest, ListGroupsRequest
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, MetadataRequest, MetadataResponse
+from millrace.wire.primitives import MAX_DECODED_ITEMS, RequestTooLarge
 from tests.attack.requests import body_of
 from tests.unit.wire.test_messages import CASES, Case
 
@@ -35,10 +36,10 @@ def test_every_item_of_every_list_counts(case: Case, monkeypatch: pytest.MonkeyP
     for length in (0, 3, 300):
         body = body_of(case.api_key, case.version, rng, length)
         whole = items(entity_reader(case.entity)(body, 0)[0])
-        monkeypatch.setattr(codec, "MAX_DECODED_ITEMS", whole)
+        monkeypatch.setattr(primitives, "MAX_DECODED_ITEMS", whole)
         decode(case.cls, case.api_key, case.version, body)
         if whole:
-            monkeypatch.setattr(codec, "MAX_DECODED_ITEMS", whole - 1)
+            monkeypatch.setattr(primitives, "MAX_DECODED_ITEMS", whole - 1)
             with pytest.raises(RequestTooLarge, match=f"more than {whole - 1} items"):
                 decode(case.cls, case.api_key, case.version, body)
 
