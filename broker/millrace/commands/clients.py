@@ -1,33 +1,35 @@
-"""`millrace produce` and `millrace consume`: lines in, records out, through confluent-kafka."""
+"""`millrace produce` and `millrace consume`: lines in, records out, through confluent-kafka.
+
+`consume` decodes Avro values when it is given a registry.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from io import BytesIO
 from typing import Any, TextIO
 
 import click
+import fastavro
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, Producer, TopicPartition
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.client.confluent import text_of
-from millrace.commands.avro_values import AvroValues, printable
-from millrace.commands.topics import (
-    TIMEOUT_S,
-    bootstrap_option,
-    chosen_partitions,
-    json_option,
-    naming_the_remedy,
-)
+from millrace.commands.printing import json_option
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, naming_the_remedy
 from millrace.errors import MillraceError
 from millrace.signals import interruptible
-from millrace_registry.client import SchemaRegistryClient
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 FLUSH_TIMEOUT_S = 60.0
 PROGRESS_EVERY = 1000
+_ID_BYTES = 5
+"""An Avro value begins with a zero byte and the four of its schema's id."""
 
 
 @click.command()
@@ -90,11 +92,9 @@ def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: d
 
 def _messages(lines: Iterable[str], separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
     for line in lines:
-        text = line.rstrip("\n")
-        key: str | None = None
-        if separator is not None and separator in text:
-            key, _, text = text.partition(separator)
-        yield (None if key is None else key.encode()), text.encode()
+        text = line.rstrip("\n").encode()
+        key, found, value = text.partition(separator.encode()) if separator else (text, b"", b"")
+        yield (key, value) if found else (None, text)
 
 
 def _with_progress(lines: TextIO) -> Iterator[str]:
@@ -119,7 +119,7 @@ def _with_progress(lines: TextIO) -> Iterator[str]:
 @click.option("--until-end", is_flag=True, help="Stop at the end of what is there instead of waiting.")
 @click.option("--group", help="Share the partitions with the group's other members, and commit.")
 @click.option("--registry", metavar="URL", help="Decode Avro values with this registry's schemas.")
-@json_option
+@json_option()
 @bootstrap_option
 def consume(
     topic: str,
@@ -225,3 +225,46 @@ def _line(message: Any, decoded: AvroValues | None, as_json: bool) -> str:
         "headers": message.headers() or [],
     }
     return json.dumps(fields, default=printable)
+
+
+class AvroValues:
+    """Decodes Avro values with the schemas of a registry, each fetched once."""
+
+    def __init__(self, registry: SchemaRegistryClient) -> None:
+        self._registry = registry
+        self._schemas: dict[int, Any] = {}
+
+    def __call__(self, value: bytes | None) -> object:
+        """The record as JSON takes it; what is no Avro message of this registry as `printable` gives it."""
+        if value is None or len(value) < _ID_BYTES or value[0]:
+            return printable(value)
+        schema = self._schema(int.from_bytes(value[1:_ID_BYTES], "big"))
+        if schema is None:
+            return printable(value)
+        body = BytesIO(value[_ID_BYTES:])
+        try:
+            record = fastavro.schemaless_reader(body, schema, None)
+        except Exception:  # fastavro raises what its code happens to; the bytes say more than that
+            return printable(value)
+        return record if not body.read(1) else printable(value)
+
+    def _schema(self, schema_id: int) -> Any:
+        """Parsed; None when the registry has no Avro schema of that id; one may be registered in a moment."""
+        if schema_id not in self._schemas:
+            try:
+                self._schemas[schema_id] = fastavro.parse_schema(self._registry.schema(schema_id))
+            except UnknownSchema:
+                return None
+            except (fastavro.schema.SchemaParseException, ValueError, KeyError, TypeError):
+                self._schemas[schema_id] = None  # of another kind, JSON Schema for one
+        return self._schemas[schema_id]
+
+
+def printable(value: object) -> object:
+    """For JSON: bytes as text, or as base64 where they are none; dates and decimals as their text."""
+    if not isinstance(value, bytes):
+        return value if value is None else str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}

@@ -17,15 +17,8 @@ import click
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.client.group_client import GroupClient, GroupDescription, Member
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import print_rows
-from millrace.commands.topics import (
-    TIMEOUT_S,
-    bootstrap_option,
-    chosen_partitions,
-    json_option,
-    led,
-    naming_the_remedy,
-)
+from millrace.commands.printing import json_option, print_records, print_rows
+from millrace.commands.topics import TIMEOUT_S, bootstrap_option, chosen_partitions, led, naming_the_remedy
 from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTopicOrPartition
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
@@ -42,7 +35,7 @@ def groups() -> None:
 
 
 @groups.command("list")
-@json_option
+@json_option()
 @bootstrap_option
 def list_(as_json: bool, bootstrap: str) -> None:
     """List every group with its kind, its state and its number of members.
@@ -51,15 +44,12 @@ def list_(as_json: bool, bootstrap: str) -> None:
 
     Example: millrace groups list --json
     """
-    columns = ("group", "kind", "state", "members")
     with _client(bootstrap) as (_, client):
-        rows = [
-            (name, _kind(group), group.state, len(group.members)) for name, group in client.groups().items()
+        records = [
+            {"group": name, "kind": _kind(group), "state": group.state, "members": len(group.members)}
+            for name, group in client.groups().items()
         ]
-    if as_json:
-        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
-    else:
-        print_rows(columns, rows)
+    print_records(records, as_json=as_json, none="no groups")
 
 
 class _Position(NamedTuple):
@@ -76,7 +66,7 @@ class _Position(NamedTuple):
 
 @groups.command()
 @click.argument("group")
-@json_option
+@json_option()
 @bootstrap_option
 def describe(group: str, as_json: bool, bootstrap: str) -> None:
     """Show where GROUP is in each partition, how far behind, and who reads it.
@@ -88,7 +78,7 @@ def describe(group: str, as_json: bool, bootstrap: str) -> None:
     """
     with _client(bootstrap) as (cluster, client):
         description, committed = client.describe(group), client.offsets(group)
-        readers = {place: member for member in description.members for place in member.partitions}
+        readers = {partition: member for member in description.members for partition in member.partitions}
         positions = list(_positions(cluster, committed, readers))
     kind, state, members = _kind(description), description.state, description.members
     if as_json:
@@ -172,14 +162,11 @@ def _kind(group: GroupDescription) -> str:
 def _positions(
     cluster: ClusterClient, committed: Mapping[TopicPartition, int], readers: Mapping[TopicPartition, Member]
 ) -> Iterator[_Position]:
-    places = sorted({*committed, *readers})
-    ends = {topic: _ends(cluster, topic) for topic in {topic for topic, _ in places}}
-    for topic, number in places:
-        offset, end, reader = (
-            committed.get((topic, number)),
-            ends[topic].get(number),
-            readers.get((topic, number)),
-        )
+    partitions = sorted({*committed, *readers})
+    ends = {topic: _ends(cluster, topic) for topic in {topic for topic, _ in partitions}}
+    for partition in partitions:
+        topic, number = partition
+        offset, end, reader = committed.get(partition), ends[topic].get(number), readers.get(partition)
         lag = None if offset is None or end is None else max(0, end - offset)
         member, host = (reader.member_id, reader.host) if reader else (None, None)
         yield _Position(topic, number, offset, end, lag, member, host)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
 from millrace.commands.help_texts import Group
+from millrace.commands.printing import json_option
 from millrace.errors import MillraceError
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage.inspection import Damage, Entry, Finding, inspect_partition, partition_directories
@@ -25,7 +26,7 @@ from millrace.storage.log_directory import lock_directory
 from millrace.storage.repair import repair_partition
 
 _DIRECTORY = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line for a script.")
+_JSON = json_option("Print one JSON object per line for a script.")
 
 
 @click.group(cls=Group, epilog="Example: millrace log verify data/broker-1")
@@ -171,19 +172,12 @@ def _describe(damage: Damage) -> str:
 
 
 def _as_json(partition: Path, finding: Finding) -> dict[str, Any]:
-    place = {"partition": partition.name, "segment": finding.path.name, "position": finding.position}
+    fields = {"partition": partition.name, "segment": finding.path.name, "position": finding.position}
     if isinstance(finding, Damage):
-        return {
-            **place,
-            "kind": "damage",
-            "size": finding.length,
-            "reason": finding.reason,
-            "flushed": finding.flushed,
-            "lost_offsets": finding.lost_offsets,
-        }
+        own = {"reason": finding.reason, "flushed": finding.flushed, "lost_offsets": finding.lost_offsets}
+        return {**fields, "kind": "damage", "size": finding.length, **own}
     header = finding.header
-    fields = {
-        **place,
+    fields |= {
         "kind": finding.kind,
         "size": header.size,
         "base_offset": header.base_offset,

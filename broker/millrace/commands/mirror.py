@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import print_rows
+from millrace.commands.printing import json_option, print_rows
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
@@ -42,7 +42,7 @@ def mirror() -> None:
 
 @mirror.command()
 @_CONFIG
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object for each partition.")
+@json_option("Print one JSON array, an object for each partition.")
 def status(config: Path, as_json: bool) -> None:
     """Show position, lag, latency and state of every mirrored partition, and of each origin together.
 
@@ -140,7 +140,7 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
 @click.option("--group", help="Translate all that this consumer group has committed, in all topics.")
 @click.option("--reverse", is_flag=True, help="From this cluster to the origin.")
 @click.option("--apply", is_flag=True, help="Commit the group's translated offsets on the other side.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON array, an object for each offset.")
+@json_option("Print one JSON array, an object for each offset.")
 def translate(
     config: Path,
     topic: str | None,
@@ -177,7 +177,7 @@ def translate(
             assert offset is not None
             translations = [translator.one(topic, partition, offset)]
         if as_json:
-            click.echo(json.dumps([_translation_json(each) for each in translations], indent=2))
+            click.echo(json.dumps([_translation_json(translation) for translation in translations], indent=2))
         else:
             _print_translations(translations, reverse)
         if apply and group is not None:
@@ -253,10 +253,10 @@ def _print_translations(translations: Sequence[Translation], reverse: bool) -> N
         return
     answer = "at the origin" if reverse else "in the copy"
     rows = []
-    for each in translations:
-        outcome, offset = each.answer
+    for one in translations:
+        outcome, offset = one.answer
         text = offset if outcome is Outcome.TRANSLATED else EXPLAINED[outcome]
-        rows.append((each.topic, each.origin_partition, each.partition, each.offset, text))
+        rows.append((one.topic, one.origin_partition, one.partition, one.offset, text))
     print_rows(("topic", "origin partition", "partition", "offset", answer), rows)
 
 

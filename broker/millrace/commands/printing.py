@@ -1,13 +1,35 @@
-"""Prints tables so that nothing in them is lost where there is no terminal to fit them to."""
+"""How commands print: JSON for scripts, tables for people, whole where there is no terminal to fit them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 
 _WIDE = 1000  # columns: wider than any table
+
+
+def json_option(text: str = "Print JSON, for scripts.") -> Callable[[Any], Any]:
+    """The option that every command with a table has; the command's parameter is `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def print_records(records: Sequence[Mapping[str, object]], *, as_json: bool, none: str) -> None:
+    """Print records of the same keys as a JSON array, or as a table with the keys over it.
+
+    Without records people get the sentence `none`.
+    """
+    if as_json:
+        click.echo(json.dumps(records))
+    elif records:
+        numbers = [key for key, value in records[0].items() if isinstance(value, int)]
+        print_rows(list(records[0]), [list(record.values()) for record in records], right=numbers)
+    else:
+        click.echo(none)
 
 
 def print_rows(

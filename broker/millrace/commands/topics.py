@@ -17,11 +17,17 @@ from millrace.client.topic_admin import (
     topic_settings,
 )
 from millrace.commands.help_texts import Group
-from millrace.commands.printing import print_rows
+from millrace.commands.printing import json_option, print_records, print_rows
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition
 from millrace.wire.admin_messages import ORIGINS, ConfigSource
 
 TIMEOUT_S = 10.0
+_SOURCES: dict[int, str] = {
+    ConfigSource.TOPIC: "topic",
+    ConfigSource.STATIC_BROKER: "broker",
+    ConfigSource.DEFAULT: "default",
+}
+"""Where a setting comes from, in a word."""
 
 bootstrap_option = click.option(
     "--bootstrap",
@@ -30,7 +36,6 @@ bootstrap_option = click.option(
     metavar="HOST:PORT",
     help="Any brokers of the cluster, separated by commas.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
 @click.group(cls=Group)
@@ -51,22 +56,23 @@ def create(topic: str, partitions: int | None, settings: Sequence[str], bootstra
 
     Example: millrace topics create PageView --partitions 8 --config retention.ms=86400000
     """
-    wanted = _settings(settings)
+    values = _settings(settings)
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
         assert client.cluster_id  # a broker answers: only from here on may a failure leave something behind
         try:
-            client.create_topic(topic, -1 if partitions is None else partitions, wanted)
-        except BrokerError as error:
-            if error.code != ErrorCode.REQUEST_TIMED_OUT:
-                raise
-            raise _doubt(topic, bootstrap, error) from None
+            client.create_topic(topic, -1 if partitions is None else partitions, values)
         except MillraceError as error:
-            raise _doubt(topic, bootstrap, error) from None
+            if isinstance(error, BrokerError) and error.code != ErrorCode.REQUEST_TIMED_OUT:
+                raise
+            raise MillraceError(
+                f"topic {topic!r} may or may not have been created: {error}; see `millrace topics describe"
+                f" {topic} --bootstrap {bootstrap}`, and create it again if it is not there"
+            ) from None
         click.echo(f"created {topic} with {len(client.topic(topic).partitions)} partitions")
 
 
 @topics.command("list")
-@json_option
+@json_option()
 @bootstrap_option
 def list_(as_json: bool, bootstrap: str) -> None:
     """List every topic with its number of partitions.
@@ -74,18 +80,14 @@ def list_(as_json: bool, bootstrap: str) -> None:
     Example: millrace topics list --json
     """
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        counts = {name: len(topic.partitions) for name, topic in client.topics().items()}
-    if as_json:
-        click.echo(json.dumps([{"topic": name, "partitions": count} for name, count in counts.items()]))
-    elif counts:
-        print_rows(("topic", "partitions"), sorted(counts.items()), right=("partitions",))
-    else:
-        click.echo("no topics")
+        listed = sorted(client.topics().items())
+    records = [{"topic": name, "partitions": len(topic.partitions)} for name, topic in listed]
+    print_records(records, as_json=as_json, none="no topics")
 
 
 @topics.command()
 @click.argument("topic")
-@json_option
+@json_option()
 @bootstrap_option
 def describe(topic: str, as_json: bool, bootstrap: str) -> None:
     """Show settings of TOPIC, and leader, offsets and size of each partition.
@@ -104,13 +106,14 @@ def describe(topic: str, as_json: bool, bootstrap: str) -> None:
         if partition["partition"] in origins:
             partition["origin"] = origins[partition["partition"]]
     rows = [
-        {"name": name, "value": setting.value, "source": _source(setting.config_source)}
+        {"name": name, "value": setting.value, "source": _SOURCES.get(setting.config_source, "cluster")}
         for name, setting in settings.items()
     ]
     topic_id = str(metadata.topic_id)
     if as_json:
-        described = {"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows}
-        click.echo(json.dumps(described))
+        click.echo(
+            json.dumps({"topic": topic, "topic_id": topic_id, "partitions": partitions, "settings": rows})
+        )
         return
     click.echo(f"{topic}  id {topic_id}")
     numbers = ("partition", "leader", "start", "high watermark", "bytes")
@@ -201,14 +204,6 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def _doubt(topic: str, bootstrap: str, error: MillraceError) -> MillraceError:
-    """An outcome nobody knows, and how to find it out."""
-    return MillraceError(
-        f"topic {topic!r} may or may not have been created: {error}; see `millrace topics describe {topic} "
-        f"--bootstrap {bootstrap}`, and create it again if it is not there"
-    )
-
-
 def _partitions(client: ClusterClient, topic: TopicMetadata) -> Iterator[dict[str, Any]]:
     """Leader, offsets and size of each partition, -1 for what nobody tells."""
     served = led(topic)
@@ -229,13 +224,3 @@ def _origins(text: str | None) -> dict[int, str]:
     """Partition -> the origin's partition it is a copy of."""
     entries = [entry.partition("=") for entry in (text or "").split(",")]
     return {int(number): origin for number, equals, origin in entries if equals}
-
-
-def _source(source: int) -> str:
-    """Where a setting comes from, in a word."""
-    names: dict[int, str] = {
-        ConfigSource.TOPIC: "topic",
-        ConfigSource.STATIC_BROKER: "broker",
-        ConfigSource.DEFAULT: "default",
-    }
-    return names.get(source, "cluster")
