@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
-from millrace.records import BatchHeader
+from millrace.records import BatchHeader, filler_size
 from millrace.records.file_slice import FileSlice, ReadFile
 from millrace.storage.chain import Chain, ChainBroken, HeaderReader, read_batch, skip, walk
 from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, locate
@@ -27,8 +27,6 @@ MAX_REPORTED = 100
 """Most different kinds of damage and failures that are logged of one log: after them nothing is new."""
 RECENT_POSITIONS = 32
 """Most readers of one log that go on where they were."""
-WALKED_BATCHES = 16
-"""Most headers looked at in a slice to remember where the next read begins; more is not worth the time."""
 
 
 class RecentPositions:
@@ -115,17 +113,17 @@ class Reader:
         file, landmarks = self._open(segment)
         fd = file.fileno()
         limit = min(segment.end, visible.data_end)
-        headers = HeaderReader(fd, segment.base)
-        first_bytes = self._check_first(headers, fd, segment, position, limit)
-        length = max(first_bytes, min(max_bytes, limit - position))
+        first = self._first_header(fd, segment, position, limit)
+        length = max(first.size, min(max_bytes, limit - position))
         if length < limit - position:
             # Whoever goes on at a landmark needs no walk to get there.
             mark = landmarks.last_before(position + length)
-            length = mark - position if mark >= position + first_bytes else length
+            length = mark - position if mark >= position + first.size else length
         if position < self._recovered_end:
             length = _unbroken(fd, segment.base, position, length, limit)
         self.recent.note(offset, position)
-        self._note_end(headers, position, position + length)
+        if filler_size(first) == 0:  # nor behind a slice of one batch, which may be a large one
+            self.recent.note(first.next_offset, position + first.size)
         return FileSlice(file, position - segment.base, length)
 
     def _locate(self, segment: Segment, offset: int, limit: int) -> int:
@@ -145,19 +143,6 @@ class Reader:
             raise
         except CorruptMessage as error:
             raise CorruptMessage(f"{error} in {segment.path}") from None
-
-    def _note_end(self, headers: HeaderReader, start: int, end: int) -> None:
-        """Remember where the reader of a slice goes on, if the slice holds but few batches."""
-        chain = Chain(start)
-        for _ in range(WALKED_BATCHES):
-            header = headers.header(chain.position) if chain.position < end else None
-            if header is None or not chain.accepts(header, end):
-                return
-            if header.size * WALKED_BATCHES < end - chain.position:
-                return
-            chain.advance(header)
-            if chain.filler_base is None:
-                self.recent.note(header.next_offset, chain.position)
 
     def build_landmarks(self) -> None:
         """Build what look-ups lacked; for a thread, as it reads every header of these segments."""
@@ -183,16 +168,14 @@ class Reader:
         """
         self._opened = {}
 
-    def _check_first(
-        self, headers: HeaderReader, fd: int, segment: Segment, position: int, limit: int
-    ) -> int:
-        """The size of the batch a slice begins with; CorruptMessage when it is damaged."""
-        header = headers.header(position)
+    def _first_header(self, fd: int, segment: Segment, position: int, limit: int) -> BatchHeader:
+        """The header of the batch a slice begins with; CorruptMessage when it is damaged."""
+        header = HeaderReader(fd, segment.base).header(position)
         if header is None or not Chain(position).accepts(header, limit):
             raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
         if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
             raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
-        return header.size
+        return header
 
 
 def _unbroken(fd: int, base: int, position: int, length: int, limit: int) -> int:
