@@ -16,7 +16,7 @@ from rich.table import Table
 
 from millrace.errors import ConfigError
 from millrace_spark.jobs.steps import steps
-from millrace_spark.jobs.verbs import Option, as_json, from_words, option, options_of, verb
+from millrace_spark.jobs.verbs import Option, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
 
@@ -96,7 +96,7 @@ def run_job(
     if not request.warehouse.startswith("/"):
         return submit_job(name, request, invocation)
     with steps(name, lambda _: None) as progress:
-        return json.loads(json.dumps(job(None, request, progress), default=as_json))
+        return json.loads(json.dumps(job(None, request, progress), default=dataclasses.asdict))
 
 
 def submit_job(name: str, request: Any, invocation: Invocation, *, fast_start: bool = True) -> Any:

@@ -9,6 +9,7 @@ The line is `{"result": …}` with exit code 0, or `{"error": "one line that say
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import importlib
 import json
 import os
@@ -65,7 +66,7 @@ def main() -> None:
         answer = {"error": str(error)}
     except Exception as error:
         answer = _failure(error)
-    print(json.dumps(answer, default=verbs.as_json), flush=True)
+    print(json.dumps(answer, default=dataclasses.asdict), flush=True)
     sys.exit(1 if "error" in answer else 0)
 
 

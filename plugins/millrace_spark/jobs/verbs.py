@@ -79,11 +79,6 @@ def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
     return cls(**values)
 
 
-def as_json(answer: Any) -> Any:
-    """What a job answers, as JSON values: what `json.dumps` is to call for a dataclass."""
-    return answer.as_json() if hasattr(answer, "as_json") else dataclasses.asdict(answer)
-
-
 WAREHOUSE = (
     "--warehouse URI",
     "Folder of the warehouse: a path, file:// or hdfs://.",

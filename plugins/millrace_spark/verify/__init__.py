@@ -16,11 +16,9 @@ from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.same_log import another_log
 from millrace_spark.verify.hours import note_unpublished, verify_hours
 from millrace_spark.verify.loads import verify_loads
-from millrace_spark.verify.report import OURS, OnFolder, TableReport
+from millrace_spark.verify.report import OURS, OnFolder, TableCheck, readable
+from millrace_spark.verify.report import TableReport as TableReport
 from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS, load_numbers, read_load
-from millrace_spark.warehouse.manifest import PartitionRange
-
-__all__ = ["TableReport", "verify"]
 
 
 def verify(
@@ -35,14 +33,14 @@ def verify(
     if not topics:
         raise MillraceError(f"nothing of {topic or 'any topic'} in {fs.root}: check the path and the topic")
     reports = []
-    for each in topics:
-        loads = verify_loads(fs, each, on_folder)
+    for name in topics:
+        check = verify_loads(fs, name, on_folder)
         if client is not None:
-            _check_log(fs, each, client, loads)
-        note_unpublished(fs, each, loads)
-        reports.append(loads)
-        if f"{each}{HOURLY}" in names:
-            reports.append(verify_hours(fs, each, loads.damaged, on_folder))
+            _check_log(check, client)
+        note_unpublished(check)
+        reports.append(check.report)
+        if f"{name}{HOURLY}" in names:
+            reports.append(verify_hours(check))
     return reports if topic is not None else [*reports, *_strays(fs, names)]
 
 
@@ -71,43 +69,31 @@ def _refuse_others(fs: Filesystem) -> None:
 def _is_table(fs: Filesystem, name: str) -> bool:
     """True for a folder with anything in it that lies in a table's; its ledger's files are called alike."""
     return any(
-        each in OURS or (each.startswith(("load=", "date=")) and not each.endswith(".json"))
-        for each in fs.names(name)
+        inside in OURS or (inside.startswith(("load=", "date=")) and not inside.endswith(".json"))
+        for inside in fs.names(name)
     )
 
 
-def _check_log(fs: Filesystem, topic: str, client: ClusterClient, report: TableReport) -> None:
+def _check_log(check: TableCheck, client: ClusterClient) -> None:
     """Compare the published end with the log itself: the same topic, not shorter, nothing lost in between."""
-    numbers = load_numbers(fs, topic)
-    try:
-        newest = read_load(fs, topic, numbers[-1]) if numbers else None
-    except MillraceError:
-        return  # named where the loads are checked
+    topic, numbers = check.topic, load_numbers(check.fs, check.topic)
+    newest = readable(read_load, check.fs, topic, numbers[-1]) if numbers else None
     if newest is None:
         return
     try:
         topic_id = client.topic(topic).topic_id.hex
     except UnknownTopicOrPartition:
-        report.problems.append(f"{topic} does not exist on {client.bootstrap}: its log is gone")
+        check.problem(f"{topic} does not exist on {client.bootstrap}: its log is gone")
         return
     if different := another_log(client, topic_id, newest):
-        report.problems.append(different)
+        check.problem(different)
         return
     first, last = client.list_offsets(topic, EARLIEST), client.list_offsets(topic, LATEST)
     for part in newest.partitions:
-        name = f"{topic}-{part.partition}"
-        if part.partition not in last or last[part.partition] < part.end:
-            end = last.get(part.partition, 0)
-            report.problems.append(
-                f"{name} ends at offset {end}, loaded was up to {part.end}: messages are lost"
-            )
-        elif _lost(part, first[part.partition]):
-            report.problems.append(
-                f"{name} offsets [{part.end}, {first[part.partition]}) expired before a load"
-            )
-        elif last[part.partition] > part.end:
-            report.notes.append(f"{name} offsets [{part.end}, {last[part.partition]}) are not loaded yet")
-
-
-def _lost(part: PartitionRange, first: int) -> bool:
-    return first > part.end and first != part.end_base
+        where, end = f"{topic}-{part.partition}", last.get(part.partition, 0)
+        if part.partition not in last or end < part.end:
+            check.problem(f"{where} ends at offset {end}, loaded was up to {part.end}: messages are lost")
+        elif first[part.partition] > part.end and first[part.partition] != part.end_base:
+            check.problem(f"{where} offsets [{part.end}, {first[part.partition]}) expired before a load")
+        elif end > part.end:
+            check.note(f"{where} offsets [{part.end}, {end}) are not loaded yet")

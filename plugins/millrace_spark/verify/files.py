@@ -47,27 +47,26 @@ def check_files(
 ) -> list[str]:
     """What of a folder's files is missing, changed, or nobody's; `expired` ones may be there or not."""
     problems = []
-    found = dict(fs.files(folder))
-    if MANIFEST not in found:
+    sizes = dict(fs.files(folder))
+    if sizes.pop(MANIFEST, None) is None:
         problems.append(f"{folder}/{MANIFEST} is missing")
-    found.pop(MANIFEST, None)
     if spilled is not None:
-        found.pop(spilled.path, None)  # `sequences_of` says what is wrong with it
+        sizes.pop(spilled.path, None)  # `sequences_of` says what is wrong with it
     for file in expired:
-        found.pop(file.path, None)
+        sizes.pop(file.path, None)
     for file in files:
-        path, size = f"{folder}/{file.path}", found.pop(file.path, None)
+        path, size = f"{folder}/{file.path}", sizes.pop(file.path, None)
         if size is None:
             problems.append(f"{path} is missing: {file.rows} rows are gone")
         elif size != file.bytes:
             problems.append(f"{path} has {size} bytes, published were {file.bytes}: it was cut or changed")
         elif fs.sha256(path) != file.sha256:
             problems.append(f"{path} was changed: its SHA-256 is not the published one")
-    problems += [f"{folder}/{path} is not in the manifest: nobody published it" for path in sorted(found)]
+    problems += [f"{folder}/{path} is not in the manifest: nobody published it" for path in sorted(sizes)]
     return problems
 
 
-def batches(fs: Filesystem, path: str) -> Iterator[pa.RecordBatch]:
+def _batches(fs: Filesystem, path: str) -> Iterator[pa.RecordBatch]:
     """The columns of a Parquet file that say where each row belongs; ArrowInvalid or OSError if broken."""
     with fs.local_copy(path) as copy, pq.ParquetFile(copy) as file:
         columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
@@ -86,7 +85,7 @@ def check_load_rows(fs: Filesystem, folder: str, manifest: LoadManifest) -> list
             continue
         rows = 0
         try:
-            for batch in batches(fs, f"{folder}/{file.path}"):
+            for batch in _batches(fs, f"{folder}/{file.path}"):
                 rows += batch.num_rows
                 count_rows(batch, counts)
                 _collect(batch, offsets)
@@ -111,8 +110,8 @@ def _collect(batch: pa.RecordBatch, offsets: dict[int, list[Offsets]]) -> None:
 
 
 def _in_other_hours(path: str, file: DataFile, batch: pa.RecordBatch) -> list[str]:
-    found = np.unique(np.clip(event_times_ms(batch) // HOUR_MS, FIRST_HOUR, LAST_HOUR)).tolist()
-    wrong = [hour for hour in (hour_of(each * HOUR_MS) for each in found) if hour != file.hour]
+    numbers = np.unique(np.clip(event_times_ms(batch) // HOUR_MS, FIRST_HOUR, LAST_HOUR)).tolist()
+    wrong = [hour for hour in (hour_of(number * HOUR_MS) for number in numbers) if hour != file.hour]
     return [f"{path} has rows of {wrong[0]}: it lies in the wrong hour"] if wrong else []
 
 
@@ -175,7 +174,7 @@ def offsets_by_partition(fs: Filesystem, paths: Iterable[str]) -> Mapping[int, O
     """The offsets of all rows of some files, sorted, by partition."""
     offsets: dict[int, list[Offsets]] = {}
     for path in paths:
-        for batch in batches(fs, path):
+        for batch in _batches(fs, path):
             _collect(batch, offsets)
     return {partition: np.sort(np.concatenate(found)) for partition, found in offsets.items()}
 

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 
-from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.table.revisions import (
     hours,
@@ -20,9 +19,8 @@ from millrace_spark.table.revisions import (
     without_revision,
 )
 from millrace_spark.table.sources import UNPROVEN_AFTER_S, Unpublished, unpublished_note
-from millrace_spark.verify.editions import check_expired_entries, is_expired
 from millrace_spark.verify.files import Offsets, check_files, offsets_by_partition
-from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
+from millrace_spark.verify.report import OURS, TableCheck, TableReport, readable
 from millrace_spark.warehouse.editions import (
     edition_folder,
     expired_folders,
@@ -32,7 +30,7 @@ from millrace_spark.warehouse.editions import (
 )
 from millrace_spark.warehouse.layout import HOURLY, load_numbers
 from millrace_spark.warehouse.ledger import recorded_folders
-from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, check_hash
+from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart
 
 NONE: Offsets = np.empty(0, np.int64)
 ByPartition = Mapping[int, Offsets]
@@ -40,46 +38,45 @@ Loads = Callable[[int, int], LoadManifest | None]
 """The manifest of (load, edition), None when there is none that can be read."""
 
 
-def verify_hours(fs: Filesystem, topic: str, damaged: set[str], on_folder: OnFolder) -> TableReport:
+def verify_hours(of_loads: TableCheck) -> TableReport:
     """Check the hourly table of a topic: every revision, and the newest ones' rows against the loads.
 
-    `damaged` are the loads that are known to be: an hour is not compared with those.
+    An hour is not compared with loads that are damaged.
     """
-    table = f"{topic}{HOURLY}"
-    report = TableReport(table, damaged=set(damaged))
+    fs, topic, table = of_loads.fs, of_loads.topic, f"{of_loads.topic}{HOURLY}"
+    check = TableCheck(fs, topic, TableReport(table), of_loads.on_folder, {*of_loads.damaged})
     ledger = set(recorded_folders(fs, table))
     present: set[str] = set()
-    loads = functools.cache(functools.partial(_load, fs, topic))
+    newest: dict[str, HourManifest] = {}
+    loads = functools.cache(functools.partial(readable, read_edition, fs, topic))
     for hour in hours(fs, topic):
         numbers = revision_numbers(fs, topic, hour)
         present |= {revision_folder(hour, number) for number in numbers}
         expected = {revision_folder(hour, number) for number in range(1, max(numbers, default=0) + 1)}
         for folder in sorted(expected - present - ledger):
-            report.problems.append(f"{table}/{folder} is missing")
-        previous: str | None = None
+            check.problem(f"{table}/{folder} is missing")
+        manifest: HourManifest | None = None
         for number in numbers:
-            folder = revision_folder(hour, number)
-            on_folder(f"{table}/{folder}")
-            report.folders += 1
-            if folder not in ledger:
-                not_recorded(report, f"{table}/{folder}", newest=number == numbers[-1])
-            is_newest = number == numbers[-1]
-            previous = _check_revision(fs, topic, hour, number, previous, report, newest=is_newest)
-        if newest := _readable(fs, topic, hour, numbers):
-            report.rows += newest.rows
-            report.problems += _against_loads(fs, topic, newest, loads, report.damaged)
+            folder, last = revision_folder(hour, number), number == numbers[-1]
+            check.begin(f"{table}/{folder}", recorded=folder in ledger, newest=last)
+            manifest = _check_revision(check, hour, number, manifest, newest=last)
+        if manifest is not None:
+            newest[hour] = manifest
+            check.report.rows += manifest.rows
+            check.problem(*_against_loads(check, manifest, loads))
     for folder in sorted(ledger - present):
-        report.problems.append(f"{table}/{folder} is missing: the hour lost a revision that was published")
-    check_expired_entries(fs, table, report)
-    _check_strays(fs, table, report)
-    _note_late_rows(fs, topic, loads, report)
-    return report
+        check.problem(f"{table}/{folder} is missing: the hour lost a revision that was published")
+    check.check_expired_entries(table)
+    _check_strays(check, table)
+    _note_late_rows(check, newest, loads)
+    return check.report
 
 
-def _check_strays(fs: Filesystem, table: str, report: TableReport) -> None:
+def _check_strays(check: TableCheck, table: str) -> None:
     """Report what lies among the dates, the hours and the revisions and is none of them."""
+    fs = check.fs
     dates = {name for name in fs.names(table) if re.fullmatch(r"date=\d{4}-\d\d-\d\d", name)}
-    check_strays(fs, table, dates, report)
+    check.check_strays(table, dates | OURS)
     for date in sorted(dates):
         names = fs.names(f"{table}/{date}")
         strays = [name for name in names if not re.fullmatch(r"hour=\d\d", name)]
@@ -87,38 +84,34 @@ def _check_strays(fs: Filesystem, table: str, report: TableReport) -> None:
             inside = fs.names(f"{table}/{date}/{hour}")
             strays += [f"{hour}/{name}" for name in inside if not re.fullmatch(r"rev=[1-9]\d*", name)]
         for stray in strays:
-            report.problems.append(f"{table}/{date}/{stray} is nothing that Millrace writes: move it away")
+            check.problem(f"{table}/{date}/{stray} is nothing that Millrace writes: move it away")
 
 
-def _note_late_rows(fs: Filesystem, topic: str, loads: Loads, report: TableReport) -> None:
+def _note_late_rows(check: TableCheck, newest: Mapping[str, HourManifest], loads: Loads) -> None:
     """Note the published hours that later loads have rows of: nobody sees those rows yet."""
-    published: dict[str, dict[int, int]] = {}
-    for hour in hours(fs, topic):
-        if newest := _readable(fs, topic, hour, revision_numbers(fs, topic, hour)):
-            published[hour] = {part.load: part.edition for part in newest.loads}
+    topic, editions = check.topic, later_editions(check.fs, check.topic)
+    published = {hour: {part.load: part.edition for part in its.loads} for hour, its in newest.items()}
     late: dict[str, int] = {}
-    editions = later_editions(fs, topic)
-    for number in load_numbers(fs, topic):
+    for number in load_numbers(check.fs, topic):
         edition = editions.get(number, [1])[-1]
         load = loads(number, edition)
         for hour, rows in load.rows_by_hour().items() if load else ():
             if hour in published and published[hour].get(number) != edition:
                 late[hour] = late.get(hour, 0) + rows
     stale = {h for h, parts in published.items() for n, e in parts.items() if e < editions.get(n, [1])[-1]}
-    report.notes += [
-        f"{topic}{HOURLY} {hour}: {late[hour]} rows came late and are in no revision yet: run"
-        f" `millrace hourly {topic} --late`"
-        if late.get(hour)
-        else f"{topic}{HOURLY} {hour} has rows that a re-load took away: run `millrace hourly {topic} --late`"
-        for hour in sorted(late.keys() | stale)
-    ]
+    for hour in sorted(late.keys() | stale):
+        what = " has rows that a re-load took away"
+        if late.get(hour):
+            what = f": {late[hour]} rows came late and are in no revision yet"
+        check.note(f"{topic}{HOURLY} {hour}{what}: run `millrace hourly {topic} --late`")
 
 
-def note_unpublished(fs: Filesystem, topic: str, report: TableReport) -> None:
+def note_unpublished(check: TableCheck) -> None:
     """Note the hours that loads have rows of and that nobody has published, once a day has passed."""
+    fs, topic = check.fs, check.topic
     editions, rows, loaded = later_editions(fs, topic), dict[str, int](), dict[str, datetime]()
     for number in load_numbers(fs, topic):
-        load = _load(fs, topic, number, editions.get(number, [1])[-1])
+        load = readable(read_edition, fs, topic, number, editions.get(number, [1])[-1])
         if load is None:
             continue
         for hour, its in load.rows_by_hour().items():
@@ -126,46 +119,38 @@ def note_unpublished(fs: Filesystem, topic: str, report: TableReport) -> None:
             loaded.setdefault(hour, datetime.fromisoformat(load.created))
     waiting = [Unpublished(hour, rows[hour], loaded[hour]) for hour in without_revision(fs, topic, rows)]
     since = datetime.now(UTC) - timedelta(seconds=UNPROVEN_AFTER_S)
-    if old := {each.hour: each.rows for each in waiting if each.since <= since}:
-        report.notes.append(unpublished_note(topic, old))
+    if old := {hour.hour: hour.rows for hour in waiting if hour.since <= since}:
+        check.note(unpublished_note(topic, old))
 
 
 def _check_revision(
-    fs: Filesystem,
-    topic: str,
-    hour: str,
-    number: int,
-    previous: str | None,
-    report: TableReport,
-    *,
-    newest: bool,
-) -> str | None:
-    """Check one revision; its hash, for the next one to follow."""
-    table, folder = f"{topic}{HOURLY}", revision_folder(hour, number)
+    check: TableCheck, hour: str, number: int, before: HourManifest | None, *, newest: bool
+) -> HourManifest | None:
+    """Check one revision; its manifest, for the next one to follow."""
+    fs, topic, table = check.fs, check.topic, f"{check.topic}{HOURLY}"
+    folder = revision_folder(hour, number)
     where = f"{table}/{folder}"
-    try:
-        manifest = read_revision(fs, topic, hour, number).manifest
-    except MillraceError as error:
-        report.problems.append(str(error))
+    revision = check.read(read_revision, topic, hour, number)
+    if revision is None:
         return None
-    report.files += len(manifest.files)
-    found = [check_hash(manifest), against_ledger(fs, table, folder, manifest.sha256)]
+    manifest = revision.manifest
+    check.report.files += len(manifest.files)
+    problems = []
     if (manifest.topic, manifest.hour, manifest.revision) != (topic, hour, number):
-        found.append(f"the manifest is that of {manifest.topic} {manifest.hour} rev={manifest.revision}")
-    if number > 1 and previous is not None and manifest.previous != previous:
-        found.append("it does not follow the revision before it")
+        problems.append(f"the manifest is that of {manifest.topic} {manifest.hour} rev={manifest.revision}")
+    if before is not None and manifest.previous != before.sha256:
+        problems.append("it does not follow the revision before it")
     if not manifest.rows == sum(file.rows for file in manifest.files) == sum(p.rows for p in manifest.loads):
-        found.append(f"{manifest.rows} rows stated, its files and its loads state other numbers")
-    found += _check_base(fs, topic, manifest)
-    report.problems += [f"{where}: {problem}" for problem in found if problem]
-    expired = is_expired(fs, table, folder, manifest.sha256, report)
+        problems.append(f"{manifest.rows} rows stated, its files and its loads state other numbers")
+    check.check_manifest(table, folder, manifest, *problems, *_check_base(fs, topic, manifest))
+    expired = check.is_expired(table, folder, manifest)
     if expired and newest:
-        report.problems.append(f"{where} has expired and is the newest revision: its rows are gone")
+        check.problem(f"{where} has expired and is the newest revision: its rows are gone")
     files, gone = ((), manifest.files) if expired else (manifest.files, ())
     if damaged := check_files(fs, where, files, expired=gone):
-        report.problems += damaged
-        report.damaged.add(where)
-    return manifest.sha256
+        check.problem(*damaged)
+        check.damaged.add(where)
+    return manifest
 
 
 def _check_base(fs: Filesystem, topic: str, manifest: HourManifest) -> list[str]:
@@ -174,39 +159,21 @@ def _check_base(fs: Filesystem, topic: str, manifest: HourManifest) -> list[str]
         return []
     if not 0 < manifest.base < manifest.revision:
         return [f"it states rev={manifest.base} as its base, which is not an earlier one"]
-    try:
-        base = read_revision(fs, topic, manifest.hour, manifest.base).manifest
-    except MillraceError:
-        return []  # named where the base itself is checked
+    base = readable(read_revision, fs, topic, manifest.hour, manifest.base)
     editions = {part.load: part.edition for part in manifest.loads}
     return [
         f"load={part.load:010d} was in its base, rev={manifest.base}, and is not in it"
-        for part in base.loads
+        for part in (base.manifest.loads if base is not None else ())
         if editions.get(part.load, 0) < part.edition
     ]
 
 
-def _load(fs: Filesystem, topic: str, number: int, edition: int) -> LoadManifest | None:
-    try:
-        return read_edition(fs, topic, number, edition)
-    except MillraceError:
-        return None  # named where the loads are checked
-
-
-def _readable(fs: Filesystem, topic: str, hour: str, numbers: list[int]) -> HourManifest | None:
-    try:
-        return read_revision(fs, topic, hour, numbers[-1]).manifest if numbers else None
-    except MillraceError:
-        return None  # named where the revision is checked
-
-
-def _against_loads(
-    fs: Filesystem, topic: str, manifest: HourManifest, loads: Loads, damaged: set[str]
-) -> list[str]:
+def _against_loads(check: TableCheck, manifest: HourManifest, loads: Loads) -> list[str]:
     """Compare the hour's rows, offset by offset, with those of the loads it was made from.
 
     Of a load that has expired its manifest says where its rows lie, and how many they are.
     """
+    fs, topic = check.fs, check.topic
     where = f"{topic}{HOURLY}/{revision_folder(manifest.hour, manifest.revision)}"
     sources: list[str] = []
     expired: list[tuple[LoadPart, LoadManifest]] = []
@@ -219,13 +186,13 @@ def _against_loads(
         files = [file for file in load.files if file.hour == manifest.hour]
         if sum(file.rows for file in files) != part.rows:
             return [f"{where}: {folder} has {sum(f.rows for f in files)} rows of it, not {part.rows}"]
-        if folder in damaged:
+        if folder in check.damaged:
             return []
         if expired_name(name) in gone:
             expired.append((part, load))
         else:
             sources += [f"{folder}/{file.path}" for file in files]
-    if where in damaged:
+    if where in check.damaged:
         return []
     try:
         mine = offsets_by_partition(fs, (f"{where}/{file.path}" for file in manifest.files))

@@ -1,92 +1,74 @@
-"""The loads of a topic: an unbroken history, and each folder what its manifest says."""
+"""The loads of a topic and their later editions: an unbroken history, each folder what its manifest says."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.verify.editions import (
-    check_content,
-    check_editions,
-    check_expired_entries,
-    check_promotions,
+from millrace_spark.reload import COUNTED, check_same_offsets
+from millrace_spark.verify.files import check_files, check_load_rows, check_rejected
+from millrace_spark.verify.report import OURS, OnFolder, TableCheck, TableReport, readable
+from millrace_spark.warehouse.editions import edition_folder, later_editions, reload_folder, reloads_table
+from millrace_spark.warehouse.layout import (
+    LEDGER,
+    PLANS,
+    load_folder,
+    load_numbers,
+    read_load,
+    read_manifest,
+    sequences_of,
 )
-from millrace_spark.verify.report import OnFolder, TableReport, against_ledger, check_strays, not_recorded
-from millrace_spark.warehouse.layout import PLANS, load_folder, load_numbers, read_load
 from millrace_spark.warehouse.ledger import read_entry, recorded_folders
-from millrace_spark.warehouse.manifest import (
-    LoadManifest,
-    check_follows,
-    check_hash,
-    check_law,
-    decode,
-)
+from millrace_spark.warehouse.manifest import LoadManifest, check_follows, check_law
 from millrace_spark.warehouse.plan import Plan
+from millrace_spark.warehouse.promotions import promotions
+
+Loads = Mapping[int, LoadManifest | None]
 
 
-def verify_loads(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableReport:
-    """Check the loads of a topic: the history, then each folder."""
-    report = TableReport(topic)
+def verify_loads(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableCheck:
+    """Check the loads of a topic: the history, then each folder and edition."""
+    check = TableCheck(fs, topic, TableReport(topic), on_folder)
     numbers, ledger = load_numbers(fs, topic), set(recorded_folders(fs, topic))
     present = {load_folder(number) for number in numbers}
     expected = {load_folder(number) for number in range(1, max(numbers, default=0) + 1)}
-    manifests = {number: _read(fs, topic, number, report) for number in numbers}
+    manifests = {number: check.read(read_load, topic, number) for number in numbers}
     for folder in sorted((expected | ledger) - present):
-        report.problems.append(_missing_load(fs, topic, folder, manifests))
+        check.problem(_missing_load(fs, topic, folder, manifests))
     for number, manifest in manifests.items():
         folder = load_folder(number)
-        on_folder(f"{topic}/{folder}")
-        report.folders += 1
-        if folder not in ledger:
-            not_recorded(report, f"{topic}/{folder}", newest=number == numbers[-1])
+        check.begin(f"{topic}/{folder}", recorded=folder in ledger, newest=number == numbers[-1])
         if manifest is not None:
-            _check_load(fs, topic, number, manifest, manifests.get(number - 1), report)
-    check_editions(fs, topic, manifests, report, on_folder)
-    check_expired_entries(fs, topic, report)
-    check_promotions(fs, topic, manifests, report)
-    check_strays(fs, topic, present, report)
-    _note_unfinished(fs, topic, manifests.get(numbers[-1]) if numbers else None, report)
-    return report
+            _check_load(check, number, manifest, manifests.get(number - 1))
+    _check_editions(check, manifests)
+    check.check_expired_entries(topic)
+    _check_promotions(check, manifests)
+    check.check_strays(topic, present | OURS)
+    _note_unfinished(check, manifests.get(numbers[-1]) if numbers else None)
+    return check
 
 
-def _read(fs: Filesystem, topic: str, number: int, report: TableReport) -> LoadManifest | None:
-    try:
-        return read_load(fs, topic, number)
-    except MillraceError as error:
-        report.problems.append(str(error))
-        return None
-
-
-def _check_load(
-    fs: Filesystem,
-    topic: str,
-    number: int,
-    manifest: LoadManifest,
-    before: LoadManifest | None,
-    report: TableReport,
-) -> None:
-    folder = f"{topic}/{load_folder(number)}"
-    found = [check_hash(manifest), against_ledger(fs, topic, load_folder(number), manifest.sha256)]
-    if (manifest.topic, manifest.load) != (topic, number):
-        found.append(f"the manifest is that of {manifest.topic} load={manifest.load:010d}")
-    found += check_law(manifest)
+def _check_load(check: TableCheck, number: int, manifest: LoadManifest, before: LoadManifest | None) -> None:
+    problems = check_law(manifest)
+    if (manifest.topic, manifest.load) != (check.topic, number):
+        problems.insert(0, f"the manifest is that of {manifest.topic} load={manifest.load:010d}")
     if before is not None or number == 1:
-        found += check_follows(manifest, before)
-    report.problems += [f"{folder}: {problem}" for problem in found if problem]
-    check_content(fs, topic, load_folder(number), manifest, report)
+        problems += check_follows(manifest, before)
+    check.check_manifest(check.topic, load_folder(number), manifest, *problems)
+    _check_content(check, load_folder(number), manifest)
 
 
-def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: dict[int, LoadManifest | None]) -> str:
+def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: Loads) -> str:
     """What is gone with a load, from the ledger or, without it, from the loads before and after it."""
     number = int(folder.removeprefix("load="))
     ranges: list[str] = []
     rows = ""
-    try:
-        entry = read_entry(fs, topic, folder)
-    except MillraceError:
-        entry = None
+    entry = readable(read_entry, fs, topic, folder)
     if entry is not None:
         rows = f" with {entry.rows} rows"
-        ranges = [f"{topic}-{each.partition} [{each.start}, {each.end})" for each in entry.offsets]
+        ranges = [f"{topic}-{range_.partition} [{range_.start}, {range_.end})" for range_ in entry.offsets]
     else:
         after = next((m for n, m in sorted(manifests.items()) if n > number and m), None)
         ends = next((m.ends for n, m in sorted(manifests.items(), reverse=True) if n < number and m), {})
@@ -96,17 +78,101 @@ def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: dict[int, 
     return f"{topic}/{folder} is missing{rows}: offsets {', '.join(ranges) or 'unknown'}"
 
 
-def _note_unfinished(fs: Filesystem, topic: str, newest: LoadManifest | None, report: TableReport) -> None:
-    for name in fs.names(f"{topic}/{PLANS}"):
-        path = f"{topic}/{PLANS}/{name}"
-        if name.startswith("."):
-            continue
+def _check_content(check: TableCheck, folder: str, manifest: LoadManifest) -> None:
+    """Check files and rows of a load or an edition; what has expired only by what stays of it."""
+    fs, where = check.fs, f"{check.topic}/{folder}"
+    check.report.files += len(manifest.files)
+    check.report.rows += manifest.rows
+    expired = check.is_expired(check.topic, folder, manifest)
+    if expired is None:
+        return
+    gone = [file for file in manifest.files if file.hour is not None] if expired else []
+    kept = [file for file in manifest.files if file.hour is None] if expired else manifest.files
+    if damaged := check_files(fs, where, kept, manifest.spilled, gone):
+        check.problem(*damaged)
+        check.damaged.add(where)
+    elif not expired:
+        check.problem(*check_load_rows(fs, where, manifest))
+    else:
+        check.problem(*check_rejected(fs, where, manifest))
+        check.read(sequences_of, where, manifest)
+
+
+def _check_editions(check: TableCheck, loads: Loads) -> None:
+    """Check every later edition: the one it replaces, the same offsets, its own files and rows."""
+    fs, topic, table = check.fs, check.topic, reloads_table(check.topic)
+    ledger, editions = set(recorded_folders(fs, table)), later_editions(fs, topic)
+    present = {reload_folder(load, number) for load, numbers in editions.items() for number in numbers}
+    for folder in sorted(ledger - present):
+        check.problem(f"{table}/{folder} is missing: an edition that was published is gone")
+    for load, numbers in editions.items():
+        before = loads.get(load)
+        if before is None:
+            check.problem(f"{table}/{load_folder(load)} is an edition of a load that is not there")
+        for number in numbers:
+            folder = reload_folder(load, number)
+            check.begin(f"{table}/{folder}", recorded=folder in ledger, newest=number == numbers[-1])
+            before = _check_edition(check, load, number, before)
+    names = [name for name in fs.names(table) if re.fullmatch(r"load=\d{10}", name)]
+    check.check_strays(table, {*names, LEDGER, COUNTED})
+    for name in names:
+        folders = fs.names(f"{table}/{name}")
+        for stray in (folder for folder in folders if not re.fullmatch(r"edition=\d{4,}", folder)):
+            check.problem(f"{table}/{name}/{stray} is nothing that Millrace writes")
+
+
+def _check_edition(
+    check: TableCheck, load: int, number: int, before: LoadManifest | None
+) -> LoadManifest | None:
+    """Check one edition; its manifest, for the next one to follow."""
+    table, folder = reloads_table(check.topic), reload_folder(load, number)
+    manifest: LoadManifest | None = check.read(read_manifest, LoadManifest, f"{table}/{folder}")
+    if manifest is None:
+        return None
+    problems = check_law(manifest)
+    if (manifest.topic, manifest.load, manifest.edition) != (check.topic, load, number):
+        its = f"{manifest.topic} load={manifest.load:010d} edition={manifest.edition}"
+        problems.insert(0, f"the manifest is that of {its}")
+    if before is not None:
+        if (before.edition, before.sha256) != (number - 1, manifest.previous):
+            problems.append("it replaces another edition than the one that is there")
         try:
-            plan = decode(Plan, fs.read(path), path)
-        except MillraceError as error:
-            report.problems.append(str(error))
-            continue
-        if any(plan.end_offsets.values()) and (
-            newest is None or not newest.covers(plan.topic_id, plan.end_offsets)
-        ):
-            report.notes.append(f"run {plan.run_id} is unfinished: no load reaches the end it planned")
+            check_same_offsets(manifest, before)
+        except (MillraceError, KeyError) as error:
+            problems.append(f"it does not hold the offsets of the edition before: {error}")
+    check.check_manifest(table, folder, manifest, *problems)
+    _check_content(check, edition_folder(load, number), manifest)
+    if before is not None:
+        check.report.rows -= before.rows  # readers see those of the newest edition alone
+    return manifest
+
+
+def _check_promotions(check: TableCheck, loads: Loads) -> None:
+    """Report a promotion that is missing or broken, and a load with another schema than its promotion's."""
+    topic, history = check.topic, check.read(promotions, check.topic)
+    if history is None:
+        return
+    recorded = {promotion.number: promotion for promotion in history}
+    used = {manifest.promotion or 0 for manifest in loads.values() if manifest is not None}
+    for number in range(1, max([*recorded, *used], default=0) + 1):
+        if number not in recorded:
+            check.problem(f"{topic}: promotion {number} of the table's schema is missing")
+    newest = 0
+    for manifest in filter(None, loads.values()):
+        number = manifest.promotion or 0
+        promotion, where = recorded.get(number), f"{topic}/{load_folder(manifest.load)}"
+        if promotion is not None and promotion.schema_id != manifest.table_schema_id:
+            check.problem(
+                f"{where}: its columns are those of schema {manifest.table_schema_id}, promotion"
+                f" {promotion.number} states {promotion.schema_id}"
+            )
+        if number < newest:
+            check.problem(f"{where}: goes back behind promotion {newest}")
+        newest = max(newest, number)
+
+
+def _note_unfinished(check: TableCheck, newest: LoadManifest | None) -> None:
+    for _, plan in check.entries(Plan, f"{check.topic}/{PLANS}"):
+        covered = newest is not None and newest.covers(plan.topic_id, plan.end_offsets)
+        if any(plan.end_offsets.values()) and not covered:
+            check.note(f"run {plan.run_id} is unfinished: no load reaches the end it planned")
