@@ -26,8 +26,9 @@ from millrace_spark.load.writing import (
     write_ranges,
 )
 from millrace_spark.parquet.rejections import RejectedLimit
+from millrace_spark.table.index import hour_index
 from millrace_spark.table.revisions import read_revision, revision_numbers
-from millrace_spark.table.sources import LoadHistory, by_date
+from millrace_spark.table.sources import LoadHistory
 from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse.editions import (
     edition_folder,
@@ -83,20 +84,19 @@ def loads_of(fs: Filesystem, topic: str, hours: Sequence[str]) -> list[int]:
     if newest_load(fs, topic) is None:
         raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
     history = LoadHistory.of(fs, topic)
-    found: set[int] = set()
+    index = hour_index(fs, topic, len(history.numbers))
+    loads: set[int] = set()
     for hour in hours:
+        loads |= set(history.having(hour, index))
         if numbers := revision_numbers(fs, topic, hour):
             parts = read_revision(fs, topic, hour, numbers[-1]).manifest.loads
-            found |= {part.load for part in parts if part.rows}
-    wanted = by_date(hours)
+            loads |= {part.load for part in parts if part.rows}
     for load in history.numbers:
-        if history.hours_of(load, wanted):
-            found.add(load)
-        elif load not in found and REJECTED in fs.names(history.folder(load)):
-            its = history.manifest(load).rows_by_hour()
-            if not its or any(min(its) <= hour <= max(its) for hour in hours):
-                found.add(load)
-    return sorted(found)
+        if load not in loads and REJECTED in fs.names(history.folder(load)):
+            present = history.manifest(load).rows_by_hour()
+            if not present or any(min(present) <= hour <= max(present) for hour in hours):
+                loads.add(load)
+    return sorted(loads)
 
 
 def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[ReloadResult]:

@@ -196,9 +196,10 @@ class SparkMerge:
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
         """What is in the folder afterwards, by path; an hour without rows has no file."""
-        newest = max(sources, key=lambda source: (bool(source.schema_file), source.schema_age))
-        if not newest.schema_file:
+        groups = [source.newest_columns for source in sources if source.files]
+        if not groups:
             return []
+        newest = max(groups, key=lambda group: group.age)
         paths = self._checked([each for source in sources for each in source.files])
         schema = self._spark.read.parquet(literal(self._fs.uri(newest.schema_file))).schema
         path = "_metadata.file_path"

@@ -27,11 +27,11 @@ from millrace_spark.table.revisions import (
     FOLDER_COLUMNS,
     Hours,
     Revision,
-    _utc,
     hours,
     newest_revisions,
     read_revision,
     revision_numbers,
+    utc,
 )
 from millrace_spark.warehouse.layout import HOURLY
 from millrace_spark.warehouse.ledger import newest_load
@@ -96,9 +96,10 @@ def _installed(name: str) -> Any:
 
 
 def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revision]:
-    revisions = [each for each in newest_revisions(fs, topic, between) if each.manifest.files]
+    newest = newest_revisions(fs, topic, between)
+    revisions = [revision for revision in newest if revision.manifest.files]
     if not revisions:
-        inside = "" if between is None else f" from {_utc(between[0])} to {_utc(between[1])}"
+        inside = "" if between is None else f" from {utc(between[0])} to {utc(between[1])}"
         raise MillraceError(
             f"no hour of {topic} with rows is published in {fs.root}{inside}: load it, then run"
             f" `millrace hourly {topic}`"
@@ -107,9 +108,9 @@ def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revisi
 
 
 def _columns(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Schema:
-    """The columns in the files: of the revision with the newest promotion; among those, of the newest load.
+    """The columns of the revision with the newest promotion, and among those with the newest load.
 
-    It is among the revisions that are read, or else it is looked for from the newest hour backwards.
+    That revision is among those that are read, or else it is looked for from the newest hour backwards.
     """
     newest = max(revisions, key=lambda revision: _age(revision.manifest))
     last, others = _newest_promotion(fs, topic), _backwards(fs, topic)

@@ -1,4 +1,4 @@
-"""Deleting what nobody needs any more: data files of loads that are folded into hours, old revisions, plans.
+"""Deletes what nobody needs any more: data files of loads that are folded into hours, old revisions, plans.
 
 A load expires when every hour it ever had rows of is published from its newest edition and the files of those
 revisions are the published ones. That is written down first, in `_expired/`, then the files are deleted:
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -38,7 +38,7 @@ from millrace_spark.warehouse.editions import (
 )
 from millrace_spark.warehouse.layout import HOURLY, PLANS
 from millrace_spark.warehouse.ledger import newest_load, recorded_at, recorded_folders
-from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, encode
+from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, encode
 from millrace_spark.warehouse.staging import STALE_STAGING_S, Progress, sweep_staging
 
 
@@ -93,17 +93,21 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
         for table in (topic, f"{topic}{HOURLY}", reloads_table(topic)):
             sweep_staging(run.fs, table)
     kept: dict[str, str] = {}
-    newest = {each.manifest.hour: each for each in newest_revisions(run.fs, topic)}
+    newest = {revision.manifest.hour: revision for revision in newest_revisions(run.fs, topic)}
     problem_of = functools.cache(lambda hour: _problem(run.fs, newest[hour]))
     # Loads first: the revision that stands for one is checked while all that led to it is still there.
-    loads = [_delete(run, each) for each in _old_loads(run, topic, newest, problem_of, kept)]
-    revisions = [_delete(run, each) for each in _old_revisions(run, topic, newest, problem_of, kept)]
+    loads = [_delete(run, load) for load in _old_loads(run, topic, newest, problem_of, kept)]
+    revisions = [_delete(run, old) for old in _old_revisions(run, topic, newest, problem_of, kept)]
     plans = _old_plans(run, topic)
     return ExpireResult(
-        topic=topic, loads=len(loads), revisions=len(revisions), plans=plans,
-        files=sum(each.files for each in [*loads, *revisions]),
-        bytes=sum(each.bytes for each in [*loads, *revisions]), kept=kept,
-    )  # fmt: skip
+        topic=topic,
+        loads=len(loads),
+        revisions=len(revisions),
+        plans=plans,
+        files=sum(entry.files for entry in [*loads, *revisions]),
+        bytes=sum(entry.bytes for entry in [*loads, *revisions]),
+        kept=kept,
+    )
 
 
 def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
@@ -122,13 +126,13 @@ def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
 def _finish(run: ExpireRun, topic: str) -> None:
     """Delete what earlier runs had only written down, and what a power cut has brought back.
 
-    A deletion is looked at for a day, as long as somebody may be in the middle of it, and until all is gone.
+    A deletion is checked for a day, as long as somebody may be in the middle of it, and until all is gone.
     """
     for table in (topic, f"{topic}{HOURLY}"):
         expired = expired_folders(run.fs, table)
         for name in deletions(run.fs, table):
             folder = f"{table}/{_folder(name)}"
-            left = [each for each in run.fs.names(folder) if name in expired and not each.startswith("_")]
+            left = [inside for inside in run.fs.names(folder) if name in expired and inside[0] != "_"]
             for inside in left:
                 run.fs.delete(f"{folder}/{inside}")
             if not left and run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
@@ -176,10 +180,10 @@ def _not_folded(editions: list[LoadManifest], holding: Mapping[str, HourManifest
         if hour not in holding:
             return f"{rows} rows of {hour} are in no hour: run `millrace hourly {newest.topic} --hour {hour}`"
     for hour, revision in holding.items():
-        found = next((part for part in revision.loads if part.load == newest.load), None)
+        part = next((part for part in revision.loads if part.load == newest.load), None)
         rows = newest.rows_by_hour().get(hour, 0)
-        wanted = LoadPart(load=newest.load, edition=newest.edition, sha256=newest.sha256, rows=rows)
-        if found != wanted and (found is not None or rows):
+        folded = LoadPart(load=newest.load, edition=newest.edition, sha256=newest.sha256, rows=rows)
+        if part != folded and (part is not None or rows):
             return f"{hour} was published without it: run `millrace hourly {newest.topic} --late`"
     return None
 
@@ -225,8 +229,7 @@ def _old_plans(run: ExpireRun, topic: str) -> int:
     """Delete plans that no retry needs any more; how many. The newest one stays: it shows that loads ran."""
     age_s = max(run.older_than_s, STALE_STAGING_S)
     paths = [f"{topic}/{PLANS}/{name}" for name in run.fs.names(f"{topic}/{PLANS}")]
-    old = sorted((path for path in paths), key=run.fs.age_s)[1:]
-    old = [path for path in old if run.fs.age_s(path) > age_s]
+    old = [path for path in sorted(paths, key=run.fs.age_s)[1:] if run.fs.age_s(path) > age_s]
     for path in old if not run.dry_run else ():
         run.fs.delete(path)
     return len(old)
@@ -235,19 +238,20 @@ def _old_plans(run: ExpireRun, topic: str) -> int:
 def _expiring(
     run: ExpireRun, table: str, folder: str, manifest: LoadManifest | HourManifest, held: Mapping[str, int]
 ) -> _Expiring:
-    files = list(_data_files(manifest.files, isinstance(manifest, HourManifest)))
-    now = datetime.fromtimestamp(run.clock(), UTC)
+    # All files of a revision, and all but the rejected ones of a load.
+    of_revision = isinstance(manifest, HourManifest)
+    files = [file for file in manifest.files if of_revision or file.hour is not None]
     entry = ExpiredEntry(
-        folder=folder, sha256=manifest.sha256, expired=now.isoformat(timespec="seconds"),
-        rows=manifest.rows, files=len(files), bytes=sum(file.bytes for file in files), revisions=dict(held),
-    )  # fmt: skip
+        folder=folder,
+        sha256=manifest.sha256,
+        expired=datetime.fromtimestamp(run.clock(), UTC).isoformat(timespec="seconds"),
+        rows=manifest.rows,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        revisions=dict(held),
+    )
     # Of a load whole folders, `date=…`: their emptied shells would be listed by every later run.
     return _Expiring(table, entry, sorted({file.path.partition("/")[0] for file in files}))
-
-
-def _data_files(files: Iterable[DataFile], of_an_hour: bool) -> Iterator[DataFile]:
-    """The files with rows of hours: all of a revision's, all but the rejected ones of a load's."""
-    return (file for file in files if of_an_hour or file.hour is not None)
 
 
 def _old(run: ExpireRun, created: str) -> bool:

@@ -1,10 +1,10 @@
-"""Which loads have rows of which hour, written down so that nobody asks every load to find out.
+"""Which loads have rows of which hour, kept in a file so that nobody reads every manifest to find out.
 
     <topic>/_hours/<10 digits>-<8 hex>.json     hour -> loads, of the loads up to that one
 
-Made from manifests, and only a shortcut: it counts while the load it ends with is the one it was made from
-(each manifest holds the hash of the one before, so all earlier ones are, too). Without a file that counts
-the manifests are read. Knows first editions only: later ones are few, and looked at one by one.
+Made from manifests, and only a shortcut. A file counts while the load it ends with is the one it was made
+from: each manifest holds the hash of the one before, so all earlier loads are the same, too. Without a file
+that counts the manifests are read. Knows first editions only: later ones are few, and read one by one.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class HourIndex:
 
 def hour_index(fs: Filesystem, topic: str, newest: int) -> HourIndex:
     """The index of the loads up to the newest one; what was missing of it is read and written down."""
-    found = _found(fs, topic, newest)
-    if found is not None and found.through == newest:
-        return found
-    hours = {hour: [list(each) for each in loads] for hour, loads in found.hours.items()} if found else {}
+    cached = _read(fs, topic, newest) or HourIndex(through=0, load_sha256="", hours={})
+    if cached.through == newest:
+        return cached
+    hours = {hour: [list(loads) for loads in ranges] for hour, ranges in cached.hours.items()}
     digest = ""
-    for load in range(found.through + 1 if found else 1, newest + 1):
+    for load in range(cached.through + 1, newest + 1):
         manifest = read_edition(fs, topic, load, 1)
         digest = manifest.sha256
         for hour in manifest.rows_by_hour():
@@ -58,12 +58,11 @@ def hour_index(fs: Filesystem, topic: str, newest: int) -> HourIndex:
             else:
                 loads.append([load, load])
     index = HourIndex(through=newest, load_sha256=digest, hours=hours)
-    if newest:
-        _keep(fs, topic, dataclasses.replace(index, sha256=_digest(index)))
+    _write(fs, topic, dataclasses.replace(index, sha256=_digest(index)))
     return index
 
 
-def _found(fs: Filesystem, topic: str, newest: int) -> HourIndex | None:
+def _read(fs: Filesystem, topic: str, newest: int) -> HourIndex | None:
     """The index that reaches furthest and counts, None without one."""
     for name in reversed(fs.names(f"{topic}/{HOURS}")):
         match = re.fullmatch(r"(\d{10})-[0-9a-f]{8}\.json", name)
@@ -73,15 +72,14 @@ def _found(fs: Filesystem, topic: str, newest: int) -> HourIndex | None:
             index = decode(HourIndex, fs.read(f"{topic}/{HOURS}/{name}"), name)
         except (FileNotFoundError, MillraceError):
             continue  # another run replaced it, or somebody edited it
-        there = read_edition(fs, topic, int(match[1]), 1)
-        if (index.through, index.load_sha256) == (there.load, there.sha256) and index.sha256 == _digest(
-            index
-        ):
+        load = read_edition(fs, topic, int(match[1]), 1)
+        is_its = (index.through, index.load_sha256) == (load.load, load.sha256)
+        if is_its and index.sha256 == _digest(index):
             return index
     return None
 
 
-def _keep(fs: Filesystem, topic: str, index: HourIndex) -> None:
+def _write(fs: Filesystem, topic: str, index: HourIndex) -> None:
     """Write the index down in the place of earlier ones."""
     mine = f"{index.through:010d}-{index.load_sha256[:8]}.json"
     others = [name for name in fs.names(f"{topic}/{HOURS}") if name != mine and not name.startswith(".")]

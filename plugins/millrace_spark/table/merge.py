@@ -77,7 +77,7 @@ def merge_files(task: MergeTask) -> DataFile:
     still write when the other's file is published.
     """
     path = f"{hour_folder(task.hour)}/part-{task.index:05d}-{uuid.uuid4().hex[:12]}.parquet"
-    with _found(task.storage, task.schema_file) as newest, task.storage.writing(task.folder) as folder:
+    with _local(task.storage, task.schema_file) as newest, task.storage.writing(task.folder) as folder:
         schema = pq.read_schema(newest).remove_metadata()
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def merge_files(task: MergeTask) -> DataFile:
 def _batches(task: MergeTask, newest: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for source in task.sources:
         # What is here already is not fetched again: mostly one of the sources has the newest columns.
-        here = nullcontext(newest) if source.path == task.schema_file else _found(task.storage, source.path)
+        here = nullcontext(newest) if source.path == task.schema_file else _local(task.storage, source.path)
         with here as file:
             _check(source, file)
             for fragment in ds.dataset(str(file), schema=schema, format="parquet").get_fragments():
@@ -109,7 +109,7 @@ def _batches(task: MergeTask, newest: Path, schema: pa.Schema) -> Iterator[pa.Re
 
 
 @contextmanager
-def _found(storage: TaskStorage, path: str) -> Iterator[Path]:
+def _local(storage: TaskStorage, path: str) -> Iterator[Path]:
     """A local file with the bytes of a source; MillraceError when it is not there."""
     with ExitStack() as stack:
         try:
@@ -141,8 +141,8 @@ def _rest(left_out: Sequence[OffsetRange]) -> Any:
         return None
     partition, offset = pc.field("_partition"), pc.field("_offset")
     gone = pc.scalar(False)
-    for each in left_out:
-        gone |= (partition == each.partition) & (offset >= each.start) & (offset < each.end)
+    for range_ in left_out:
+        gone |= (partition == range_.partition) & (offset >= range_.start) & (offset < range_.end)
     return ~gone
 
 
@@ -155,24 +155,9 @@ class DirectMerge:
         self._run = run
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path: the files of the attempts that count, nothing else."""
         work = tasks_folder(staging)
         folder = self._fs.uri(work)
-        tasks = [
-            MergeTask(
-                [
-                    MergeInput(self._fs.uri(f"{of}/{file.path}"), file.sha256, source.left_out(of))
-                    for of, file in group
-                ],
-                self._fs.uri(source.schema_file),
-                self._storage,
-                folder,
-                source.hour,
-                index,
-            )
-            for source in sources
-            for index, group in enumerate(_groups(source.files))
-        ]
+        tasks = [task for source in sources for task in self._tasks(source, folder)]
         try:
             files = [file for file in self._run(tasks) if file.rows]
             self._fs.gather(work, staging, [file.path for file in files])
@@ -180,15 +165,17 @@ class DirectMerge:
             self._fs.delete(work)
         return files
 
-
-def _groups(files: Sequence[tuple[str, DataFile]]) -> list[list[tuple[str, DataFile]]]:
-    """The files in order, in groups of about MERGE_BYTES."""
-    groups: list[list[tuple[str, DataFile]]] = []
-    size = MERGE_BYTES
-    for folder, file in files:
-        if size >= MERGE_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append((folder, file))
-        size += file.bytes
-    return groups
+    def _tasks(self, source: HourSource, target: str) -> Iterator[MergeTask]:
+        """A task for about MERGE_BYTES of an hour's files, in their order."""
+        inputs: list[list[MergeInput]] = []
+        size = MERGE_BYTES
+        for folder, file in source.files:
+            if size >= MERGE_BYTES:
+                inputs.append([])
+                size = 0
+            path = self._fs.uri(f"{folder}/{file.path}")
+            inputs[-1].append(MergeInput(path, file.sha256, source.left_out(folder)))
+            size += file.bytes
+        schema_file = self._fs.uri(source.newest_columns.schema_file)
+        for index, some in enumerate(inputs):
+            yield MergeTask(some, schema_file, self._storage, target, source.hour, index)

@@ -2,13 +2,13 @@
 
 Many hours in one go: all their rows are written in one batch of tasks, then each hour is published by its
 own exclusive rename. An hour whose loads and editions are those of its newest revision is left as it is.
-What an hour is made from is found in `hour_sources`, its rows are written by `hour_merge`. No Spark here.
+`sources` says what an hour is made from, `merge` writes its rows. No Spark here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from millrace.errors import ConfigError, MillraceError
@@ -31,6 +31,7 @@ from millrace_spark.warehouse.manifest import (
     HourManifest,
     Verdict,
     check_hash,
+    now,
     sealed,
 )
 from millrace_spark.warehouse.staging import Progress, check_files, publish, staged, sweep_staging
@@ -118,7 +119,7 @@ def publish_hours(
 
 
 def _recorded_by_hour(run: HourlyRun, table: str) -> Mapping[str, set[str]]:
-    """The folders of revisions that the ledger knows, by the folder of their hour."""
+    """The folders of the recorded revisions, by the folder of their hour."""
     recorded: dict[str, set[str]] = {}
     for folder in recorded_folders(run.fs, table):
         recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
@@ -128,7 +129,7 @@ def _recorded_by_hour(run: HourlyRun, table: str) -> Mapping[str, set[str]]:
 def publish_late_hours(run: HourlyRun, topic: str) -> list[HourResult]:
     """Publish the next revision of every published hour that loads or editions since have rows of.
 
-    Hours that an earlier try of this run has published are told again: what it said may have been lost.
+    Hours that an earlier try of this run has published are reported again: its answer may have been lost.
     """
     late = hours_with_news(run.fs, topic, run.run_id)
     return publish_hours(run, topic, late) if late else []
@@ -140,16 +141,17 @@ def publish_unpublished_hours(run: HourlyRun, topic: str, unproven_after_s: floa
     Published is what the auditor calls complete, and what it cannot judge once it has waited that long. An
     incomplete hour is never published by itself.
     """
-    verdicts = {each: run.verdict_of(topic, each.hour) for each in unpublished_hours(run.fs, topic)}
     since = datetime.now(UTC) - timedelta(seconds=unproven_after_s)
-    waiting = {
-        each.hour: _waiting(topic, each, verdict)
-        for each, verdict in verdicts.items()
-        if verdict.verdict == "incomplete" or (verdict.verdict != "complete" and each.since > since)
-    }
-    due = [each.hour for each in verdicts if each.hour not in waiting]
+    due, waiting = [], []
+    for unpublished in unpublished_hours(run.fs, topic):
+        verdict = run.verdict_of(topic, unpublished.hour)
+        unproven = verdict.verdict != "complete" and unpublished.since > since
+        if verdict.verdict == "incomplete" or unproven:
+            waiting.append(_waiting(topic, unpublished, verdict))
+        else:
+            due.append(unpublished.hour)
     published = publish_hours(run, topic, due) if due else []
-    return sorted([*published, *waiting.values()], key=lambda result: result.hour)
+    return sorted([*published, *waiting], key=lambda result: result.hour)
 
 
 def _waiting(topic: str, hour: Unpublished, verdict: Verdict) -> HourResult:
@@ -171,20 +173,20 @@ def _waiting(topic: str, hour: Unpublished, verdict: Verdict) -> HourResult:
 
 def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourManifest | None:
     """The hour's newest revision, its ledger entry made good; MillraceError when one is gone."""
-    numbers = revision_numbers(run.fs, topic, hour)
-    known = {revision_folder(hour, number) for number in numbers}
-    for folder in sorted(recorded - known):
+    table, numbers = f"{topic}{HOURLY}", revision_numbers(run.fs, topic, hour)
+    for folder in sorted(recorded - {revision_folder(hour, number) for number in numbers}):
         raise MillraceError(
-            f"{topic}{HOURLY}/{folder} was published and is gone: restore it from a copy, or delete its"
-            f" entry in {topic}{HOURLY}/{LEDGER} to have it made again"
+            f"{table}/{folder} was published and is gone: restore it from a copy, or delete its"
+            f" entry in {table}/{LEDGER} to have it made again"
         )
     if not numbers:
         return None
+    folder = revision_folder(hour, numbers[-1])
     manifest = read_revision(run.fs, topic, hour, numbers[-1]).manifest
     if problem := check_hash(manifest):
-        raise MillraceError(f"{topic}{HOURLY}/{revision_folder(hour, numbers[-1])}: {problem}")
-    if revision_folder(hour, numbers[-1]) not in recorded:
-        record(run.fs, f"{topic}{HOURLY}", revision_folder(hour, numbers[-1]), manifest)
+        raise MillraceError(f"{table}/{folder}: {problem}")
+    if folder not in recorded:
+        record(run.fs, table, folder, manifest)
     return manifest
 
 
@@ -192,7 +194,8 @@ def _publish_all(
     run: HourlyRun, topic: str, todo: Sequence[tuple[HourSource, HourManifest | None]]
 ) -> list[HourResult]:
     """Write all hours in one go, then publish each; only those that this call published are returned."""
-    with staged(run.fs, f"{topic}{HOURLY}") as staging:
+    table, results = f"{topic}{HOURLY}", []
+    with staged(run.fs, table) as staging:
         run.fs.make_folder(staging)
         files = run.merge.write([source for source, _ in todo], staging)
         run.progress("written")
@@ -203,41 +206,18 @@ def _publish_all(
         by_hour: dict[str, list[DataFile]] = {}
         for file in files:
             by_hour.setdefault(file.hour or "", []).append(file)
-        of = len(todo)
-        results = [
-            _publish_one(run, topic, source, newest, by_hour.get(source.hour, []), staging, f"{n} of {of}")
-            for n, (source, newest) in enumerate(todo, 1)
-        ]
-    return [result for result in results if result is not None]
+        for number, (source, newest) in enumerate(todo, 1):
 
+            def progress(step: str, prefix: str = f"{number} of {len(todo)}: {source.hour}") -> None:
+                run.progress(f"{prefix} {step}")
 
-def _publish_one(
-    run: HourlyRun,
-    topic: str,
-    source: HourSource,
-    newest: HourManifest | None,
-    files: Sequence[DataFile],
-    staging: str,
-    place: str,
-) -> HourResult | None:
-    rows, expected = sum(file.rows for file in files), sum(part.rows for part in source.parts)
-    if rows != expected:
-        raise MillraceError(
-            f"{topic} {source.hour}: {rows} rows written, its loads state {expected}; run `millrace verify`"
-        )
-    manifest = _described(run, topic, source, newest, files)
-    folder = revision_folder(source.hour, manifest.revision)
-    staged = f"{staging}/{hour_folder(source.hour)}"
-
-    def progress(step: str) -> None:
-        run.progress(f"{place}: {source.hour} {step}")
-
-    if not publish(run.fs, f"{topic}{HOURLY}", staged, folder, manifest, progress):
-        return None
-    return HourResult(
-        hour=source.hour, revision=manifest.revision, rows=rows, verdict=manifest.verdict.verdict,
-        published=True, message=f"published rev={manifest.revision}{_verdict_lost(manifest, newest)}",
-    )  # fmt: skip
+            manifest = _next_revision(run, topic, source, newest, by_hour.get(source.hour, []))
+            folder = revision_folder(source.hour, manifest.revision)
+            hour_staging = f"{staging}/{hour_folder(source.hour)}"
+            if publish(run.fs, table, hour_staging, folder, manifest, progress):
+                message = f"published rev={manifest.revision}{_verdict_lost(manifest, newest)}"
+                results.append(_result(manifest, published=True, message=message))
+    return results
 
 
 def _verdict_lost(manifest: HourManifest, before: HourManifest | None) -> str:
@@ -247,24 +227,34 @@ def _verdict_lost(manifest: HourManifest, before: HourManifest | None) -> str:
     return f"; rev={before.revision} was {before.verdict.verdict}: ask again with --auditor"
 
 
-def _described(
+def _next_revision(
     run: HourlyRun, topic: str, source: HourSource, newest: HourManifest | None, files: Sequence[DataFile]
 ) -> HourManifest:
-    """The manifest of the hour's next revision, with what the auditor says of the hour now."""
-    inside = hour_folder(source.hour)
+    """The manifest of the hour's next revision, with what the auditor says of the hour now.
+
+    MillraceError unless the files have as many rows as the hour's loads state.
+    """
+    inside, columns = f"{hour_folder(source.hour)}/", source.newest_columns
+    rows, expected = sum(file.rows for file in files), sum(part.rows for part in source.parts)
+    if rows != expected:
+        raise MillraceError(
+            f"{topic} {source.hour}: {rows} rows written, its loads state {expected}; run `millrace verify`"
+        )
     return sealed(
         HourManifest(
             topic=topic,
             hour=source.hour,
             revision=1 if newest is None else newest.revision + 1,
-            created=datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            created=now(),
             run_id=run.run_id,
             loads=source.parts,
-            rows=sum(file.rows for file in files),
-            # By path inside the revision's own folder.
-            files=[_inside(file, inside) for file in sorted(files, key=lambda file: file.path)],
-            table_schema_id=source.table_schema_id,
-            promotion=source.promotion,
+            rows=rows,
+            files=[
+                replace(file, path=file.path.removeprefix(inside))
+                for file in sorted(files, key=lambda file: file.path)
+            ],
+            table_schema_id=columns.table_schema_id,
+            promotion=columns.age[0] or None,
             base=source.base,
             verdict=run.verdict_of(topic, source.hour),
             previous=None if newest is None else newest.sha256,
@@ -272,11 +262,15 @@ def _described(
     )
 
 
-def _inside(file: DataFile, folder: str) -> DataFile:
-    return DataFile(
-        path=file.path.removeprefix(f"{folder}/"), rows=file.rows, records=file.records,
-        bytes=file.bytes, sha256=file.sha256,
-    )  # fmt: skip
+def _result(manifest: HourManifest, *, published: bool, message: str) -> HourResult:
+    return HourResult(
+        hour=manifest.hour,
+        revision=manifest.revision,
+        rows=manifest.rows,
+        verdict=manifest.verdict.verdict,
+        published=published,
+        message=message,
+    )
 
 
 def _absent(hour: str) -> HourResult:
@@ -286,9 +280,6 @@ def _absent(hour: str) -> HourResult:
 
 
 def _unchanged(newest: HourManifest, run_id: str) -> HourResult:
-    mine = newest.run_id == run_id
-    said = "published" if mine else "nothing new since"
-    return HourResult(
-        hour=newest.hour, revision=newest.revision, rows=newest.rows, verdict=newest.verdict.verdict,
-        published=mine, message=f"{said} rev={newest.revision}",
-    )  # fmt: skip
+    published = newest.run_id == run_id
+    said = "published" if published else "nothing new since"
+    return _result(newest, published=published, message=f"{said} rev={newest.revision}")

@@ -17,7 +17,6 @@ from millrace_spark.warehouse.manifest import HourManifest
 
 FOLDER_COLUMNS = pa.schema([("date", pa.date32()), ("hour", pa.int32()), ("rev", pa.int32())])
 
-
 Hours = tuple[datetime, datetime]
 """The hours that begin in [from, to); a time without a zone is UTC."""
 
@@ -51,11 +50,11 @@ def without_revision(fs: Filesystem, topic: str, wanted: Iterable[str]) -> list[
     """Those of the hours that have no revision, in order; one listing for each of their dates."""
     table = f"{topic}{HOURLY}"
     dates = {hour_folder(hour).partition("/")[0] for hour in wanted} & set(fs.names(table))
-    there = {f"{date}/{hour}" for date in dates for hour in fs.names(f"{table}/{date}")}
+    present = {f"{date}/{hour}" for date in dates for hour in fs.names(f"{table}/{date}")}
     return [
         hour
         for hour in sorted(set(wanted))
-        if hour_folder(hour) not in there or not revision_numbers(fs, topic, hour)
+        if hour_folder(hour) not in present or not revision_numbers(fs, topic, hour)
     ]
 
 
@@ -74,13 +73,13 @@ def read_revision(fs: Filesystem, topic: str, hour: str, revision: int) -> Revis
 def newest_revisions(fs: Filesystem, topic: str, between: Hours | None = None) -> Iterator[Revision]:
     """The newest revision of every hour, or of those that begin in [from, to), in order of the hours."""
     for hour in hours(fs, topic):
-        if between is None or _utc(between[0]) <= _utc(datetime.fromisoformat(f"{hour}:00")) < _utc(
-            between[1]
-        ):
+        begin = datetime.fromisoformat(f"{hour}:00+00:00")
+        if between is None or utc(between[0]) <= begin < utc(between[1]):
             yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
 
 
-def _utc(time: datetime) -> datetime:
+def utc(time: datetime) -> datetime:
+    """The time in UTC, which one without a zone is taken for; ConfigError for what is no datetime."""
     if not isinstance(time, datetime):  # this is called by hand, in notebooks
         raise ConfigError(
             f"hours: {time!r} is no datetime: give two, like"

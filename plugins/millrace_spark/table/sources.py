@@ -1,8 +1,8 @@
 """What every hour is made from: its newest revision's rows, and those of the loads that came since.
 
 To a revision are added the loads with rows of the hour that it lacks, and the newest editions of loads that
-were read again. An hour without a revision is made from every load that has rows of it. Which ones have is
-known from `hour_index`, so that old loads cost nothing. Expired ones are left out, all of their hours have a
+were read again. An hour without a revision is made from every load that has rows of it. `hour_index` says
+which loads have some, so that old loads cost nothing. Expired loads are left out: all their hours have a
 revision.
 """
 
@@ -27,8 +27,26 @@ from millrace_spark.warehouse.editions import (
 from millrace_spark.warehouse.layout import HOURLY, load_numbers
 from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, OffsetRange
 
-ByDate = Mapping[str, set[str]]
-"""`date=…` -> the `hour=…` folders that are looked for."""
+Files = Sequence[tuple[str, DataFile]]
+"""Each file with the folder it lies in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFiles:
+    """The files that one load, or one revision, has of an hour: all of them have the same columns."""
+
+    age: tuple[int, int] = (0, 0)
+    """(promotion, load): the files with the larger one have the newer columns.
+
+    Not the schema's id: it rises with time in one subject, but not where another had the same schema before.
+    """
+    table_schema_id: int = 0
+    files: Files = ()
+
+    @property
+    def schema_file(self) -> str:
+        """A file that has the columns; empty when there is none."""
+        return "/".join((self.files[0][0], self.files[0][1].path)) if self.files else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +55,23 @@ class HourSource:
 
     hour: str
     parts: Sequence[LoadPart]
-    files: Sequence[tuple[str, DataFile]]
-    """(folder, file): those of the base, then those of the loads in their order."""
+    groups: Sequence[SourceFiles]
+    """The files of the base, then those of the loads in their order."""
     base: int | None = None
     """The revision whose files stand for the parts it was made from."""
     base_folder: str = ""
     replaced: Sequence[OffsetRange] = ()
     """What of the base is left out: newer editions hold these offsets."""
-    table_schema_id: int = 0
-    promotion: int | None = None
-    schema_file: str = ""
-    """The file whose columns are the hour's; empty when there are no rows at all."""
-    schema_age: tuple[int, int] = (0, 0)
-    """(promotion, load): of two hours the one with the larger has the newer columns."""
+
+    @property
+    def files(self) -> Files:
+        return [file for group in self.groups for file in group.files]
+
+    @property
+    def newest_columns(self) -> SourceFiles:
+        """The files with the newest columns; of two editions of a load the later one is the last here."""
+        usable = [group for group in self.groups if group.files] or [*self.groups, SourceFiles()]
+        return max(reversed(usable), key=lambda group: group.age)
 
     def left_out(self, folder: str) -> Sequence[OffsetRange]:
         """The offsets whose rows are not taken from the files of that folder."""
@@ -108,24 +130,6 @@ class LoadHistory:
         later = {load for load in self.editions if self.manifest(load).rows_by_hour().get(hour)}
         return [load for load in sorted(first | later) if not self.has_expired(load)]
 
-    def hours_of(self, load: int, wanted: ByDate) -> set[str]:
-        """Those of the wanted hours that the newest edition of a load has a folder for."""
-        folder = self.folder(load)
-        return {
-            f"{date[5:]}T{clock[5:]}"
-            for date in wanted.keys() & set(self.fs.names(folder))
-            for clock in wanted[date] & set(self.fs.names(f"{folder}/{date}"))
-        }
-
-
-def by_date(hours: Sequence[str]) -> ByDate:
-    """The folders of some hours."""
-    found: dict[str, set[str]] = {}
-    for hour in hours:
-        date, _, clock = hour_folder(hour).partition("/")
-        found.setdefault(date, set()).add(clock)
-    return found
-
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
@@ -138,14 +142,14 @@ class Unpublished:
 
     @property
     def since(self) -> datetime:
-        """When its rows were due in the table; of a clock that is fast by years, when they came."""
+        """When its rows were due in the table; where a producer's clock is fast by years, when they came."""
         return min(self.loaded, datetime.fromisoformat(f"{self.hour}:59:59").replace(tzinfo=UTC))
 
 
 UNPROVEN_AFTER_S = 24 * 3600
 """An hour that waits longer than this is named by loads and by `verify`: no schedule will publish it."""
 _NAMED = 5
-"""Hours that a note names; the rest are counted."""
+"""Most hours that a note names; the rest are counted."""
 
 
 def unpublished_note(topic: str, rows: Mapping[str, int]) -> str:
@@ -165,12 +169,13 @@ def unpublished_hours(fs: Filesystem, topic: str) -> list[Unpublished]:
     index = hour_index(fs, topic, len(history.numbers))
     # Rows that a re-load has moved are in its manifest, not in the index, which knows first editions.
     moved = {hour for load in history.editions for hour in history.manifest(load).rows_by_hour()}
-    found = []
+    unpublished = []
     for hour in without_revision(fs, topic, index.hours.keys() | moved):
         loads = [history.manifest(load) for load in history.having(hour, index)]
         if rows := sum(load.rows_by_hour().get(hour, 0) for load in loads):
-            found.append(Unpublished(hour, rows, min(datetime.fromisoformat(load.created) for load in loads)))
-    return found
+            loaded = min(datetime.fromisoformat(load.created) for load in loads)
+            unpublished.append(Unpublished(hour, rows, loaded))
+    return unpublished
 
 
 def hours_with_news(fs: Filesystem, topic: str, run_id: str) -> list[str]:
@@ -179,7 +184,7 @@ def hours_with_news(fs: Filesystem, topic: str, run_id: str) -> list[str]:
     Also those whose newest revision is of the run itself, published by an earlier try of it.
     """
     # In this order, as in `publish_hours`.
-    revisions = {each.manifest.hour: each.manifest for each in newest_revisions(fs, topic)}
+    revisions = {newest.manifest.hour: newest.manifest for newest in newest_revisions(fs, topic)}
     history = LoadHistory.of(fs, topic)
     folded = {hour: _editions(newest) for hour, newest in revisions.items()}
     news = {hour for hour, newest in revisions.items() if newest.run_id == run_id}
@@ -203,24 +208,21 @@ def hour_sources(
     history = LoadHistory.of(fs, topic)
     bases = {hour: newest if _still_holds(history, newest) else None for hour, newest in revisions.items()}
     index = hour_index(fs, topic, len(history.numbers))
-    rows: dict[str, list[LoadManifest]] = {}
+    sources = []
     for hour, base in bases.items():
         folded = _editions(base)
         lacking = [load for load in history.having(hour, index) if folded.get(load) != history.edition(load)]
-        rows[hour] = [history.manifest(load) for load in lacking]
-    return [
-        _increment(history, base, rows[hour]) if base else _anew(history, hour, revisions[hour], rows[hour])
-        for hour, base in bases.items()
-    ]
+        news = [history.manifest(load) for load in lacking]
+        if base is None:
+            sources.append(_rebuild_hour(history, hour, revisions[hour], news))
+        else:
+            sources.append(_add_to_revision(history, base, news))
+    return sources
 
 
 def _editions(revision: HourManifest | None) -> dict[int, int]:
     """Load -> edition of what a revision was made from."""
     return {part.load: part.edition for part in revision.loads} if revision is not None else {}
-
-
-def _last_load(revision: HourManifest | None) -> int:
-    return max((part.load for part in revision.loads), default=0) if revision is not None else 0
 
 
 def _still_holds(history: LoadHistory, newest: HourManifest | None) -> bool:
@@ -247,16 +249,16 @@ def _part(hour: str, manifest: LoadManifest) -> LoadPart:
     return LoadPart(load=manifest.load, edition=manifest.edition, sha256=manifest.sha256, rows=rows)
 
 
-def _files(history: LoadHistory, hour: str, manifests: Sequence[LoadManifest]) -> list[tuple[str, DataFile]]:
-    return [
-        (history.folder(manifest.load), file)
-        for manifest in manifests
-        for file in manifest.files
-        if file.hour == hour
-    ]
+def _files(history: LoadHistory, hour: str, manifest: LoadManifest) -> SourceFiles:
+    folder = history.folder(manifest.load)
+    return SourceFiles(
+        age=(manifest.promotion or 0, manifest.load),
+        table_schema_id=manifest.table_schema_id,
+        files=[(folder, file) for file in manifest.files if file.hour == hour],
+    )
 
 
-def _increment(history: LoadHistory, base: HourManifest, news: Sequence[LoadManifest]) -> HourSource:
+def _add_to_revision(history: LoadHistory, base: HourManifest, news: Sequence[LoadManifest]) -> HourSource:
     """The hour from its newest revision and from what that one lacks."""
     stale = [part for part in base.loads if part.edition < history.edition(part.load)]
     parts = {part.load: part for part in base.loads}
@@ -265,15 +267,18 @@ def _increment(history: LoadHistory, base: HourManifest, news: Sequence[LoadMani
     replaced = [history.manifest(part.load, part.edition) for part in stale if part.rows]
     kept = [part for part in base.loads if part not in stale]
     if replaced and not _tell_apart(history, replaced, kept):
-        return _anew(history, base.hour, base, [*(history.manifest(part.load) for part in kept), *news])
+        manifests = [*(history.manifest(part.load) for part in kept), *news]
+        return _rebuild_hour(history, base.hour, base, manifests)
     folder = f"{history.topic}{HOURLY}/{revision_folder(base.hour, base.revision)}"
-    files = [(folder, file) for file in base.files]
-    mine = (base.promotion or 0, _last_load(base)), base.table_schema_id, files
-    return _described(
-        [mine, *_schemas(history, base.hour, news)],
+    files = SourceFiles(
+        age=(base.promotion or 0, max(part.load for part in base.loads)),
+        table_schema_id=base.table_schema_id,
+        files=[(folder, file) for file in base.files],
+    )
+    return HourSource(
         hour=base.hour,
         parts=[parts[load] for load in sorted(parts)],
-        files=[*files, *_files(history, base.hour, news)],
+        groups=[files, *(_files(history, base.hour, manifest) for manifest in news)],
         base=base.revision,
         base_folder=folder,
         replaced=[offsets for manifest in replaced for offsets in manifest.ranges],
@@ -289,27 +294,26 @@ def _tell_apart(history: LoadHistory, replaced: Sequence[LoadManifest], kept: Se
     return len(topic_ids | {history.manifest(part.load, part.edition).topic_id for part in kept}) == 1
 
 
-def _anew(
+def _rebuild_hour(
     history: LoadHistory, hour: str, newest: HourManifest | None, manifests: Sequence[LoadManifest]
 ) -> HourSource:
     """The hour from all of its loads; a load that has lost its rows to a later edition stays as a part."""
     manifests = sorted(manifests, key=lambda manifest: manifest.load)
-    found = {manifest.load for manifest in manifests}
+    loads = {manifest.load for manifest in manifests}
     parts = {manifest.load: _part(hour, manifest) for manifest in manifests}
     for part in newest.loads if newest is not None else ():
         if part.load in history.numbers:
-            _check_there(history, hour, part, found)
+            _check_present(history, hour, part, loads)
             if history.edition(part.load) > 1:
                 parts.setdefault(part.load, _part(hour, history.manifest(part.load)))
-    return _described(
-        _schemas(history, hour, manifests),
+    return HourSource(
         hour=hour,
         parts=[parts[load] for load in sorted(parts)],
-        files=_files(history, hour, manifests),
+        groups=[_files(history, hour, manifest) for manifest in manifests],
     )
 
 
-def _check_there(history: LoadHistory, hour: str, part: LoadPart, found: set[int]) -> None:
+def _check_present(history: LoadHistory, hour: str, part: LoadPart, loads: set[int]) -> None:
     """MillraceError when the rows of a part cannot be read again: their folder is gone, or has expired.
 
     A load that was made anew may have other hours; it has another hash.
@@ -321,33 +325,5 @@ def _check_there(history: LoadHistory, hour: str, part: LoadPart, found: set[int
         raise MillraceError(
             f"{folder} with {rows} rows has expired and its hour must be made anew: restore it from a copy"
         )
-    if rows and part.load not in found and manifest.sha256 == part.sha256:
+    if rows and part.load not in loads and manifest.sha256 == part.sha256:
         raise MillraceError(f"{folder} with {rows} rows is gone: restore it from a copy")
-
-
-Schema = tuple[tuple[int, int], int, Sequence[tuple[str, DataFile]]]
-"""(promotion, load), the schema's id, and the files that have its columns."""
-
-
-def _schemas(history: LoadHistory, hour: str, manifests: Sequence[LoadManifest]) -> list[Schema]:
-    return [
-        ((each.promotion or 0, each.load), each.table_schema_id, _files(history, hour, [each]))
-        for each in manifests
-    ]
-
-
-def _described(schemas: Sequence[Schema], **values: object) -> HourSource:
-    """The source with the newest columns of any of its files.
-
-    By promotion, then by load: schema ids rise with time in one subject, but not where another had the
-    same schema before. Of two editions of one load the later one is the last here.
-    """
-    usable = [each for each in schemas if each[2]] or [*schemas, ((0, 0), 0, ())]
-    age, schema_id, files = max(reversed(usable), key=lambda each: each[0])
-    return HourSource(
-        schema_file="/".join((files[0][0], files[0][1].path)) if files else "",
-        table_schema_id=schema_id,
-        promotion=age[0] or None,
-        schema_age=age,
-        **values,  # type: ignore[arg-type]
-    )

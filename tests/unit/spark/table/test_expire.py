@@ -8,7 +8,7 @@ import os
 import random
 import shutil
 import time
-from datetime import datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +164,8 @@ def test_readers_have_their_grace_from_the_moment_the_next_revision_could_be_see
     publish(scene)
     late(scene, START)
 
-    class Earlier(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
-            return datetime.now(tz) - timedelta(hours=7)
-
-    monkeypatch.setattr("millrace_spark.table.publish.datetime", Earlier)
+    earlier = (datetime.now(UTC) - timedelta(hours=7)).isoformat()
+    monkeypatch.setattr("millrace_spark.table.publish.now", lambda: earlier)
     publish(scene)
     assert expire(scene, reader_grace_s=3600.0).revisions == 0
     assert expire(scene, reader_grace_s=3600.0, clock=lambda: time.time() + 3700).revisions == 1
