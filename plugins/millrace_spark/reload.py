@@ -1,9 +1,9 @@
-"""Reading loads again from the log, after a decoder or a schema was mended: the next edition of each.
+"""Reads loads again from the log, after a decoder or a schema was mended: the next edition of each.
 
-Exactly the offsets the load recorded, no more and no fewer: what has expired is refused before anything is
-written, and so is a log that has lost something since. The first edition stays as it is; the next one is
-published under `_reloads/` by one exclusive rename, names the manifest it replaces and why, and the auditor
-is told what changed. Hours follow with the next `hourly`. Written without Spark, like `load`.
+A run reads exactly the offsets that the load recorded. It refuses what has expired, before anything is
+written, and a log that has lost something since. The first edition stays as it is. The next one is published
+under `_reloads/` by one exclusive rename, names the manifest it replaces and why, and the auditor is told
+what changed. Hours follow with the next `hourly`. Written without Spark, like `load`.
 """
 
 from __future__ import annotations
@@ -113,13 +113,13 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     table = reloads_table(topic)
     _heal(run, topic)
     sweep_staging(run.fs, table)
-    todo = [history.manifest(load) for load in loads if not _mine(run, history.manifest(load))]
-    _check_retained(run, topic, todo)
+    manifests = [history.manifest(load) for load in loads]
+    _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
     pinned = run.pin(topic, pinned_id(run.fs, topic, newest))
     return [_reload(run, topic, load, pinned) for load in loads]
 
 
-def _mine(run: ReloadRun, manifest: LoadManifest) -> bool:
+def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
     return manifest.edition > 1 and manifest.run_id == run.run_id
 
 
@@ -129,10 +129,8 @@ def _heal(run: ReloadRun, topic: str) -> None:
     recorded, counted = set(recorded_folders(run.fs, table)), set(run.fs.names(f"{table}/{COUNTED}"))
     for load, editions in later_editions(run.fs, topic).items():
         for edition in editions:
-            if reload_folder(load, edition) not in recorded:
-                record(
-                    run.fs, table, reload_folder(load, edition), read_edition(run.fs, topic, load, edition)
-                )
+            if (folder := reload_folder(load, edition)) not in recorded:
+                record(run.fs, table, folder, read_edition(run.fs, topic, load, edition))
         if _counted_name(load, editions[-1]) not in counted:
             _count(run, topic, load, editions[-1])
 
@@ -142,12 +140,10 @@ def _counted_name(load: int, edition: int) -> str:
 
 
 def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
-    counts = [
-        sequences_of(
-            run.fs, f"{topic}/{edition_folder(load, edition)}", read_edition(run.fs, topic, load, edition)
-        )
-        for edition in range(1, newest + 1)
-    ]
+    counts = []
+    for edition in range(1, newest + 1):
+        manifest = read_edition(run.fs, topic, load, edition)
+        counts.append(sequences_of(run.fs, f"{topic}/{edition_folder(load, edition)}", manifest))
     run.publish_counts(topic, load, counts)
     run.fs.create(f"{reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
     run.progress("counted")
@@ -197,7 +193,7 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResu
     for _ in range(ATTEMPTS):
         editions = later_editions(run.fs, topic).get(load, [1])
         newest = read_edition(run.fs, topic, load, editions[-1])
-        if _mine(run, newest):
+        if _is_own(run, newest):
             before = read_edition(run.fs, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
@@ -271,7 +267,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
                 f"{where}: [{part.start}, {part.end}) was read instead of [{old.start}, {old.end})"
             )
         for gap in part.gaps:
-            if not any(known.start <= gap.start and gap.end <= known.end for known in old.gaps):
+            if not any(before.start <= gap.start and gap.end <= before.end for before in old.gaps):
                 raise MillraceError(
                     f"{where}: offsets [{gap.start}, {gap.end}) were there and are gone from the log,"
                     " nothing was published: run `millrace log verify` on its broker"
@@ -281,7 +277,12 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
 def _result(manifest: LoadManifest, before: LoadManifest, *, published: bool) -> ReloadResult:
     now, then = manifest.rows_by_hour(), before.rows_by_hour()
     return ReloadResult(
-        load=manifest.load, edition=manifest.edition, published=published, rows=manifest.rows,
-        rejected=manifest.rejected, rows_before=before.rows, rejected_before=before.rejected,
+        load=manifest.load,
+        edition=manifest.edition,
+        published=published,
+        rows=manifest.rows,
+        rejected=manifest.rejected,
+        rows_before=before.rows,
+        rejected_before=before.rejected,
         hours={hour: now.get(hour, 0) for hour in sorted(now.keys() | then.keys())},
-    )  # fmt: skip
+    )

@@ -7,7 +7,7 @@ readers nor adopt what a dead one left. What is there afterwards is counted by r
 from __future__ import annotations
 
 import urllib.parse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace_spark.files.filesystem import Filesystem, literal
 from millrace_spark.warehouse.manifest import REJECTED, DataFile
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 ROW_GROUP_BYTES = 32 << 20
-"""A task holds one of these for every hour it writes at a time; Parquet's own default is four times that."""
+"""Bytes of a row group: a task holds one for every hour it writes at a time. Parquet's default is 128 MiB."""
 _SETTINGS = {
     # INT96, the default, has no time zone and loses the type for other readers.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -48,7 +48,7 @@ def described(spark: SparkSession, fs: Filesystem, staging: str) -> list[DataFil
     Files without rows are deleted: a task that has none writes one all the same.
     """
     sizes = dict(fs.files(staging))
-    found: list[DataFile] = []
+    files: list[DataFile] = []
     for rejected in (False, True):
         paths = [path for path in sizes if path.startswith(f"{REJECTED}/") == rejected]
         if not paths:
@@ -60,26 +60,21 @@ def described(spark: SparkSession, fs: Filesystem, staging: str) -> list[DataFil
         kept = [path for path in paths if path in counted]
         for path, digest in zip(kept, sha256_of(fs, [f"{staging}/{path}" for path in kept]), strict=True):
             rows, records = counted[path]
-            found.append(DataFile(path=path, rows=rows, records=records, bytes=sizes[path], sha256=digest))
-    return found
+            files.append(DataFile(path=path, rows=rows, records=records, bytes=sizes[path], sha256=digest))
+    return files
 
 
 def _rows(
     spark: SparkSession, fs: Filesystem, staging: str, paths: list[str], records: str
 ) -> dict[str, tuple[int, int]]:
     """Path -> (rows, records) of files that all have rows."""
+    from pyspark.sql.functions import expr
+
     frame = spark.read.parquet(*(literal(fs.uri(f"{staging}/{path}")) for path in paths))
-    aggregates = ["count(*) as `rows`", f"{records} as `records`"]
     grouped = frame.selectExpr("*", "_metadata.file_path as `_file_path`").groupBy("_file_path")
-    counted: list[Any] = grouped.agg(*map(_expression, aggregates)).collect()
+    counted = grouped.agg(expr("count(*)").alias("rows"), expr(records).alias("records")).collect()
     inside = f"/{staging}/"
     return {
         urllib.parse.unquote(row["_file_path"]).rpartition(inside)[2]: (row["rows"], row["records"])
         for row in counted
     }
-
-
-def _expression(text: str) -> Any:
-    from pyspark.sql.functions import expr
-
-    return expr(text)

@@ -27,8 +27,9 @@ from millrace_spark.avro.messages import DecodedBatch, Decoder
 from millrace_spark.avro.table_schema import FOLDER_NAMES, check_names
 from millrace_spark.files.filesystem import Filesystem, literal
 from millrace_spark.load.direct import CutResult, Source
-from millrace_spark.parquet.hour_files import count_rows, dates_and_hours
+from millrace_spark.parquet.hour_files import dates_and_hours
 from millrace_spark.parquet.rejections import REJECTED_SCHEMA, Reasons
+from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.spark_files import described, write_parquet
 from millrace_spark.table.merge import not_published
 from millrace_spark.table.sources import HourSource
@@ -74,23 +75,23 @@ class SparkSink:
     def _write_rows(self, source: Source, cuts: Sequence[Cut], folder: str) -> None:
         # Of its own name: several topics are loaded in one session at the same time.
         name = f"millrace_load_{uuid.uuid4().hex}"
-        self._spark.dataSource.register(rows_source(name, source, cuts))
+        self._spark.dataSource.register(_rows_source(name, source, cuts))
         write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
 
     def _accounts(self, cuts: Sequence[Cut], folder: str) -> list[CutResult]:
         """What the tasks have said, in the order of the cuts; MillraceError if one could not read its cut."""
         rows = self._spark.read.parquet(literal(self._fs.uri(folder))).select("_key").collect()
         self._fs.delete(folder)
-        said = [json.loads(row["_key"]) for row in rows]
-        if error := next((each["error"] for each in said if "error" in each), None):
+        accounts = [json.loads(row["_key"]) for row in rows]
+        if error := next((account["error"] for account in accounts if "error" in account), None):
             raise MillraceError(error)
-        results = [_result(each) for each in said]
-        found = {(each.stats.partition, each.stats.first): each for each in results}
-        if len(found) != len(results) or found.keys() != {(cut.range.partition, cut.first) for cut in cuts}:
+        results = [_result(account) for account in accounts]
+        by_cut = {(result.stats.partition, result.stats.first): result for result in results}
+        if len(by_cut) != len(results) or by_cut.keys() != {(cut.range.partition, cut.first) for cut in cuts}:
             raise MillraceError(
                 f"{len(results)} tasks gave an account of {len(cuts)} cuts; run the load again"
             )
-        return [found[cut.range.partition, cut.first] for cut in cuts]
+        return [by_cut[cut.range.partition, cut.first] for cut in cuts]
 
     def _write_rejected(self, source: Source, cuts: Sequence[Cut], folder: str) -> None:
         """Reads the cuts once more: there are no rejected records in most loads."""
@@ -123,11 +124,11 @@ def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBat
 def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:
     """The records of a cut that cannot be decoded, as rows of REJECTED_SCHEMA."""
     for batch in _decoded(source, cut, RangeStats.of(cut)):
-        for each in batch.rejected:
-            yield tuple(getattr(each, name) for name in REJECTED_SCHEMA.names)
+        for record in batch.rejected:
+            yield tuple(getattr(record, name) for name in REJECTED_SCHEMA.names)
 
 
-def rows_source(name_: str, source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
+def _rows_source(name_: str, source: Source, cuts: Sequence[Cut]) -> type[DataSource]:
     """A data source of exactly these cuts' rows and accounts; it travels by value, with them."""
     arrow_schema = Decoder(source.table_schema, source.lookup).arrow_schema
     check_names(arrow_schema, FOLDER_NAMES)  # an older version may have pinned one
@@ -163,7 +164,6 @@ class CutReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One per cut."""
         return [CutPartition(cut) for cut in self._cuts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -172,7 +172,7 @@ class CutReader(DataSourceReader):
         stats, counts, reasons = RangeStats.of(cut), SequenceCounts(), Reasons()
         try:
             for batch in _decoded(self._source, cut, stats):
-                count_rows(batch.rows, counts)
+                count_sequences(batch.rows, counts)
                 reasons.add(batch.rejected)
                 if batch.rows.num_rows:
                     columns = [*batch.rows.columns, *dates_and_hours(batch.rows)]
@@ -182,8 +182,8 @@ class CutReader(DataSourceReader):
             return
         yield self._row(_account(CutResult.of(stats, [], counts, reasons)))
 
-    def _row(self, said: Mapping[str, Any]) -> pa.RecordBatch:
-        row = {"date": ACCOUNT, "hour": ACCOUNT, "_key": json.dumps(said).encode()}
+    def _row(self, account: Mapping[str, Any]) -> pa.RecordBatch:
+        row = {"date": ACCOUNT, "hour": ACCOUNT, "_key": json.dumps(account).encode()}
         return pa.RecordBatch.from_pylist([row], schema=self._schema)
 
 
@@ -195,12 +195,11 @@ class SparkMerge:
         self._fs = fs
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        """What is in the folder afterwards, by path; an hour without rows has no file."""
         groups = [source.newest_columns for source in sources if source.files]
         if not groups:
             return []
         newest = max(groups, key=lambda group: group.age)
-        paths = self._checked([each for source in sources for each in source.files])
+        paths = self._checked([file for source in sources for file in source.files])
         schema = self._spark.read.parquet(literal(self._fs.uri(newest.schema_file))).schema
         path = "_metadata.file_path"
         frame = self._spark.read.schema(schema).parquet(*paths)
@@ -226,7 +225,7 @@ class SparkMerge:
 def _rest(source: HourSource) -> str:
     """The rows of an hour that stay, as a condition: those of its base that no newer edition holds."""
     gone = " OR ".join(
-        f"(_partition = {each.partition} AND _offset >= {each.start} AND _offset < {each.end})"
-        for each in source.replaced
+        f"(_partition = {range_.partition} AND _offset >= {range_.start} AND _offset < {range_.end})"
+        for range_ in source.replaced
     )
     return f"NOT (instr(_metadata.file_path, '/{source.base_folder}/') > 0 AND ({gone}))"

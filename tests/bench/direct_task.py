@@ -27,7 +27,8 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.avro.messages import DecodedBatch, Decoder, frames_of
 from millrace_spark.files.task_storage import SharedFolder
 from millrace_spark.load.direct import CutTask, Source, write_cut
-from millrace_spark.parquet.hour_files import HourFiles, count_rows
+from millrace_spark.parquet.hour_files import HourFiles
+from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
 from millrace_spark.topic.reading import FetchedBatches, read_cut
 from tests.bench.bench_hot_path import broker
@@ -110,14 +111,14 @@ class _Steps:
     def count(self) -> None:
         counts = SequenceCounts()
         for decoded in self._decoded():
-            count_rows(decoded.rows, counts)
+            count_sequences(decoded.rows, counts)
 
     def write(self) -> None:
         counts = SequenceCounts()
         with tempfile.TemporaryDirectory(dir=self._task.folder) as folder:
             files = HourFiles(Path(folder), "part", self._decoder().arrow_schema)
             for decoded in self._decoded():
-                count_rows(decoded.rows, counts)
+                count_sequences(decoded.rows, counts)
                 files.add(decoded.rows)
             files.close()
 

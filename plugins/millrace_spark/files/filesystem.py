@@ -1,11 +1,11 @@
-"""The few things a warehouse asks of its file system, and the local one (`file://` or a plain path).
+"""What a warehouse asks of its file system, and the local one (`file://` or a plain path).
 
-`move` is the one that everything hangs on: it is exclusive, it never replaces and never nests. `os.rename`
-of a folder onto one that has something in it fails, in the kernel, whoever else tries at the same moment;
-onto an empty one it succeeds, so a published folder must never be empty (it always holds its manifest).
+Everything hangs on `move`: it is exclusive, never replaces and never nests. `os.rename` of a folder onto one
+that has something in it fails, in the kernel, whoever else tries at the same moment. Onto an empty folder it
+succeeds, so a published folder must never be empty: it always holds its manifest.
 
-Knows paths and bytes. Does not know manifests, topics or Parquet. Object stores have no such rename: they
-are refused.
+Knows paths and bytes. Does not know manifests, topics or Parquet. Object stores are refused: they have no
+such rename.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import shutil
 import time
 import urllib.parse
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 DELETE_TRIES = 20
-"""Against tasks that write to a folder a moment after their job has ended."""
+"""Most tries to delete a folder: tasks may write to it a moment after their job has ended."""
 
 
 def _go_on_if_it_is_gone(_function: object, _path: str, error: tuple[type, BaseException, object]) -> None:
@@ -102,32 +102,26 @@ class LocalFilesystem:
         self._root = Path(self.root)
 
     def uri(self, path: str) -> str:
-        """The path as Spark and pyarrow take it: a plain absolute one."""
         return str(self._root / path)
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; [] when there is no such folder."""
         try:
             return sorted(path.name for path in (self._root / folder).iterdir())
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def files(self, folder: str) -> list[tuple[str, int]]:
-        """Every file below a folder, sorted: its path relative to the folder, and its bytes."""
         top = self._root / folder
-        found = [path for path in top.rglob("*") if not path.is_dir()]
-        return sorted((path.relative_to(top).as_posix(), path.stat().st_size) for path in found)
+        paths = [path for path in top.rglob("*") if not path.is_dir()]
+        return sorted((path.relative_to(top).as_posix(), path.stat().st_size) for path in paths)
 
     def read(self, path: str) -> bytes:
-        """A whole file; FileNotFoundError when it is not there."""
         return (self._root / path).read_bytes()
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file into a folder that is still private; `sync` puts it on disk."""
         (self._root / path).write_bytes(content)
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file, whole and on disk, folders included; False when it is there already."""
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         # A link is exclusive and shows the whole content at once: a crash leaves no half-written file.
@@ -148,18 +142,15 @@ class LocalFilesystem:
             draft.unlink(missing_ok=True)
 
     def make_folder(self, folder: str) -> None:
-        """Create a folder and those above it."""
         (self._root / folder).mkdir(parents=True, exist_ok=True)
 
     def sync(self, folder: str) -> None:
-        """Put every file and folder in it on disk."""
         for path, _, names in os.walk(self._root / folder, topdown=False):
             for name in names:
                 self._sync_one(Path(path, name))
             self._sync_one(Path(path))
 
     def move(self, source: str, target: str) -> bool:
-        """Rename a folder, exclusively and on disk; False when the target is taken, and nothing changed."""
         old, new = self._root / source, self._root / target
         new.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -172,14 +163,12 @@ class LocalFilesystem:
         return True
 
     def gather(self, source: str, target: str, paths: Iterable[str]) -> None:
-        """Move these files from one private folder to another, each to its path there; nothing else."""
         for path in paths:
             new = self._root / target / path
             new.parent.mkdir(parents=True, exist_ok=True)
             (self._root / source / path).rename(new)
 
     def delete(self, path: str) -> None:
-        """Delete a file or a folder with all that is in it; nothing when it is not there."""
         target = self._root / path
         for _ in range(DELETE_TRIES):
             try:
@@ -196,32 +185,23 @@ class LocalFilesystem:
         raise MillraceError(f"cannot delete {target}: somebody still writes to it; delete it by hand")
 
     def sha256(self, path: str) -> str:
-        """SHA-256 of a file, in hex."""
         with open(self._root / path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def age_s(self, path: str) -> float:
-        """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
         try:
             return time.time() - (self._root / path).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def touch(self, folder: str) -> None:
-        """Let a folder look as if it had changed now; nothing when it is not there."""
         with suppress(FileNotFoundError):
             os.utime(self._root / folder)
 
-    @contextmanager
-    def local_copy(self, path: str) -> Iterator[Path]:
-        """The file itself; FileNotFoundError when it is not there."""
-        file = self._root / path
-        if not file.is_file():
-            raise FileNotFoundError(self.uri(path))
-        yield file
+    def local_copy(self, path: str) -> AbstractContextManager[Path]:
+        return SharedFolder().local_copy(self.uri(path))
 
     def for_tasks(self) -> TaskStorage:
-        """The folder itself, under the same path."""
         return SharedFolder()
 
     def _sync_above(self, path: Path) -> None:

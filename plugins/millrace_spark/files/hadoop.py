@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WAIT_S = 120.0
-"""How long to wait for a NameNode that does not answer or is in safe mode, before anything is begun."""
+"""How long a run waits for a NameNode that does not answer or is in safe mode, before it begins."""
 CHECK_S = 15.0
 """How long WebHDFS may take for its first answer: the NameNode itself has answered a moment ago."""
 THREADS = 16
-"""Files moved or synced at a time: each is a few round trips, or the waiting for some disks."""
+"""Most files moved or synced at a time: each takes a few round trips, or waits for some disks."""
 _BUFFER = 1 << 20
 _AUTHORITY = re.compile(r"^\w+:(?://[^/]*)?")
 # "sleep, times, sleep, times": about 48 s of safe mode, and seven minutes (Hadoop repeats the repeats) of a
@@ -90,7 +90,6 @@ class HadoopFilesystem:
         self._fs: Any = jvm.org.apache.hadoop.fs.FileSystem.get(self._java_uri, self._conf)
 
     def uri(self, path: str) -> str:
-        """The path as Spark takes it."""
         return f"{self.root}/{path}"
 
     def _path(self, path: str) -> Any:
@@ -112,25 +111,21 @@ class HadoopFilesystem:
         if len(matches) != count:
             raise MillraceError(f"{self.uri(folder)}: this version of Hadoop lists files in another form")
         inside = f"{path.toUri().getPath().rstrip('/')}/"
-        return [
-            _Status(
-                full.removeprefix(inside), int(match["bytes"] or 0), int(match["block"] or 0),
-                match["coded"] == "true",
-            )
-            for match in matches
-            if (full := _AUTHORITY.sub("", match["path"])).startswith(inside)  # not the file itself
-        ]  # fmt: skip
+        statuses = []
+        for match in matches:
+            full, size, block = _AUTHORITY.sub("", match["path"]), match["bytes"], match["block"]
+            if full.startswith(inside):  # not the file itself
+                coded = match["coded"] == "true"
+                statuses.append(_Status(full.removeprefix(inside), int(size or 0), int(block or 0), coded))
+        return statuses
 
     def names(self, folder: str) -> list[str]:
-        """Names in a folder, sorted; [] when there is no such folder."""
         return sorted(status.path for status in self._listed(folder, recursive=False))
 
     def files(self, folder: str) -> list[tuple[str, int]]:
-        """Every file below a folder, sorted: its path relative to the folder, and its bytes."""
         return sorted((status.path, status.bytes) for status in self._listed(folder, recursive=True))
 
     def read(self, path: str) -> bytes:
-        """A whole small file; FileNotFoundError when it is not there."""
         with explaining(self.root):
             stream = self._fs.open(self._path(path))
             try:
@@ -139,7 +134,6 @@ class HadoopFilesystem:
                 stream.close()
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a small file into a folder that is still private; it is on disk."""
         with explaining(self.root):
             stream = self._create(path)
             stream.write(bytearray(content))
@@ -149,10 +143,8 @@ class HadoopFilesystem:
         """A stream into a new file, or one that is replaced, which is on disk once the stream is closed."""
         flags = self._flags("CREATE", "OVERWRITE", "SYNC_BLOCK")
         target = self._path(path)
-        replication, block_bytes = (
-            self._fs.getDefaultReplication(target),
-            self._fs.getDefaultBlockSize(target),
-        )
+        replication = self._fs.getDefaultReplication(target)
+        block_bytes = self._fs.getDefaultBlockSize(target)
         # Not `create`, which makes the folder: a driver whose staging was swept would publish an empty one.
         stream = self._fs.createNonRecursive(target, None, flags, _BUFFER, replication, block_bytes, None)
         if not stream.hasCapability("hsync"):
@@ -166,7 +158,6 @@ class HadoopFilesystem:
         return self._jvm.java.util.EnumSet.of(*(getattr(flag, name) for name in names))
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a small file, whole and on disk, folders included; False when it is there already."""
         folder, _, name = path.rpartition("/")
         draft = f"{folder}/{_draft(name)}"
         self.make_folder(folder)
@@ -177,7 +168,6 @@ class HadoopFilesystem:
         return False
 
     def make_folder(self, folder: str) -> None:
-        """Create a folder and those above it."""
         with explaining(self.root):
             self._fs.mkdirs(self._path(folder))
 
@@ -215,7 +205,6 @@ class HadoopFilesystem:
         self._rename(draft, path)
 
     def move(self, source: str, target: str) -> bool:
-        """Rename a folder, exclusively; False when the target is taken, and nothing changed."""
         self.make_folder(target.rpartition("/")[0])
         if self._rename(source, target):
             return True
@@ -223,14 +212,12 @@ class HadoopFilesystem:
         return not self.names(target) and self._delete_empty(target) and self._rename(source, target)
 
     def gather(self, source: str, target: str, paths: Iterable[str]) -> None:
-        """Move these files from one private folder to another, each to its path there; nothing else."""
         moves = list(paths)
         for folder in sorted({f"{target}/{path}".rpartition("/")[0] for path in moves}):
             self.make_folder(folder)
         with ThreadPoolExecutor(THREADS) as threads:
-            moved = list(
-                threads.map(lambda path: self._rename(f"{source}/{path}", f"{target}/{path}"), moves)
-            )
+            olds, news = [f"{source}/{path}" for path in moves], [f"{target}/{path}" for path in moves]
+            moved = list(threads.map(self._rename, olds, news))
         if not all(moved):
             raise MillraceError(f"{self.uri(target)} is written to by somebody else; run the load again")
 
@@ -259,7 +246,6 @@ class HadoopFilesystem:
             self._fs.delete(self._path(path), True)
 
     def sha256(self, path: str) -> str:
-        """SHA-256 of a file, in hex, computed in the JVM."""
         digest = self._jvm.java.security.MessageDigest.getInstance("SHA-256")
         with explaining(self.root):
             stream = self._jvm.java.security.DigestInputStream(self._fs.open(self._path(path)), digest)
@@ -270,7 +256,6 @@ class HadoopFilesystem:
         return bytes(digest.digest()).hex()
 
     def age_s(self, path: str) -> float:
-        """Seconds since the file or folder changed last; 0 when it is not there (any more)."""
         try:
             with explaining(self.root):
                 changed_ms = int(self._fs.getFileStatus(self._path(path)).getModificationTime())
@@ -279,7 +264,6 @@ class HadoopFilesystem:
         return time.time() - changed_ms / 1000
 
     def touch(self, folder: str) -> None:
-        """Let a folder look as if it had changed now; nothing when it is not there."""
         with suppress(FileNotFoundError), explaining(self.root):
             self._fs.setTimes(self._path(folder), int(time.time() * 1000), -1)
 

@@ -62,8 +62,8 @@ _LINE = re.compile(r"((?:[a-z]\w*\.)+)(\w+(?:Exception|Error))\)?: ([^\n]*)")
 def explained(failure: str, *, of_hadoop: bool) -> MillraceError | None:
     """What to say of a failure of HDFS, given as the text of its stack trace; None for any other failure.
 
-    `of_hadoop`: it is known to be Hadoop's. Otherwise it is whatever ended a Spark job, and a connection that
-    was refused counts only in Hadoop's own words. The first known class decides.
+    With `of_hadoop` the failure is certainly Hadoop's. Otherwise it is whatever ended a Spark job, and a
+    connection that was refused counts only in Hadoop's own words. The first class of the table decides.
     """
     if no_datanode := _NO_DATANODE.search(failure):
         return MillraceError(
@@ -101,9 +101,8 @@ def _translated(error: Exception, root: str) -> Exception:
         return FileNotFoundError(f"{root}: {_message(error)}")
     if name == "FileAlreadyExistsException":
         return FileExistsError(f"{root}: {_message(error)}")
-    known = explained(text, of_hadoop=True)
-    if known is not None:
-        return type(known)(f"{root}: {known}")
+    if (explanation := explained(text, of_hadoop=True)) is not None:
+        return type(explanation)(f"{root}: {explanation}")
     return MillraceError(f"{root}: {name}: {_message(error)}")
 
 

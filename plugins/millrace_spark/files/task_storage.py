@@ -39,12 +39,10 @@ class SharedFolder:
 
     @contextmanager
     def writing(self, folder: str) -> Iterator[Path]:
-        """The folder itself."""
         yield Path(folder)
 
     @contextmanager
     def local_copy(self, path: str) -> Iterator[Path]:
-        """The file itself; FileNotFoundError when it is not there."""
         if not Path(path).is_file():
             raise FileNotFoundError(path)
         yield Path(path)
@@ -67,7 +65,6 @@ class HdfsFolder:
 
     @contextmanager
     def local_copy(self, path: str) -> Iterator[Path]:
-        """A temporary copy; FileNotFoundError when the file is not there."""
         with _temporary() as local, closing(WebHdfsClient(self.where)) as client:
             copy = local / path.rpartition("/")[2]
             client.fetch(_path(path), copy)

@@ -26,7 +26,7 @@ from millrace_spark.files.hadoop_errors import HdfsNotReady, explained
 
 T = TypeVar("T")
 PATIENCE_S = 120.0
-"""As long as a job waits for a NameNode before it begins."""
+"""How long a request is repeated, which is as long as a job waits for a NameNode before it begins."""
 PAUSE_S = 1.0
 _NAMENODE_S = httpx.Timeout(30.0, connect=10.0)
 # A DataNode answers when its pipeline has closed: one that has lost a node takes a minute for it.
@@ -34,7 +34,7 @@ _DATANODE_S = httpx.Timeout(120.0, connect=10.0)
 _RPC_PORT = 8020
 _WEB = "0.0.0.0:9870"
 """Hadoop's default: this port, on the NameNode's own host."""
-# Of these the message says nothing about the file: the DataNode's own client has met some trouble.
+# Exceptions whose message says nothing about the file: the DataNode's own client has met some trouble.
 _PASSING = (
     "java.io.IOException",
     "org.apache.hadoop.ipc.RetriableException",
@@ -44,14 +44,14 @@ _PASSING = (
 
 def web_addresses(setting: Callable[[str], str | None], authority: str) -> list[str]:
     """WebHDFS of the NameNodes behind `hdfs://<authority>`, as `host:port`, by the Hadoop configuration."""
-    found = []
+    addresses = []
     for service in _listed(setting("dfs.nameservices")):
         for node in _listed(setting(f"dfs.ha.namenodes.{service}")) or [""]:
             name = f"{service}.{node}" if node else service
             rpc = setting(f"dfs.namenode.rpc-address.{name}") or ""
             if rpc and (service == authority or _with_port(rpc) == _with_port(authority)):
-                found.append(_on_host(setting(f"dfs.namenode.http-address.{name}") or _WEB, rpc))
-    return found or [_on_host(setting("dfs.namenode.http-address") or _WEB, authority)]
+                addresses.append(_on_host(setting(f"dfs.namenode.http-address.{name}") or _WEB, rpc))
+    return addresses or [_on_host(setting("dfs.namenode.http-address") or _WEB, authority)]
 
 
 def _listed(names: str | None) -> list[str]:
@@ -102,7 +102,6 @@ class WebHdfsClient:
         self._http = httpx.Client(timeout=_NAMENODE_S, trust_env=False, transport=transport)
 
     def close(self) -> None:
-        """Close the connections."""
         self._http.close()
 
     def check(self) -> None:
@@ -209,7 +208,7 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
         return FileNotFoundError(f"{path}: {message}")
     if name.endswith(".FileAlreadyExistsException"):
         return FileExistsError(f"{path}: {message}")
-    known = explained(f"{name}: {message}", of_hadoop=True)
-    if name in _PASSING or isinstance(known, HdfsNotReady):
-        return _NotNow(str(known or message))
-    return MillraceError(f"{path}: {known or f'{name}: {message}'}")
+    explanation = explained(f"{name}: {message}", of_hadoop=True)
+    if name in _PASSING or isinstance(explanation, HdfsNotReady):
+        return _NotNow(str(explanation or message))
+    return MillraceError(f"{path}: {explanation or f'{name}: {message}'}")

@@ -20,8 +20,9 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.avro.messages import Decoder
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.files.task_storage import TaskStorage
-from millrace_spark.parquet.hour_files import HourFiles, count_rows
+from millrace_spark.parquet.hour_files import HourFiles
 from millrace_spark.parquet.rejections import Reasons, RejectedFile
+from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.topic.ranges import Cut, RangeStats
 from millrace_spark.topic.reading import Client, read_cut
 from millrace_spark.warehouse.manifest import DataFile
@@ -125,7 +126,7 @@ def write_cut(task: CutTask) -> CutResult:
         try:
             for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
                 files.add(batch.rows)
-                count_rows(batch.rows, counts)
+                count_sequences(batch.rows, counts)
                 rejected.add(batch.rejected)
                 reasons.add(batch.rejected)
         finally:

@@ -1,9 +1,9 @@
-"""How each column of a Parquet file is laid down, judged by a look at its first rows.
+"""How each column of a Parquet file is encoded, judged by its first rows.
 
-Parquet's own default keeps a dictionary for every column, also for offsets, times and numbers of which no
-two are alike: that is a third of the time a file of PageViews takes, and a third of its bytes. Here a column
-has a dictionary when values repeat among the first rows, and whole numbers without one are written as
-differences, which today's readers of Parquet know (Spark from 3.3 on, DuckDB, pyarrow).
+A column has a dictionary when values repeat among the first rows. Whole numbers without one are written as
+differences, which Spark from 3.3 on, DuckDB and pyarrow read. Parquet's own default keeps a dictionary for
+every column, also for offsets and times of which no two are alike: that takes a third of the time of a file
+of PageViews, and a third of its bytes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _leaves(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
 
 def _repeats(column: pa.ChunkedArray) -> bool:
     """True if values come twice on average, among those that are not null."""
-    found = column.drop_null()
-    return not len(found) or 2 * len(pc.unique(found)) <= len(found)
+    values = column.drop_null()
+    return not len(values) or 2 * len(pc.unique(values)) <= len(values)
 
 
 def _is_whole_number(type_: pa.DataType) -> bool:

@@ -16,22 +16,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.avro.messages import event_times
 from millrace_spark.parquet.encodings import encodings
-from millrace_spark.parquet.sequences import HEADER_FIELDS, count_sequences
 from millrace_spark.warehouse.manifest import DataFile
 
 ROW_GROUP_ROWS = 200_000
 ROW_GROUP_BYTES = 128 << 20
-"""Of rows in memory: a row group of large rows has fewer of them."""
+"""Most bytes of rows in memory that become one row group, which then has fewer rows than ROW_GROUP_ROWS."""
 HELD_BYTES = 256 << 20
-"""Of rows a task holds in memory before it writes those of the fullest hour."""
+"""Most bytes of rows that a task holds in memory; beyond, it writes those of the fullest hour."""
 OPEN_FILES = 200
-"""Parquet files a task keeps open; with more hours than that, some hours get a second file."""
+"""Most Parquet files that a task keeps open; with more hours than that, some hours get a second file."""
 HOUR_MS = 3_600_000
-# A clock may be broken by any amount, and no row is lost for it: what lies outside the calendar is filed
-# under its first or last hour.
+# A clock may be broken by any amount and loses no row: what lies outside the calendar is filed under the
+# calendar's first or last hour.
 FIRST_HOUR = int(datetime(1, 1, 1, tzinfo=UTC).timestamp()) // 3600
 LAST_HOUR = int(datetime(9999, 12, 31, 23, tzinfo=UTC).timestamp()) // 3600
 
@@ -73,29 +71,12 @@ def dates_and_hours(rows: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     return dates.take(index), clocks.take(index)
 
 
-def has_audit_header(schema: pa.Schema) -> bool:
-    """True if the rows say which producer they come from and which of its messages they are."""
-    index = schema.get_field_index("header")
-    header = schema.types[index] if index >= 0 else None
-    if header is None or not pa.types.is_struct(header):
-        return False
-    return all(header.get_field_index(name) >= 0 for name in HEADER_FIELDS)
-
-
-def count_rows(rows: pa.RecordBatch, counts: SequenceCounts) -> None:
-    """Count every row's sequence number under its producer; rows without an audit header count nowhere."""
-    if has_audit_header(rows.schema):
-        count_sequences(rows, counts)
-
-
 def data_file(folder: Path, path: str, rows: int, records: int | None = None) -> DataFile:
-    """What a manifest says of a finished Parquet file, read back from the file itself."""
+    """What a manifest says of a finished Parquet file, its bytes read back from the file itself."""
     with open(folder / path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = (folder / path).stat().st_size
-    return DataFile(
-        path=path, rows=rows, records=rows if records is None else records, bytes=size, sha256=digest
-    )
+        digest, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
+    records = rows if records is None else records
+    return DataFile(path=path, rows=rows, records=records, bytes=size, sha256=digest)
 
 
 class HourFiles:
@@ -121,11 +102,11 @@ class HourFiles:
             self._hold(hour_of(int(hours[0]) * HOUR_MS), rows)
             return
         order = np.argsort(hours, kind="stable")
-        for some in np.split(order, np.flatnonzero(np.diff(hours[order])) + 1):
-            first, last = int(some[0]), int(some[-1])
+        for indices in np.split(order, np.flatnonzero(np.diff(hours[order])) + 1):
+            first, last = int(indices[0]), int(indices[-1])
             # A slice copies nothing, but all rows stay in memory as long as it is held.
-            sliced = last - first + 1 == len(some) >= rows.num_rows // 2
-            part = rows.slice(first, len(some)) if sliced else rows.take(pa.array(some))
+            sliced = last - first + 1 == len(indices) >= rows.num_rows // 2
+            part = rows.slice(first, len(indices)) if sliced else rows.take(pa.array(indices))
             self._hold(hour_of(int(hours[first]) * HOUR_MS), part)
 
     def _hold(self, hour: str, rows: pa.RecordBatch) -> None:

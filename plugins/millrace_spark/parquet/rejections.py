@@ -1,7 +1,7 @@
-"""Records that could not be decoded: written aside with reason and bytes, counted, and how many may be.
+"""Records that could not be decoded: written aside with reason and bytes, counted, and limited in number.
 
-A few broken records are a producer's mistake and must not hold up the rest; many of them are a mistake of
-this side (a registry that was swapped, a decoder that is wrong), and a load full of them must not be seen.
+A few broken records are a producer's mistake and must not hold up the rest. Many of them are a mistake of
+the load (a registry that was swapped, a decoder that is wrong), which must not be published.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ REJECTED_SCHEMA = pa.schema(
 )
 """`_rejected/*.parquet`: a row is one record, or `records` of them where a batch cannot be unpacked."""
 HELD_BYTES = 16 << 20
-"""Raw bytes a task holds before it writes them: a cut may be nothing but rejected records."""
+"""Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
 REASONS = 20
-"""Reasons counted apart in a task; what comes after them is counted together."""
+"""Most reasons that a task counts apart; what comes after them is counted together."""
 OTHER = "other reasons"
 
 
@@ -44,22 +44,19 @@ class Reasons:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, rejected: Sequence[Rejected]) -> None:
-        """Count some records."""
-        for each in rejected:
-            self._count(each.reason, each.records)
+        for record in rejected:
+            self._count(record.reason, record.records)
 
     def merge(self, counts: Mapping[str, int]) -> None:
-        """Count what another task has counted."""
+        """Add what another task has counted."""
         for reason, records in counts.items():
             self._count(reason, records)
 
     def _count(self, reason: str, records: int) -> None:
-        known = reason in self.counts or len(self.counts) < REASONS
-        key = reason if known else OTHER
+        key = reason if reason in self.counts or len(self.counts) < REASONS else OTHER
         self.counts[key] = self.counts.get(key, 0) + records
 
     def __str__(self) -> str:
-        """The most frequent ones, as `12 times a reason, 3 times another`."""
         most = sorted(self.counts.items(), key=lambda item: (item[0] == OTHER, -item[1], item[0]))
         shown = ", ".join(f"{records:,} times {reason!r}" for reason, records in most[:3])
         return f"{shown}, and more" if len(most) > 3 else shown
@@ -81,7 +78,7 @@ class RejectedLimit:
         return cls(records=int(match[1])) if match[1] else cls(percent=float(match[2]))
 
     def allowed(self, read: int) -> int:
-        """How many of so many records."""
+        """Most records that may be rejected of those read."""
         return max(self.records, int(read * self.percent / 100))
 
     def __str__(self) -> str:
@@ -90,7 +87,7 @@ class RejectedLimit:
 
 
 DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
-"""A share alone would make one broken record of ten fatal, a number alone would not notice a broken hour."""
+"""A share alone would refuse one broken record of ten; a number alone would not notice a broken hour."""
 
 
 class RejectedFile:
@@ -105,9 +102,8 @@ class RejectedFile:
         self._rows = self._records = 0
 
     def add(self, rejected: Sequence[Rejected]) -> None:
-        """Put records aside, with reason and raw bytes."""
         self._held += rejected
-        self._held_bytes += sum(len(each.raw) for each in rejected)
+        self._held_bytes += sum(len(record.raw) for record in rejected)
         if self._held_bytes >= HELD_BYTES:
             self._write()
 
@@ -122,11 +118,11 @@ class RejectedFile:
     def _write(self) -> None:
         if not self._held:
             return
-        rows = [{name: getattr(each, name) for name in REJECTED_SCHEMA.names} for each in self._held]
+        rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in self._held]
         if self._writer is None:
             (self._folder / self._path).parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._folder / self._path, REJECTED_SCHEMA, compression="zstd")
         self._writer.write_table(pa.Table.from_pylist(rows, REJECTED_SCHEMA))
         self._rows += len(rows)
-        self._records += sum(each.records for each in self._held)
+        self._records += sum(record.records for record in self._held)
         self._held, self._held_bytes = [], 0

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millrace.errors import MillraceError
 from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
 from millrace_spark.topic.row_cursor import Longs
 
@@ -21,17 +20,18 @@ _FEW = 8
 def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | None = None) -> SequenceCounts:
     """The rows of a batch by producer, window and sequence, added to `counts` or to a new account.
 
-    The batch needs an audit header: a struct column `header` with the five HEADER_FIELDS. Rows where
-    one of them is null count nowhere; a table whose schema has none raises MillraceError.
+    An audit header is a struct column `header` with the five HEADER_FIELDS. Rows without one, or with a null
+    in one of its fields, count nowhere.
     """
     counts = SequenceCounts() if counts is None else counts
-    time, server, service, instance, sequence = _header_columns(batch)
-    if not len(time):
+    columns_of_header = _header_columns(batch)
+    if columns_of_header is None or not len(columns_of_header[0]):
         return counts
+    time, server, service, instance, sequence = columns_of_header
     times = time.cast(pa.timestamp("us", tz="UTC")).view(pa.int64()).to_numpy() // 1000
     servers, services = server.dictionary_encode(), service.dictionary_encode()
     server_names, service_names = servers.dictionary.to_pylist(), services.dictionary.to_pylist()
-    # An instance has one server and service; telling the pairs apart keeps a liar's rows apart.
+    # An instance has one server and service. Rows that claim another pair are counted apart.
     pairs = len(server_names) * len(service_names)
     which = servers.indices.to_numpy() * np.int64(len(service_names)) + services.indices.to_numpy()
     columns = which, instance.to_numpy(), times // WINDOW_MS, sequence.to_numpy()
@@ -68,24 +68,20 @@ def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> t
     return which[starts], instances[starts], windows[starts], sequences[starts], sequences[lasts]
 
 
-def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array]:
+def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
+    """The five columns of the rows that have them all, None in a table without audit headers."""
     index = batch.schema.get_field_index("header")
     type_ = batch.schema.types[index] if index >= 0 else None
     if type_ is None or not pa.types.is_struct(type_):
-        raise MillraceError(
-            "the table has no audit header: a record `header` must be its schema's first field"
-        )
-    missing = [name for name in HEADER_FIELDS if type_.get_field_index(name) < 0]
-    if missing:
-        raise MillraceError(
-            f"the audit header has no field {missing[0]!r}: use the one of schemas/PageView.avsc"
-        )
+        return None
+    if any(type_.get_field_index(name) < 0 for name in HEADER_FIELDS):
+        return None
     header = batch.column(index)
     if isinstance(header, pa.ChunkedArray):
         header = header.combine_chunks()
     columns = dict(zip(type_.names, header.flatten(), strict=True))
-    wanted = [columns[name] for name in HEADER_FIELDS]
-    if any(column.null_count for column in wanted):  # such a row says of no producer that it is there
-        whole = functools.reduce(pc.and_, [column.is_valid() for column in wanted])
-        return [column.filter(whole) for column in wanted]
-    return wanted
+    fields = [columns[name] for name in HEADER_FIELDS]
+    if any(column.null_count for column in fields):
+        whole = functools.reduce(pc.and_, [column.is_valid() for column in fields])
+        return [column.filter(whole) for column in fields]
+    return fields

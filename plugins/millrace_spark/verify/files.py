@@ -16,14 +16,8 @@ import pyarrow.parquet as pq
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.parquet.hour_files import (
-    FIRST_HOUR,
-    HOUR_MS,
-    LAST_HOUR,
-    count_rows,
-    event_times_ms,
-    hour_of,
-)
+from millrace_spark.parquet.hour_files import FIRST_HOUR, HOUR_MS, LAST_HOUR, event_times_ms, hour_of
+from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.manifest import (
     MANIFEST,
@@ -87,7 +81,7 @@ def check_load_rows(fs: Filesystem, folder: str, manifest: LoadManifest) -> list
         try:
             for batch in _batches(fs, f"{folder}/{file.path}"):
                 rows += batch.num_rows
-                count_rows(batch, counts)
+                count_sequences(batch, counts)
                 _collect(batch, offsets)
                 problems += _in_other_hours(f"{folder}/{file.path}", file, batch)
         except (pa.ArrowException, OSError) as error:
