@@ -16,27 +16,14 @@ from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
+from millrace_spark.load import writing
 from millrace_spark.load.same_log import another_log
-from millrace_spark.load.writing import (
-    LoadedPart,
-    PartitionProgress,
-    Pinned,
-    WritingRun,
-    range_of,
-    write_ranges,
-)
 from millrace_spark.parquet.rejections import RejectedLimit
 from millrace_spark.table.index import hour_index
 from millrace_spark.table.revisions import read_revision, revision_numbers
 from millrace_spark.table.sources import LoadHistory
 from millrace_spark.topic.ranges import Gap
-from millrace_spark.warehouse.editions import (
-    edition_folder,
-    later_editions,
-    read_edition,
-    reload_folder,
-    reloads_table,
-)
+from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
 from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
@@ -49,12 +36,12 @@ COUNTED = "_counted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadRun(WritingRun):
+class ReloadRun(writing.WritingRun):
     """Everything one run needs; built in one place, by the job."""
 
     reason: str
     """Why, for whoever reads the manifest."""
-    pin: Callable[[str, PinnedId | None], Pinned]
+    pin: Callable[[str, PinnedId | None], writing.Pinned]
     """The source of a topic with its pinned schema."""
     publish_counts: Callable[[str, int, Sequence[SequenceCounts]], None]
     """Tells the auditor what every edition of (topic, load) holds; harmless to repeat."""
@@ -110,7 +97,7 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     history = LoadHistory.of(run.fs, topic)
     if unknown := sorted(set(loads) - set(history.numbers)):
         raise MillraceError(f"{topic} has no load={unknown[0]:010d}: its loads are 1 to {newest.load}")
-    table = reloads_table(topic)
+    table = editions.reloads_table(topic)
     _heal(run, topic)
     sweep_staging(run.fs, table)
     manifests = [history.manifest(load) for load in loads]
@@ -125,27 +112,27 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 
 def _heal(run: ReloadRun, topic: str) -> None:
     """Make good what a crash behind a rename left undone: the ledger's entry, the counts for the auditor."""
-    table = reloads_table(topic)
+    table = editions.reloads_table(topic)
     recorded, counted = set(recorded_folders(run.fs, table)), set(run.fs.names(f"{table}/{COUNTED}"))
-    for load, editions in later_editions(run.fs, topic).items():
-        for edition in editions:
-            if (folder := reload_folder(load, edition)) not in recorded:
-                record(run.fs, table, folder, read_edition(run.fs, topic, load, edition))
-        if _counted_name(load, editions[-1]) not in counted:
-            _count(run, topic, load, editions[-1])
+    for load, numbers in editions.later_editions(run.fs, topic).items():
+        for edition in numbers:
+            if (folder := editions.reload_folder(load, edition)) not in recorded:
+                record(run.fs, table, folder, editions.read_edition(run.fs, topic, load, edition))
+        if _counted_name(load, numbers[-1]) not in counted:
+            _count(run, topic, load, numbers[-1])
 
 
 def _counted_name(load: int, edition: int) -> str:
-    return f"{reload_folder(load, edition).replace('/', ',')}.json"
+    return f"{editions.reload_folder(load, edition).replace('/', ',')}.json"
 
 
 def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
     counts = []
     for edition in range(1, newest + 1):
-        manifest = read_edition(run.fs, topic, load, edition)
-        counts.append(sequences_of(run.fs, f"{topic}/{edition_folder(load, edition)}", manifest))
+        manifest = editions.read_edition(run.fs, topic, load, edition)
+        counts.append(sequences_of(run.fs, f"{topic}/{editions.edition_folder(load, edition)}", manifest))
     run.publish_counts(topic, load, counts)
-    run.fs.create(f"{reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
+    run.fs.create(f"{editions.reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
     run.progress("counted")
 
 
@@ -160,7 +147,7 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     earliest = run.client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
-        folder = edition_folder(manifest.load, manifest.edition)
+        folder = editions.edition_folder(manifest.load, manifest.edition)
         if different := another_log(run.client, topic_id, manifest):
             problems.append(f"{folder}: {different}")
             continue
@@ -189,12 +176,12 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
     return first <= start or first == base or start >= part.end
 
 
-def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResult:
+def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
     for _ in range(ATTEMPTS):
-        editions = later_editions(run.fs, topic).get(load, [1])
-        newest = read_edition(run.fs, topic, load, editions[-1])
+        number = editions.later_editions(run.fs, topic).get(load, [1])[-1]
+        newest = editions.read_edition(run.fs, topic, load, number)
         if _is_own(run, newest):
-            before = read_edition(run.fs, topic, load, newest.edition - 1)
+            before = editions.read_edition(run.fs, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
         manifest = _attempt(run, newest, pinned)
@@ -206,9 +193,9 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: Pinned) -> ReloadResu
     )
 
 
-def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: Pinned) -> LoadManifest | None:
+def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
     """One try to publish the next edition; None when another run was first."""
-    table = reloads_table(replaced.topic)
+    table = editions.reloads_table(replaced.topic)
     draft = dataclasses.replace(
         replaced,
         edition=replaced.edition + 1,
@@ -220,11 +207,12 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: Pinned) -> LoadMani
         previous=replaced.sha256,
     )
     with staged(run.fs, table) as staging:
-        written = write_ranges(_limited(run, replaced), draft, pinned.source, _parts(run, replaced), staging)
+        limited, parts = _limited(run, replaced), _parts(run, replaced)
+        written = writing.write_ranges(limited, draft, pinned.source, parts, staging)
         check_same_offsets(written, replaced)
         manifest = sealed(written)
         run.progress("verified")
-        folder = reload_folder(manifest.load, manifest.edition)
+        folder = editions.reload_folder(manifest.load, manifest.edition)
         won = publish(run.fs, table, staging, folder, manifest, run.progress)
     return manifest if won else None
 
@@ -239,17 +227,17 @@ def _limited(run: ReloadRun, replaced: LoadManifest) -> ReloadRun:
     return dataclasses.replace(run, accept_gaps=True, max_rejected=RejectedLimit(records=allowed))
 
 
-def _parts(run: ReloadRun, manifest: LoadManifest) -> list[LoadedPart]:
+def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
     """What to read: every partition's offsets as they were recorded."""
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
-        progress = PartitionProgress(offset=part.start, base=part.start_base, origin=part.origin)
-        loaded = LoadedPart(partition=part.partition, progress=progress)
+        progress = writing.PartitionProgress(offset=part.start, base=part.start_base, origin=part.origin)
+        loaded = writing.LoadedPart(partition=part.partition, progress=progress)
         if part.end > part.start:
             start, base = _start(part)
             loaded = dataclasses.replace(
                 loaded,
-                range=range_of(run.client, topic, topic_id, part.partition, start, part.end, base),
+                range=writing.range_of(run.client, topic, topic_id, part.partition, start, part.end, base),
                 expired=[Gap(part.start, start, "expired")] if start > part.start else (),
             )
         parts.append(loaded)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -30,7 +31,6 @@ from millrace_spark.load.direct import CutResult, Source
 from millrace_spark.parquet.hour_files import dates_and_hours
 from millrace_spark.parquet.rejections import REJECTED_SCHEMA, Reasons
 from millrace_spark.parquet.sequences import count_sequences
-from millrace_spark.spark_files import described, write_parquet
 from millrace_spark.table.merge import not_published
 from millrace_spark.table.sources import HourSource
 from millrace_spark.topic.ranges import Cut, RangeStats
@@ -39,11 +39,22 @@ from millrace_spark.warehouse.manifest import REJECTED, DataFile
 from millrace_spark.warehouse.staging import sha256_of, tasks_folder
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 ACCOUNT = "account"
 """The `date` of one row of every task, whose `_key` says what the task has read: in a folder of its own."""
+
+ROW_GROUP_BYTES = 32 << 20
+"""Bytes of a row group: a task holds one for every hour it writes at a time. Parquet's default is 128 MiB."""
+_SETTINGS = {
+    # INT96, the default, has no time zone and loses the type for other readers.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # Without it Spark sorts every task's rows by hour before it writes them.
+    "spark.sql.maxConcurrentOutputFileWriters": "20",
+    "spark.sql.session.timeZone": "UTC",
+}
 
 
 class SparkSink:
@@ -59,16 +70,13 @@ class SparkSink:
         """Every cut's account; all files are named by the first one."""
         if not cuts:
             return []
-        work = tasks_folder(staging)
-        try:
+        with tasks_folder(self._fs, staging) as work:
             self._write_rows(source, cuts, work)
             results = self._accounts(cuts, f"{work}/date={ACCOUNT}")
             if any(result.stats.rejected for result in results):
                 self._write_rejected(source, cuts, f"{work}/{REJECTED}")
-            files = described(self._spark, self._fs, work)
+            files = _list_files(self._spark, self._fs, work)
             self._fs.gather(work, staging, [file.path for file in files])
-        finally:
-            self._fs.delete(work)
         results[0].files.extend(files)
         return results
 
@@ -76,7 +84,7 @@ class SparkSink:
         # Of its own name: several topics are loaded in one session at the same time.
         name = f"millrace_load_{uuid.uuid4().hex}"
         self._spark.dataSource.register(_rows_source(name, source, cuts))
-        write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
+        _write_parquet(self._spark.read.format(name).load(), self._fs, folder, "date", "hour")
 
     def _accounts(self, cuts: Sequence[Cut], folder: str) -> list[CutResult]:
         """What the tasks have said, in the order of the cuts; MillraceError if one could not read its cut."""
@@ -97,7 +105,7 @@ class SparkSink:
         """Reads the cuts once more: there are no rejected records in most loads."""
         rejected = self._spark.sparkContext.parallelize(cuts, len(cuts)).flatMap(partial(rejected_of, source))
         frame = self._spark.createDataFrame(rejected, from_arrow_schema(REJECTED_SCHEMA))
-        write_parquet(frame, self._fs, folder)
+        _write_parquet(frame, self._fs, folder)
 
 
 def _account(result: CutResult) -> Mapping[str, Any]:
@@ -211,8 +219,8 @@ class SparkMerge:
             functions.regexp_extract(path, "/hour=([0-9]{2})/", 1).alias("hour"),
         )
         self._fs.delete(staging)  # Spark wants to make it
-        write_parquet(frame.repartition("date", "hour"), self._fs, staging, "date", "hour")
-        return described(self._spark, self._fs, staging)
+        _write_parquet(frame.repartition("date", "hour"), self._fs, staging, "date", "hour")
+        return _list_files(self._spark, self._fs, staging)
 
     def _checked(self, files: Sequence[tuple[str, DataFile]]) -> list[str]:
         paths = [f"{folder}/{file.path}" for folder, file in files]
@@ -229,3 +237,54 @@ def _rest(source: HourSource) -> str:
         for range_ in source.replaced
     )
     return f"NOT (instr(_metadata.file_path, '/{source.base_folder}/') > 0 AND ({gone}))"
+
+
+def _write_parquet(frame: DataFrame, fs: Filesystem, folder: str, *partition_columns: str) -> None:
+    """Write the rows into a folder that does not exist yet; only Parquet files are left in it."""
+    for key, value in _SETTINGS.items():
+        frame.sparkSession.conf.set(key, value)
+    writer = frame.write.mode("errorifexists").option("compression", "zstd")
+    writer = writer.option("parquet.block.size", ROW_GROUP_BYTES)
+    if partition_columns:
+        writer = writer.partitionBy(*partition_columns)
+    writer.parquet(fs.uri(folder))
+    for path, _ in fs.files(folder):
+        if not path.endswith(".parquet") or path.rpartition("/")[2].startswith("."):
+            fs.delete(f"{folder}/{path}")  # _SUCCESS, checksums of the local file system
+
+
+def _list_files(spark: SparkSession, fs: Filesystem, staging: str) -> list[DataFile]:
+    """What a manifest says of every file in a staging folder, its rows counted by Spark.
+
+    Files without rows are deleted: a task that has none writes one all the same.
+    """
+    sizes = dict(fs.files(staging))
+    files: list[DataFile] = []
+    for rejected in (False, True):
+        paths = [path for path in sizes if path.startswith(f"{REJECTED}/") == rejected]
+        if not paths:
+            continue
+        counted = _rows(spark, fs, staging, paths, "sum(records)" if rejected else "count(*)")
+        for path in paths:
+            if path not in counted:
+                fs.delete(f"{staging}/{path}")
+        kept = [path for path in paths if path in counted]
+        for path, digest in zip(kept, sha256_of(fs, [f"{staging}/{path}" for path in kept]), strict=True):
+            rows, records = counted[path]
+            files.append(DataFile(path=path, rows=rows, records=records, bytes=sizes[path], sha256=digest))
+    return files
+
+
+def _rows(
+    spark: SparkSession, fs: Filesystem, staging: str, paths: list[str], records: str
+) -> dict[str, tuple[int, int]]:
+    """Path -> (rows, records) of files that all have rows."""
+    frame = spark.read.parquet(*(literal(fs.uri(f"{staging}/{path}")) for path in paths))
+    grouped = frame.selectExpr("*", "_metadata.file_path as `_file_path`").groupBy("_file_path")
+    aggregates = [functions.expr("count(*)").alias("rows"), functions.expr(records).alias("records")]
+    counted = grouped.agg(*aggregates).collect()
+    inside = f"/{staging}/"
+    return {
+        urllib.parse.unquote(row["_file_path"]).rpartition(inside)[2]: (row["rows"], row["records"])
+        for row in counted
+    }

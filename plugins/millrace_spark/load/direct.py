@@ -103,14 +103,11 @@ class DirectSink:
         self._run = run
 
     def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
-        work = tasks_folder(staging)
-        folder = self._fs.uri(work)
-        tasks = [CutTask(source, cut, index, self._storage, folder) for index, cut in enumerate(cuts)]
-        try:
+        with tasks_folder(self._fs, staging) as work:
+            folder = self._fs.uri(work)
+            tasks = [CutTask(source, cut, index, self._storage, folder) for index, cut in enumerate(cuts)]
             results = self._run(tasks)
             self._fs.gather(work, staging, [file.path for result in results for file in result.files])
-        finally:
-            self._fs.delete(work)
         return results
 
 

@@ -18,24 +18,10 @@ from datetime import UTC, datetime
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.table.revisions import (
-    Revision,
-    newest_revisions,
-    read_revision,
-    revision_folder,
-    revision_numbers,
-)
+from millrace_spark.table import revisions
+from millrace_spark.table.revisions import Revision
 from millrace_spark.table.sources import LoadHistory
-from millrace_spark.warehouse.editions import (
-    ExpiredEntry,
-    deletion_path,
-    deletions,
-    edition_folder,
-    expired_folders,
-    expired_name,
-    expired_path,
-    reloads_table,
-)
+from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import HOURLY, PLANS
 from millrace_spark.warehouse.ledger import newest_load, recorded_at, recorded_folders
 from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, encode
@@ -80,7 +66,7 @@ class _Expiring:
     """A folder whose data files go, and the folder's table."""
 
     table: str
-    entry: ExpiredEntry
+    entry: editions.ExpiredEntry
     paths: list[str]
 
 
@@ -90,32 +76,32 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
         raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
     if not run.dry_run:
         _finish(run, topic)
-        for table in (topic, f"{topic}{HOURLY}", reloads_table(topic)):
+        for table in (topic, f"{topic}{HOURLY}", editions.reloads_table(topic)):
             sweep_staging(run.fs, table)
     kept: dict[str, str] = {}
-    newest = {revision.manifest.hour: revision for revision in newest_revisions(run.fs, topic)}
+    newest = {revision.manifest.hour: revision for revision in revisions.newest_revisions(run.fs, topic)}
     problem_of = functools.cache(lambda hour: _problem(run.fs, newest[hour]))
     # Loads first: the revision that stands for one is checked while all that led to it is still there.
     loads = [_delete(run, load) for load in _old_loads(run, topic, newest, problem_of, kept)]
-    revisions = [_delete(run, old) for old in _old_revisions(run, topic, newest, problem_of, kept)]
+    superseded = [_delete(run, old) for old in _old_revisions(run, topic, newest, problem_of, kept)]
     plans = _old_plans(run, topic)
     return ExpireResult(
         topic=topic,
         loads=len(loads),
-        revisions=len(revisions),
+        revisions=len(superseded),
         plans=plans,
-        files=sum(entry.files for entry in [*loads, *revisions]),
-        bytes=sum(entry.bytes for entry in [*loads, *revisions]),
+        files=sum(entry.files for entry in [*loads, *superseded]),
+        bytes=sum(entry.bytes for entry in [*loads, *superseded]),
         kept=kept,
     )
 
 
-def _delete(run: ExpireRun, expiring: _Expiring) -> ExpiredEntry:
+def _delete(run: ExpireRun, expiring: _Expiring) -> editions.ExpiredEntry:
     entry = expiring.entry
     if not run.dry_run:
         # In this order: whoever finds a file missing finds the reason as well, and the next run what is left.
-        run.fs.create(deletion_path(expiring.table, expired_name(entry.folder)), b"")
-        run.fs.create(expired_path(expiring.table, entry.folder), encode(entry))
+        run.fs.create(editions.deletion_path(expiring.table, editions.expired_name(entry.folder)), b"")
+        run.fs.create(editions.expired_path(expiring.table, entry.folder), encode(entry))
         run.progress("written down")
         for path in expiring.paths:
             run.fs.delete(f"{expiring.table}/{entry.folder}/{path}")
@@ -129,14 +115,14 @@ def _finish(run: ExpireRun, topic: str) -> None:
     A deletion is checked for a day, as long as somebody may be in the middle of it, and until all is gone.
     """
     for table in (topic, f"{topic}{HOURLY}"):
-        expired = expired_folders(run.fs, table)
-        for name in deletions(run.fs, table):
+        expired = editions.expired_folders(run.fs, table)
+        for name in editions.deletions(run.fs, table):
             folder = f"{table}/{_folder(name)}"
             left = [inside for inside in run.fs.names(folder) if name in expired and inside[0] != "_"]
             for inside in left:
                 run.fs.delete(f"{folder}/{inside}")
-            if not left and run.fs.age_s(deletion_path(table, name)) > STALE_STAGING_S:
-                run.fs.delete(deletion_path(table, name))
+            if not left and run.fs.age_s(editions.deletion_path(table, name)) > STALE_STAGING_S:
+                run.fs.delete(editions.deletion_path(table, name))
 
 
 def _folder(name: str) -> str:
@@ -144,11 +130,11 @@ def _folder(name: str) -> str:
     if not name.startswith("load="):
         return name.replace(",", "/")
     load, _, edition = name.removeprefix("load=").partition(",edition=")
-    return edition_folder(int(load), int(edition or 1))
+    return editions.edition_folder(int(load), int(edition or 1))
 
 
 def _old_loads(
-    run: ExpireRun, topic: str, revisions: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+    run: ExpireRun, topic: str, newest: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
 ) -> Iterator[_Expiring]:
     """Every edition of every old load that is folded, the newest edition of each last."""
     history = LoadHistory.of(run.fs, topic)
@@ -157,25 +143,24 @@ def _old_loads(
             continue
         if not _old(run, history.manifest(load, 1).created):
             return  # the later ones are younger
-        editions = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
-        if not _old(run, editions[-1].created):
+        manifests = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
+        if not _old(run, manifests[-1].created):
             continue
-        touched = sorted({hour for manifest in editions for hour in manifest.rows_by_hour()})
-        holding = {hour: revisions[hour].manifest for hour in touched if hour in revisions}
+        touched = sorted({hour for manifest in manifests for hour in manifest.rows_by_hour()})
+        holding = {hour: newest[hour].manifest for hour in touched if hour in newest}
         damaged = next(filter(None, map(problem_of, holding)), None)
-        if reason := _not_folded(editions, holding) or damaged:
+        if reason := _not_folded(manifests[-1], holding) or damaged:
             kept[history.folder(load)] = reason
             continue
-        for manifest in editions:
-            folder = edition_folder(load, manifest.edition)
-            if expired_name(folder) not in history.expired:
-                held = {hour: newest.revision for hour, newest in holding.items()}
+        for manifest in manifests:
+            folder = editions.edition_folder(load, manifest.edition)
+            if editions.expired_name(folder) not in history.expired:
+                held = {hour: revision.revision for hour, revision in holding.items()}
                 yield _expiring(run, topic, folder, manifest, held)
 
 
-def _not_folded(editions: list[LoadManifest], holding: Mapping[str, HourManifest]) -> str | None:
+def _not_folded(newest: LoadManifest, holding: Mapping[str, HourManifest]) -> str | None:
     """Why the newest edition must stay: an hour that lacks it, or still has an earlier one."""
-    newest = editions[-1]
     for hour, rows in newest.rows_by_hour().items():
         if hour not in holding:
             return f"{rows} rows of {hour} are in no hour: run `millrace hourly {newest.topic} --hour {hour}`"
@@ -206,22 +191,22 @@ def _old_revisions(
 ) -> Iterator[_Expiring]:
     """Every revision whose successor has been there for long enough, while the newest one is whole."""
     table = f"{topic}{HOURLY}"
-    expired = expired_folders(run.fs, table)
+    expired = editions.expired_folders(run.fs, table)
     recorded = set(recorded_folders(run.fs, table))
     age_s = max(run.older_than_s, run.reader_grace_s)
     for hour in newest:
-        numbers = revision_numbers(run.fs, topic, hour)
+        numbers = revisions.revision_numbers(run.fs, topic, hour)
         for number, successor in itertools.pairwise(numbers):
-            folder = revision_folder(hour, number)
-            if expired_name(folder) in expired or revision_folder(hour, successor) not in recorded:
+            folder, next_folder = (revisions.revision_folder(hour, n) for n in (number, successor))
+            if editions.expired_name(folder) in expired or next_folder not in recorded:
                 continue
             # Not what its manifest says: a driver may stand still for hours before it publishes.
-            if recorded_at(run.fs, table, revision_folder(hour, successor)) > run.clock() - age_s:
+            if recorded_at(run.fs, table, next_folder) > run.clock() - age_s:
                 continue
             if reason := problem_of(hour):
                 kept[f"{table}/{folder}"] = reason
             else:
-                manifest = read_revision(run.fs, topic, hour, number).manifest
+                manifest = revisions.read_revision(run.fs, topic, hour, number).manifest
                 yield _expiring(run, table, folder, manifest, {hour: numbers[-1]})
 
 
@@ -241,7 +226,7 @@ def _expiring(
     # All files of a revision, and all but the rejected ones of a load.
     of_revision = isinstance(manifest, HourManifest)
     files = [file for file in manifest.files if of_revision or file.hour is not None]
-    entry = ExpiredEntry(
+    entry = editions.ExpiredEntry(
         folder=folder,
         sha256=manifest.sha256,
         expired=datetime.fromtimestamp(run.clock(), UTC).isoformat(timespec="seconds"),

@@ -155,14 +155,11 @@ class DirectMerge:
         self._run = run
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        work = tasks_folder(staging)
-        folder = self._fs.uri(work)
-        tasks = [task for source in sources for task in self._tasks(source, folder)]
-        try:
+        with tasks_folder(self._fs, staging) as work:
+            folder = self._fs.uri(work)
+            tasks = [task for source in sources for task in self._tasks(source, folder)]
             files = [file for file in self._run(tasks) if file.rows]
             self._fs.gather(work, staging, [file.path for file in files])
-        finally:
-            self._fs.delete(work)
         return files
 
     def _tasks(self, source: HourSource, target: str) -> Iterator[MergeTask]:

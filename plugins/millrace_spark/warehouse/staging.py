@@ -24,7 +24,7 @@ STALE_STAGING_S = 24 * 3600
 """How long a staging folder must lie untouched before others may delete it."""
 HASHED_AT_ONCE = 8
 """Most files that a driver hashes at a time: neither hashing nor the JVM's reading holds Python's lock."""
-SWEPT = ".swept"
+SWEPT, TASKS = ".swept", ".tasks"
 
 Progress = Callable[[str], None]
 """Called with the name of each step when it is done: a progress line, or a test that ends the process."""
@@ -49,13 +49,18 @@ def _beat(fs: Filesystem, staging: str, stop: threading.Event) -> None:
     while not stop.wait(BEAT_S):
         # A touch that fails counts as missed. After a day of them the publication says what happened.
         with suppress(MillraceError, OSError):
-            for folder in (staging, tasks_folder(staging)):
+            for folder in (staging, f"{staging}{TASKS}"):
                 fs.touch(folder)
 
 
-def tasks_folder(staging: str) -> str:
+@contextmanager
+def tasks_folder(fs: Filesystem, staging: str) -> Iterator[str]:
     """Where the tasks write whose files are moved into a staging folder: beside it, never published."""
-    return f"{staging}.tasks"
+    work = f"{staging}{TASKS}"
+    try:
+        yield work
+    finally:
+        fs.delete(work)
 
 
 def check_files(fs: Filesystem, staging: str, files: Iterable[DataFile]) -> None:
