@@ -6,28 +6,19 @@ Reads only, but for `settle`, which notes the verdicts of final windows so that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
 from millrace_audit.answer import Completeness, Instance, Topic, Verdict, Window, iso, overall, utc
-from millrace_audit.auditor.store import (
-    CountedRow,
-    InstanceRow,
-    InstanceTopicRow,
-    ReportedRow,
-    TierRow,
-    TopicRow,
-    UncountedRow,
-    UnheardRow,
-    WindowRow,
-    slices,
-)
-from millrace_audit.auditor.verdict import Evidence, Gap, Surroundings, final_through, judge, unheard
+from millrace_audit.auditor import store
+from millrace_audit.auditor.store import CountedRow, InstanceRow, ReportedRow, TierRow, TopicRow, WindowRow
+from millrace_audit.auditor.verdict import Evidence, Gap, TopicView, judge, unheard
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally, window_start
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import SequenceRanges
@@ -49,38 +40,13 @@ class AuditRules:
     """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
 
 
-@dataclass(slots=True)
-class _TopicView:
-    """Everything about a topic that does not belong to one window."""
-
-    topic: str
-    instances: dict[int, Instance]
-    """Those that may have something to say yet, or were accepted."""
-    around: Surroundings
-    announced: bool
-    """An audited producer sends it, or has sent it."""
-
-    @property
-    def final_through(self) -> int:
-        """Time (ms) up to which every window is final."""
-        return final_through(self.instances.values(), self.around) if self.announced else NOTHING
-
-
-class _Counted(NamedTuple):
-    """What a tier holds of an instance in a window."""
-
-    server: str
-    service: str
-    ranges: Sequence[Sequence[int]]
-
-
 def completeness(session: Session, rules: AuditRules, topic: str, start: int, end: int) -> Completeness:
     """The answer about [start, end), ms: a verdict on each window it touches and on all together."""
     first, last = window_start(start), window_start(end - 1)
     starts = range(first, last + WINDOW_MS, WINDOW_MS)
-    known = session.get(TopicRow, topic)
+    row = session.get(TopicRow, topic)
     watermark = None
-    if known is None:
+    if row is None:
         # No producer and no reader has ever named it: nothing is known, and nothing must not look complete.
         reason = f"no producer and no reader has spoken of topic {topic}"
         windows = [unheard(window, reason) for window in starts]
@@ -99,7 +65,7 @@ def completeness(session: Session, rules: AuditRules, topic: str, start: int, en
         end=utc(end),
         verdict=overall(window.verdict for window in windows),
         watermark=watermark,
-        foreign=known.foreign if known else {},
+        foreign=row.foreign if row else {},
         windows=windows,
     )
 
@@ -108,17 +74,10 @@ def settle(session: Session, rules: AuditRules) -> None:
     """Note the verdict of every window that has become final; call it when all that was said is applied."""
     for topic in session.scalars(select(TopicRow)):
         view = _view(session, rules, topic.topic)
-        through = view.final_through
-        topic.settled_through = max(topic.settled_through, through)
-        rows = session.scalars(
-            select(WindowRow)
-            .where(
-                WindowRow.topic == topic.topic,
-                WindowRow.settled.is_(None),
-                WindowRow.window <= max(through, NOTHING + WINDOW_MS) - WINDOW_MS,
-            )
-            .order_by(WindowRow.window)
-        ).all()
+        topic.settled_through = max(topic.settled_through, view.final_through)
+        ended = WindowRow.window <= max(view.final_through, NOTHING + WINDOW_MS) - WINDOW_MS
+        open_windows = select(WindowRow).where(WindowRow.topic == topic.topic, WindowRow.settled.is_(None))
+        rows = session.scalars(open_windows.where(ended).order_by(WindowRow.window)).all()
         judged = _judge(session, view, [row.window for row in rows])
         for row, window in zip(rows, judged, strict=True):
             if window.verdict != Verdict.UNKNOWN:  # as it is while the window is not final
@@ -137,41 +96,43 @@ def heartbeats(session: Session) -> dict[str, str]:
     return {row.tier: iso(row.heartbeat) for row in session.scalars(select(TierRow).order_by(TierRow.tier))}
 
 
-def _view(session: Session, rules: AuditRules, topic: str) -> _TopicView:
-    rows = session.scalars(
+def _view(session: Session, rules: AuditRules, topic: str) -> TopicView:
+    link = store.InstanceTopicRow
+    instances = (
         select(InstanceRow)
-        .join(InstanceTopicRow, InstanceTopicRow.instance == InstanceRow.instance)
-        .where(InstanceTopicRow.topic == topic, ~InstanceRow.done)
+        .join(link, link.instance == InstanceRow.instance)
+        .where(link.topic == topic, ~InstanceRow.done)
         .order_by(InstanceRow.instance)
     )
+    anyone = select(link.instance).where(link.topic == topic).limit(1)
     now = rules.clock_ms()
-    tiers = {
-        row.tier: min(row.heartbeat, now)
-        for row in session.scalars(select(TierRow))
-        if row.heartbeat > NOTHING
-    }
-    gaps = [_gap(row) for row in session.scalars(select(UncountedRow).where(UncountedRow.topic == topic))]
-    gaps += [_silence(row) for row in session.scalars(select(UnheardRow))]
-    around = Surroundings(tuple(rules.origins), tiers, rules.grace_ms, gaps)
-    anyone = select(InstanceTopicRow.instance).where(InstanceTopicRow.topic == topic).limit(1)
-    announced = session.scalar(anyone) is not None
-    return _TopicView(topic, {row.instance: _instance(row) for row in rows}, around, announced)
-
-
-def _gap(row: UncountedRow) -> Gap:
-    reason = (
-        f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at tier"
-        f" {row.tier}: messages or counts had expired by {iso(row.until)}"
+    tiers = session.scalars(select(TierRow).where(TierRow.heartbeat > NOTHING))
+    return TopicView(
+        topic=topic,
+        announced=session.scalar(anyone) is not None,
+        instances={row.instance: _instance(row) for row in session.scalars(instances)},
+        origins=tuple(rules.origins),
+        grace_ms=rules.grace_ms,
+        heartbeats={row.tier: min(row.heartbeat, now) for row in tiers},
+        gaps=_gaps(session, topic),
     )
-    return Gap(row.tier, row.since, row.until, reason)
 
 
-def _silence(row: UnheardRow) -> Gap:
-    reason = (
-        f"audit records expired before the auditor read them (offsets {row.start} to {row.end}): it does not"
-        f" know who sent what from {iso(row.since)} to {iso(row.until)}"
-    )
-    return Gap(None, row.since, row.until, reason)
+def _gaps(session: Session, topic: str) -> list[Gap]:
+    gaps = []
+    for row in session.scalars(select(store.UncountedRow).where(store.UncountedRow.topic == topic)):
+        reason = (
+            f"offsets {row.start} to {row.end} of partition {row.partition} were never counted in full at"
+            f" tier {row.tier}: messages or counts had expired by {iso(row.until)}"
+        )
+        gaps.append(Gap(row.tier, row.since, row.until, reason))
+    for lost in session.scalars(select(store.UnheardRow)):
+        reason = (
+            f"audit records expired before the auditor read them (offsets {lost.start} to {lost.end}): it"
+            f" does not know who sent what from {iso(lost.since)} to {iso(lost.until)}"
+        )
+        gaps.append(Gap(None, lost.since, lost.until, reason))
+    return gaps
 
 
 def _instance(row: InstanceRow) -> Instance:
@@ -188,84 +149,70 @@ def _instance(row: InstanceRow) -> Instance:
     )
 
 
-def _judge(session: Session, view: _TopicView, windows: Sequence[int]) -> list[Window]:
+def _judge(session: Session, view: TopicView, windows: Sequence[int]) -> list[Window]:
     evidence = _evidence(session, view, windows)
-    instances = list(view.instances.values())
-    # Messages of producers that are not ours may be there; nobody says how many there should be.
-    nobody = f"no audited producer has announced itself for topic {view.topic}"
-    return [
-        judge(window, instances, evidence.get(window, []), view.around)
-        if view.announced or window in evidence
-        else unheard(window, nobody)
-        for window in windows
-    ]
+    return [judge(window, evidence[window], view) for window in windows]
 
 
-def _evidence(session: Session, view: _TopicView, windows: Sequence[int]) -> dict[int, list[Evidence]]:
+def _evidence(session: Session, view: TopicView, windows: Sequence[int]) -> defaultdict[int, list[Evidence]]:
     """Window -> what is known of each instance in it."""
     reported: dict[tuple[int, int], tuple[Any, Any, int]] = {}
-    counted: dict[tuple[int, int], dict[str, _Counted]] = {}
+    counted: defaultdict[tuple[int, int], dict[str, SequenceTally]] = defaultdict(dict)
+    named: dict[tuple[int, int], tuple[str, str]] = {}
     # Columns, not objects: a day of a hundred instances is a hundred thousand rows.
     R, C = ReportedRow, CountedRow
-    told = select(R.window, R.instance, R.acknowledged, R.failed, R.reported_at).where(R.topic == view.topic)
-    there = select(C.window, C.instance, C.tier, C.server, C.service, C.ranges).where(C.topic == view.topic)
-    for some in slices(windows):
-        for window, number, acknowledged, failed, at in session.execute(told.where(R.window.in_(some))):
+    reports = select(R.window, R.instance, R.acknowledged, R.failed, R.reported_at)
+    counts = select(C.window, C.instance, C.tier, C.server, C.service, C.ranges).order_by(C.tier)
+    for some in store.slices(windows):
+        rows = session.execute(reports.where(R.topic == view.topic, R.window.in_(some)))
+        for window, number, acknowledged, failed, at in rows:
             reported[window, number] = (acknowledged, failed, at)
-        rows = session.execute(there.where(C.window.in_(some)).order_by(C.tier))
-        for window, number, tier, server, service, ranges in rows:
-            counted.setdefault((window, number), {})[tier] = _Counted(server, service, ranges)
-    instances = _others(session, view, {number for _, number in (*reported, *counted)})
-    evidence: dict[int, list[Evidence]] = {}
-    for window, number in sorted({*reported, *counted}):
-        tiers = counted.get((window, number), {})
-        acknowledged, failed, reported_at = reported.get((window, number), ((), (), NOTHING))
-        evidence.setdefault(window, []).append(
-            Evidence(
-                _named(instances.get(number), number, tiers),
-                SequenceRanges(acknowledged),
-                SequenceRanges(failed),
-                reported_at,
-                {tier: SequenceTally(row.ranges) for tier, row in tiers.items()},
+        more = session.execute(counts.where(C.topic == view.topic, C.window.in_(some)))
+        for window, number, tier, server, service, ranges in more:
+            counted[window, number][tier] = SequenceTally(ranges)
+            named.setdefault((window, number), (server, service))
+    instances = _instances(session, view, {number for _, number in (*reported, *counted)})
+    evidence: defaultdict[int, list[Evidence]] = defaultdict(list)
+    for key in sorted({*reported, *counted}):
+        window, number = key
+        instance = instances.get(number)
+        if instance is None or instance.cluster is None:  # not announced: it is who its messages say it is
+            server, service = named[key]
+            accepted = instance.accepted if instance else None
+            instance = Instance(
+                instance=number, server=server, service=service, cluster=None, accepted=accepted
             )
-        )
+        acknowledged, failed, reported_at = reported.get(key, ((), (), NOTHING))
+        said = (SequenceRanges(acknowledged), SequenceRanges(failed), reported_at)
+        evidence[window].append(Evidence(instance, *said, counted.get(key, {})))
     return evidence
 
 
-def _others(session: Session, view: _TopicView, numbers: Collection[int]) -> dict[int, Instance]:
+def _instances(session: Session, view: TopicView, numbers: Collection[int]) -> dict[int, Instance]:
     """The view's instances and those of `numbers` that are known besides: ended, or of another topic."""
-    found = dict(view.instances)
-    for some in slices(sorted(set(numbers) - found.keys())):
+    instances = dict(view.instances)
+    for some in store.slices(sorted(set(numbers) - instances.keys())):
         for row in session.scalars(select(InstanceRow).where(InstanceRow.instance.in_(some))):
-            found[row.instance] = _instance(row)
-    return found
+            instances[row.instance] = _instance(row)
+    return instances
 
 
-def _named(known: Instance | None, number: int, tiers: Mapping[str, _Counted]) -> Instance:
-    """The instance; one that nobody has announced as its own messages name it."""
-    if known is not None and known.cluster is not None:
-        return known
-    row = next(iter(tiers.values()))
-    accepted = known.accepted if known is not None else None
-    return Instance(instance=number, server=row.server, service=row.service, cluster=None, accepted=accepted)
-
-
-def _watermark(session: Session, view: _TopicView) -> datetime | None:
+def _watermark(session: Session, view: TopicView) -> datetime | None:
     """The time before which every window is complete; None when not even the first one is."""
     first = session.scalar(select(func.min(WindowRow.window)).where(WindowRow.topic == view.topic))
     through = view.final_through
-    for gap in view.around.gaps:
+    for gap in view.gaps:
         if gap.tier is None and gap.since == NOTHING and first is not None:  # what is known begins behind it
             first = max(first, window_start(gap.until - 1) + WINDOW_MS)
         elif gap.tier is None:
             through = min(through, gap.since)
     if first is None or through < first + WINDOW_MS:
         return None
-    reached = _first_doubt(session, view, first, window_start(min(through, FOR_EVER - WINDOW_MS)))
-    return utc(reached) if reached > first else None
+    end = _first_doubt(session, view, first, window_start(min(through, FOR_EVER - WINDOW_MS)))
+    return utc(end) if end > first else None
 
 
-def _first_doubt(session: Session, view: _TopicView, first: int, end: int) -> int:
+def _first_doubt(session: Session, view: TopicView, first: int, end: int) -> int:
     """The first window of [first, end) that is not complete; `end` when all are."""
     doubtful = session.scalars(
         select(WindowRow.window)
@@ -276,7 +223,7 @@ def _first_doubt(session: Session, view: _TopicView, first: int, end: int) -> in
         )
         .order_by(WindowRow.window)
     ).all()
-    for some in slices(doubtful):
+    for some in store.slices(doubtful):
         for start, window in zip(some, _judge(session, view, some), strict=True):
             if window.verdict != Verdict.COMPLETE:
                 return start

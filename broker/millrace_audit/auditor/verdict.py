@@ -13,7 +13,7 @@ not, but in one way: what is at one tier must be at all of them, once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace_audit.answer import DOWNSTREAM, Finding, Instance, Verdict, Window, iso, utc
@@ -45,10 +45,15 @@ class Gap:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What holds for every window: which clusters there are and how far their readers have come."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicView:
+    """What holds for every window of a topic."""
 
+    topic: str
+    announced: bool
+    """An audited producer sends it, or has sent it."""
+    instances: Mapping[int, Instance]
+    """Those that may have something to say yet, or were accepted."""
     origins: Sequence[str]
     """Clusters that are produced to; each must be heard of before anything is final."""
     heartbeats: Mapping[str, int]
@@ -56,39 +61,42 @@ class Surroundings:
     grace_ms: int
     gaps: Sequence[Gap] = ()
 
+    @property
+    def final_through(self) -> int:
+        """Time (ms) up to which every window is final."""
+        if not self.announced:
+            return NOTHING
+        heard = [self.heartbeats.get(origin, NOTHING) - self.grace_ms for origin in self.origins]
+        closed = [
+            NOTHING if instance.missing_reports else instance.closed_through
+            for instance in self.instances.values()
+            if instance.accepted is None
+        ]
+        return min((*heard, *closed), default=FOR_EVER)
 
-def final_through(instances: Iterable[Instance], around: Surroundings) -> int:
-    """Time (ms) up to which every window of the topic is final."""
-    through = FOR_EVER
-    for origin in around.origins:
-        through = min(through, around.heartbeats.get(origin, NOTHING) - around.grace_ms)
-    for instance in instances:
-        if instance.accepted is None:
-            through = min(through, NOTHING if instance.missing_reports else instance.closed_through)
-    return through
 
-
-def judge(
-    window: int, instances: Iterable[Instance], evidence: Sequence[Evidence], around: Surroundings
-) -> Window:
-    """The verdict on the ten minutes from `window`, given every instance known to send the topic."""
+def judge(window: int, evidence: Sequence[Evidence], view: TopicView) -> Window:
+    """The verdict on the ten minutes from `window`, given what is known of each instance in it."""
+    if not view.announced and not evidence:
+        # Messages of producers that are not ours may be there; nobody says how many there should be.
+        return unheard(window, f"no audited producer has announced itself for topic {view.topic}")
     end = window + WINDOW_MS
-    waiting, visible = _silence(end, instances, evidence, around)
+    waiting, visible = _silence(end, evidence, view)
     findings: list[Finding] = []
-    gaps = [gap for gap in around.gaps if gap.since < end and window < gap.until]
+    gaps = [gap for gap in view.gaps if gap.since < end and window < gap.until]
     # What a tier holds matters for events that are known of; without the reports that is not certain either.
     gaps = [gap for gap in gaps if evidence or gap.tier is None]
     in_doubt = {gap.tier for gap in gaps}
     behind: dict[str, None] = dict.fromkeys(gap.reason for gap in gaps)
     for entry in evidence:
-        home = _home(entry.instance, around)
+        home = _home(entry.instance, view)
         if home is None and entry.instance.cluster is not None:
-            visible.append(_misnamed(entry.instance, around))
-        for tier in dict.fromkeys((*([home] if home else around.origins), OFFLINE)):
-            if not _is_read(tier, entry, around):
-                behind[_behind(tier, around)] = None  # it may hold something twice that is not counted yet
+            visible.append(_misnamed(entry.instance, view))
+        for tier in dict.fromkeys((*([home] if home else view.origins), OFFLINE)):
+            if not _is_read(tier, entry, view):
+                behind[_behind(tier, view)] = None  # it may hold something twice that is not counted yet
         for finding in _findings(entry, home, end):
-            read = finding.tier not in in_doubt and _is_read(finding.tier, entry, around)
+            read = finding.tier not in in_doubt and _is_read(finding.tier, entry, view)
             if finding.kind != "missing" or read:
                 findings.append(finding)
     return Window(
@@ -98,7 +106,7 @@ def judge(
         revision=0,
         acknowledged=sum(len(entry.acknowledged - entry.failed) for entry in evidence),
         failed=sum(len(entry.failed) for entry in evidence),
-        tiers=_totals(evidence, around),
+        tiers=_totals(evidence, view),
         findings=findings,
         reasons=[*waiting, *behind, *visible],
     )
@@ -118,23 +126,20 @@ def unheard(window: int, reason: str) -> Window:
     return Window(start, end, Verdict.UNKNOWN, 0, 0, 0, {}, [], [reason])
 
 
-def _silence(
-    end: int, instances: Iterable[Instance], evidence: Sequence[Evidence], around: Surroundings
-) -> tuple[list[str], list[str]]:
+def _silence(end: int, evidence: Sequence[Evidence], view: TopicView) -> tuple[list[str], list[str]]:
     """Why the window is not final, and which silent instances were accepted."""
     waiting: list[str] = []
     visible: list[str] = []
-    for origin in around.origins:
-        heartbeat = around.heartbeats.get(origin)
+    for origin in view.origins:
+        heartbeat = view.heartbeats.get(origin)
         if heartbeat is None:
             waiting.append(f"{origin} has sent no heartbeat")
-        elif heartbeat < end + around.grace_ms:
+        elif heartbeat < end + view.grace_ms:
             waiting.append(
-                f"{origin} is counted through {iso(heartbeat)}, not yet {around.grace_ms // 1000} s past the"
+                f"{origin} is counted through {iso(heartbeat)}, not yet {view.grace_ms // 1000} s past the"
                 " window's end"
             )
-    everyone = {entry.instance.instance: entry.instance for entry in evidence}
-    everyone |= {instance.instance: instance for instance in instances}
+    everyone = {entry.instance.instance: entry.instance for entry in evidence} | {**view.instances}
     for instance in everyone.values():
         silent = _silent_about(instance, end)
         if silent is None or (instance.cluster is None and instance.accepted is None):
@@ -158,14 +163,14 @@ def _silent_about(instance: Instance, end: int) -> str | None:
     return f"{instance.name} has closed {said} and may send more"
 
 
-def _home(instance: Instance, around: Surroundings) -> str | None:
+def _home(instance: Instance, view: TopicView) -> str | None:
     """The cluster it produces to; None when it has not said so, or names one that there is not."""
-    return instance.cluster if instance.cluster in (*around.origins, OFFLINE) else None
+    return instance.cluster if instance.cluster in (*view.origins, OFFLINE) else None
 
 
-def _misnamed(instance: Instance, around: Surroundings) -> str:
+def _misnamed(instance: Instance, view: TopicView) -> str:
     return (
-        f"{instance.name} names a cluster that is none of {', '.join(around.origins)}: mend the name it is"
+        f"{instance.name} names a cluster that is none of {', '.join(view.origins)}: mend the name it is"
         " given, or the auditor's --origins"
     )
 
@@ -217,22 +222,22 @@ def _expected_and_allowed(entry: Evidence, *, silent: bool) -> tuple[SequenceRan
     return acknowledged | (uncertain & anywhere), allowed
 
 
-def _is_read(tier: str, entry: Evidence, around: Surroundings) -> bool:
+def _is_read(tier: str, entry: Evidence, view: TopicView) -> bool:
     """True if the tier has been counted since the instance reported: what it lacks now, it lacks."""
-    return tier == WAREHOUSE or around.heartbeats.get(tier, NOTHING) >= entry.reported_at
+    return tier == WAREHOUSE or view.heartbeats.get(tier, NOTHING) >= entry.reported_at
 
 
-def _behind(tier: str, around: Surroundings) -> str:
-    heartbeat = around.heartbeats.get(tier)
+def _behind(tier: str, view: TopicView) -> str:
+    heartbeat = view.heartbeats.get(tier)
     if heartbeat is None:
         return f"tier {tier} is not counted: no audit reader has been heard of"
     return f"tier {tier} is counted through {iso(heartbeat)}, before the producers' last report"
 
 
-def _totals(evidence: Sequence[Evidence], around: Surroundings) -> dict[str, int]:
+def _totals(evidence: Sequence[Evidence], view: TopicView) -> dict[str, int]:
     totals: dict[str, int] = {}
     for entry in evidence:
-        home = _home(entry.instance, around)
+        home = _home(entry.instance, view)
         for tier in (*([home] if home else []), *entry.tiers):
             totals.setdefault(tier, 0)
         for tier, tally in entry.tiers.items():

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from millrace_audit.answer import Instance, Verdict, Window, iso, overall
-from millrace_audit.auditor.verdict import Evidence, Surroundings, final_through, judge
+from millrace_audit.auditor.verdict import Evidence, TopicView, judge
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 from millrace_audit.reports.ranges import SequenceRanges
@@ -16,7 +16,14 @@ END = WINDOW + WINDOW_MS
 GRACE = 60_000
 LATER = END + GRACE
 SHOP = Instance(instance=11, server="web-1", service="shop", cluster="dc1", closed_through=FOR_EVER)
-AROUND = Surroundings(("dc1", "dc2"), {"dc1": LATER, "dc2": LATER, "offline": LATER}, GRACE)
+AROUND = TopicView(
+    topic="PageView",
+    announced=True,
+    instances={},
+    origins=("dc1", "dc2"),
+    heartbeats={"dc1": LATER, "dc2": LATER, "offline": LATER},
+    grace_ms=GRACE,
+)
 FULL = {"dc1": [(0, 9)], "offline": [(0, 9)], "warehouse": [(0, 9)]}
 
 
@@ -37,11 +44,14 @@ def evidence(
     )
 
 
-def judged(
-    *entries: Evidence, instances: list[Instance] | None = None, around: Surroundings = AROUND
-) -> Window:
+def of(view: TopicView, *instances: Instance) -> TopicView:
+    """The view of a topic that these instances send."""
+    return replace(view, instances={instance.instance: instance for instance in instances})
+
+
+def judged(*entries: Evidence, instances: list[Instance] | None = None, around: TopicView = AROUND) -> Window:
     known = [e.instance for e in entries if e.instance.cluster] if instances is None else instances
-    return judge(WINDOW, known, entries, around)
+    return judge(WINDOW, entries, of(around, *known))
 
 
 def told(judgement: Window) -> list[tuple[str, str, list[tuple[int, int]]]]:
@@ -220,10 +230,10 @@ def test_a_tier_without_any_reader_is_unknown_and_says_so() -> None:
 
 
 def test_finality_reaches_as_far_as_the_slowest_heartbeat_and_instance() -> None:
-    assert final_through([SHOP], AROUND) == LATER - GRACE
-    assert final_through([SHOP, replace(SHOP, closed_through=WINDOW)], AROUND) == WINDOW
-    assert final_through([replace(SHOP, closed_through=WINDOW, accepted="gone")], AROUND) == END
-    assert final_through([replace(SHOP, missing_reports=SequenceRanges([(0, 0)]))], AROUND) == NOTHING
+    assert of(AROUND, SHOP).final_through == LATER - GRACE
+    assert of(AROUND, SHOP, replace(SHOP, instance=12, closed_through=WINDOW)).final_through == WINDOW
+    assert of(AROUND, replace(SHOP, closed_through=WINDOW, accepted="gone")).final_through == END
+    assert of(AROUND, replace(SHOP, missing_reports=SequenceRanges([(0, 0)]))).final_through == NOTHING
 
 
 def test_the_verdict_on_several_windows_is_the_worst_of_them() -> None:
