@@ -7,11 +7,11 @@ import logging
 import sys
 import threading
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.signals import stop_on_signals
 from millrace_audit import client
@@ -203,7 +203,7 @@ def audit(
             return
     if start is None or end is None:
         raise MillraceError("--from and --to are both needed: which time is asked for?")
-    first, last = _time(start, "--from"), _time(end, "--to")
+    first, last = parse_time(start, "--from"), parse_time(end, "--to")
     if first >= last:
         raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
     answer = client.completeness_answer(url, topic, first, last)
@@ -212,14 +212,6 @@ def audit(
     else:
         print_completeness(Completeness.from_json(answer), by_window=windows)
     context.exit(0 if answer["verdict"] == "complete" else 1)
-
-
-def _time(text: str, option: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise MillraceError(f"{option} {text!r} is no time: write it as 2015-05-17T10:00:00Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _names(text: str) -> list[str]:

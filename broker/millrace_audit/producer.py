@@ -34,6 +34,7 @@ from millrace_audit.reports.messages import (
     Hello,
     Report,
     ReportedWindow,
+    now_ms,
 )
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
@@ -123,7 +124,7 @@ class _Reports:
         if closed_through is not None:
             self._said = closed_through
         promised = NOTHING if closed_through is None else closed_through
-        hello = Hello(time=_now_ms(), topic=topic, closed_through=promised, **self._names)
+        hello = Hello(time=now_ms(), topic=topic, closed_through=promised, **self._names)
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
@@ -136,7 +137,7 @@ class _Reports:
             untold = [window.window for portion in news[index + 1 :] for window in portion]
             self._said = min(self._said, closed_through, *untold) if untold else closed_through
             report = Report(
-                time=_now_ms(), number=self._number, closed_through=self._said, windows=windows, **self._names
+                time=now_ms(), number=self._number, closed_through=self._said, windows=windows, **self._names
             )
             self._unsent.append(report)
             self._number += 1
@@ -432,7 +433,7 @@ class AuditedProducer:
         """
         if self._lateness_ms is None:
             return promised
-        return max(promised, window_start(min((_now_ms() - self._lateness_ms, *self._waiting))))
+        return max(promised, window_start(min((now_ms() - self._lateness_ms, *self._waiting))))
 
     def _report(self) -> None:
         """Report the news, older reports that did not get through first; MillraceError when one does not."""
@@ -474,7 +475,3 @@ def _settings(bootstrap: str, config: Mapping[str, Any]) -> dict[str, Any]:
         "delivery.timeout.ms": int(timeout),
         **_FIXED,
     }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

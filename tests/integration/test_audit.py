@@ -514,7 +514,7 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
     for arguments, said in (
         (["audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17", "--auditor", world.url],
          "--from 2015-05-18 is not before --to 2015-05-17"),
-        (["audit", "PageView", "--from", "yesterday", "--to", "today"], "--from 'yesterday' is no time"),
+        (["audit", "PageView", "--from", "yesterday", "--to", "today"], "--from 'yesterday' is not a time"),
         (["audit", "PageView", "--auditor", world.url], "--from and --to are both needed"),
         (["audit", "PageView", *span, "--auditor", f"http://{nobody}"], "no auditor answers"),
         (["audit", "PageView", *span, "--auditor", world.registry], "the auditor refuses"),

@@ -320,7 +320,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = START + MINUTE_MS * 5
-        monkeypatch.setattr("millrace_audit.producer._now_ms", lambda: self.now_ms)
+        monkeypatch.setattr("millrace_audit.producer.now_ms", lambda: self.now_ms)
 
 
 def closed(said: list[AuditRecord]) -> list[int]:

@@ -5,7 +5,6 @@ Reads only, but for `settle`, which notes the verdicts of final windows so that 
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,8 @@ from millrace_audit.auditor import store
 from millrace_audit.auditor.store import CountedRow, InstanceRow, ReportedRow, TierRow, TopicRow, WindowRow
 from millrace_audit.auditor.verdict import Evidence, Gap, TopicView, judge, unheard
 from millrace_audit.reports.counts import WINDOW_MS, SequenceTally, window_start
-from millrace_audit.reports.messages import FOR_EVER, NOTHING
+from millrace_audit.reports.messages import FOR_EVER, NOTHING, now_ms
 from millrace_audit.reports.ranges import SequenceRanges
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +31,7 @@ class AuditRules:
     """Clusters that are produced to; each must be heard of before anything is final."""
     grace_ms: int = 60_000
     """How far clocks may differ: a window can be final this long after its end at the earliest."""
-    clock_ms: Callable[[], int] = _now_ms
+    clock_ms: Callable[[], int] = now_ms
     """The auditor's own: no reader, whatever its clock says, has counted what is still to come."""
 
 

@@ -11,7 +11,7 @@ An error is {"error": "one line"} with status 400, or 503 when the database fail
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
@@ -21,11 +21,12 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from millrace import __version__
+from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace_audit.answer import to_json
 from millrace_audit.auditor import answers, auditor
 from millrace_audit.auditor.answers import AuditRules
-from millrace_audit.auditor.store import AuditStore
+from millrace_audit.auditor.store import AuditStore, reason_of
 from millrace_audit.reports.counts import WINDOW_MS
 
 MOST_WINDOWS = 10_000
@@ -48,7 +49,7 @@ def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | 
         topic: str, start: Annotated[str, Query(alias="from")], end: Annotated[str, Query(alias="to")]
     ) -> dict[str, Any]:
         """The verdict on [from, to) and on each of its ten-minute windows."""
-        first, last = _time(start, "from"), _time(end, "to")
+        first, last = _ms(start, "from"), _ms(end, "to")
         if first >= last:
             raise MillraceError(f"from {start} is not before to {end}: give the earlier time first")
         if (last - first) // WINDOW_MS > MOST_WINDOWS:
@@ -68,18 +69,19 @@ def build_app(store: AuditStore, rules: AuditRules, trouble: Callable[[], str | 
         """Up to when each tier is counted; 503 until the audit topics are read, and when they cannot be."""
         with store.reading() as session:
             counted = answers.heartbeats(session)
-        found = {"trouble": trouble(), "counted_through": counted, "origins": list(rules.origins)}
-        return JSONResponse(found, status_code=503 if found["trouble"] else 200)
+        answer = {"trouble": trouble(), "counted_through": counted, "origins": list(rules.origins)}
+        return JSONResponse(answer, status_code=503 if answer["trouble"] else 200)
 
     @app.post("/v1/instances/{instance}/accept")
     def accept(instance: int, acceptance: Acceptance) -> dict[str, Any]:
         """Go on without the word of a silent instance; the reason stays visible beside its windows."""
-        if not acceptance.reason.strip():
+        reason = acceptance.reason.strip()
+        if not reason:
             raise MillraceError("an acceptance needs a reason: say why the instance will never report")
         if not -(1 << 63) <= instance < 1 << 63:
             raise MillraceError(f"{instance} is no instance number")
-        auditor.accept(store, instance, acceptance.reason.strip())
-        return {"instance": instance, "accepted": acceptance.reason.strip()}
+        auditor.accept(store, instance, reason)
+        return {"instance": instance, "accepted": reason}
 
     return app
 
@@ -91,8 +93,7 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     def _database_failed(_: Request, error: SQLAlchemyError) -> JSONResponse:
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())
-        return JSONResponse({"error": f"the auditor's database failed: {reason}"}, status_code=503)
+        return JSONResponse({"error": f"the auditor's database failed: {reason_of(error)}"}, status_code=503)
 
     @app.exception_handler(RequestValidationError)
     def _refuse_form(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -100,11 +101,6 @@ def _say_errors_in_one_line(app: FastAPI) -> None:
         return JSONResponse({"error": "; ".join(lines)}, status_code=400)
 
 
-def _time(text: str, name: str) -> int:
-    try:
-        time = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise MillraceError(f"{name} {text!r} is no ISO 8601 time such as 2015-05-17T10:00:00Z") from None
-    time = time if time.tzinfo else time.replace(tzinfo=UTC)
-    since = time - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+def _ms(text: str, name: str) -> int:
+    """A time in ISO 8601 as ms since the epoch."""
+    return (parse_time(text.strip(), name) - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)

@@ -9,37 +9,27 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from dataclasses import dataclass
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.errors import BrokerError, ErrorCode, MillraceError
+from millrace.errors import MillraceError
 from millrace.records import iter_records, split_batches
+from millrace.wire.fetch import error_name
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.answers import AuditRules
 from millrace_audit.auditor.store import AuditPosition, AuditStore
-from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, AuditRecord
+from millrace_audit.reports.messages import AUDIT_TOPIC, AuditCodec, AuditRecord, now_ms
 from millrace_registry.client import SchemaRegistryClient
 
 log = logging.getLogger("millrace.audit.auditor")
 
 FETCH_BYTES = 8 << 20
-PARTITION_BYTES = 1 << 20
 _PAUSE_S = 0.2
 _CHECK_S = 3.0
 _RETRY_S = 1.0
 _FETCH_WAIT_MS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What one fetch of a partition brought: its records, and the position behind them."""
-
-    records: list[AuditRecord]
-    next_offset: int
 
 
 class Auditor:
@@ -60,13 +50,13 @@ class Auditor:
             client.topics()
 
     def run(self, stop: threading.Event) -> None:
-        """Apply what comes until `stop` is set; what goes wrong is told, and tried again."""
+        """Apply what comes until `stop` is set; what goes wrong is logged and tried again."""
         while not stop.is_set():
             try:
                 news = self.apply_all()
                 self.trouble = None
                 stop.wait(0 if news else _PAUSE_S)
-            except (MillraceError, BrokerError, SQLAlchemyError) as error:
+            except (MillraceError, SQLAlchemyError) as error:
                 self.trouble = " ".join(str(error).split())
                 log.warning("%s; trying again", self.trouble)
                 stop.wait(_RETRY_S)
@@ -76,10 +66,10 @@ class Auditor:
     def apply_all(self) -> bool:
         """Apply everything up to the high watermarks, then settle what is final; True if there was news."""
         news = False
-        found = self._client.topics()
+        topics = self._client.topics()
         for name in (AUDIT_TOPIC, OFFLINE_AUDIT_TOPIC):
-            if name in found:
-                news |= self._apply_topic(name, found[name].topic_id.hex)
+            if name in topics:
+                news |= self._apply_topic(name, topics[name].topic_id.hex)
         # Only now: half-read topics could look final although the other half says otherwise.
         if news:
             with self._store.writing() as session:
@@ -97,15 +87,12 @@ class Auditor:
                 )
         news = False
         while behind := {p: at for p, at in positions.items() if at < ends.get(p, 0)}:
-            fetched = self._client.fetch(
-                topic, behind, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS,
-                partition_max_bytes=PARTITION_BYTES,
-            )  # fmt: skip
+            fetched = self._client.fetch(topic, behind, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS)
             for partition, part in fetched.items():
-                batch = self._decode(f"{topic}-{partition}", behind[partition], part)
-                self._apply(topic_id, partition, batch)
-                positions[partition] = batch.next_offset
-                news |= bool(batch.records)
+                records, end = self._decode(f"{topic}-{partition}", behind[partition], part)
+                self._apply(topic_id, partition, records, end)
+                positions[partition] = end
+                news |= bool(records)
             if all(positions[p] == at for p, at in behind.items()):
                 break
         return news
@@ -120,40 +107,36 @@ class Auditor:
                     row = AuditPosition(topic_id=topic_id, partition=partition, next_offset=0)
                     session.add(row)
                 if row.next_offset < earliest:
-                    log.error(
-                        "%s-%d: offsets %d to %d expired before they were applied",
-                        topic, partition, row.next_offset, earliest,
-                    )  # fmt: skip
+                    expired = (topic, partition, row.next_offset, earliest)
+                    log.error("%s-%d: offsets %d to %d expired before they were applied", *expired)
                     ledger.unheard(session, topic_id, partition, row.next_offset, earliest)
                     row.next_offset = earliest
                 positions[partition] = row.next_offset
         return positions
 
-    def _decode(self, where: str, offset: int, part: FetchedPartition) -> _Batch:
+    def _decode(self, where: str, offset: int, part: FetchedPartition) -> tuple[list[AuditRecord], int]:
+        """The records from `offset` on, and the offset behind them."""
         if part.error:
-            names = {int(code): code.name for code in ErrorCode}
-            raise MillraceError(f"{where} cannot be read at {offset}: {names.get(part.error, part.error)}")
+            raise MillraceError(f"{where} cannot be read at {offset}: {error_name(part.error)}")
         records: list[AuditRecord] = []
+        end = offset
         for header, batch in split_batches(part.records):
-            if header.next_offset <= offset:
-                continue
-            if not header.is_control:
-                for message in iter_records(header, batch):
-                    record = self._codec.decode(message.value) if message.offset >= offset else None
-                    if record is not None:
-                        records.append(record)
-                    elif message.offset >= offset:
-                        log.warning("%s: offset %d holds no audit record", where, message.offset)
-            offset = header.next_offset
-        return _Batch(records, offset)
+            for message in () if header.is_control else iter_records(header, batch):
+                if message.offset < offset:
+                    continue
+                if (record := self._codec.decode(message.value)) is not None:
+                    records.append(record)
+                else:
+                    log.warning("%s: offset %d holds no audit record", where, message.offset)
+            end = max(end, header.next_offset)
+        return records, end
 
-    def _apply(self, topic_id: str, partition: int, batch: _Batch) -> None:
+    def _apply(self, topic_id: str, partition: int, records: list[AuditRecord], end: int) -> None:
         with self._store.writing() as session:
-            for record in batch.records:
+            for record in records:
                 ledger.apply(session, record)
-            ledger.heard_again(session, topic_id, partition, batch.records)
-            position = session.get_one(AuditPosition, (topic_id, partition))
-            position.next_offset = batch.next_offset
+            ledger.heard_again(session, topic_id, partition, records)
+            session.get_one(AuditPosition, (topic_id, partition)).next_offset = end
 
 
 def accept(store: AuditStore, instance: int, reason: str) -> None:
@@ -161,4 +144,4 @@ def accept(store: AuditStore, instance: int, reason: str) -> None:
     with store.reading() as session:
         ledger.check_known(session, instance)  # here, because it may read every count
     with store.writing() as session:
-        ledger.accept(session, instance, reason, time.time_ns() // 1_000_000)
+        ledger.accept(session, instance, reason, now_ms())

@@ -236,7 +236,7 @@ class AuditStore:
                 f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
             ) from None
         except SQLAlchemyError as error:
-            raise MillraceError(f"cannot use database {shown}: {_line(error)}") from error
+            raise MillraceError(f"cannot use database {shown}: {reason_of(error)}") from error
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -287,5 +287,6 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def _line(error: BaseException) -> str:
+def reason_of(error: SQLAlchemyError) -> str:
+    """What the database's driver says, in one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split())

@@ -13,34 +13,27 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
 from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
-from millrace.errors import BrokerError, ErrorCode, MillraceError, TopicAlreadyExists
-from millrace.records import Cursor, iter_records
+from millrace.errors import ErrorCode, MillraceError, TopicAlreadyExists
+from millrace.records import iter_records
 from millrace_audit.reader.counting import BatchCounter
 from millrace_audit.reader.turns import PartitionKey, Turns
+from millrace_audit.reports import messages
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.event import has_header
-from millrace_audit.reports.messages import (
-    AUDIT_TOPIC,
-    NOTHING,
-    AuditCodec,
-    Count,
-    Heartbeat,
-    OffsetRange,
-    ReaderPosition,
-)
+from millrace_audit.reports.messages import AUDIT_TOPIC, Count, Heartbeat, now_ms
 from millrace_audit.reports.publish import AUDIT_TOPIC_SETTINGS, AuditPublisher
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.audit.reader")
 
 FETCH_BYTES = 8 << 20
-PARTITION_BYTES = 1 << 20
 RANGES_PER_COUNT = 20_000
 """A partition with more ranges than this is published before the interval is over."""
 IDLE_HEARTBEAT_S = 5.0
@@ -76,7 +69,8 @@ class _Partition:
     topic_id: str
     partition: int
     start: int
-    cursor: Cursor
+    end: int
+    """The next offset to read."""
     counts: SequenceCounts = field(default_factory=SequenceCounts)
     foreign: int = 0
     expired: int = 0
@@ -88,13 +82,13 @@ class AuditReader:
     def __init__(self, config: ReaderConfig) -> None:
         self._config = config
         self._registry = SchemaRegistryClient(config.registry)
-        self._codec = AuditCodec(self._registry)
+        self._codec = messages.AuditCodec(self._registry)
         self._client = ClusterClient(config.bootstrap, client_id="millrace-audit-reader")
         self._publisher = AuditPublisher(config.bootstrap, config.audit_topic)
         self._counter = BatchCounter(self._is_audited)
         self._partitions: dict[PartitionKey, _Partition] = {}
         self._turns = Turns()
-        self._followed = Cursor(0)
+        self._followed = 0  # the next offset of the audit topic to read
         self._reader = 0
         self._heartbeat_due = 0.0
 
@@ -104,7 +98,7 @@ class AuditReader:
             client.topics()
 
     def run(self, stop: threading.Event) -> None:
-        """After `take_over`: count until `stop` is set; what goes wrong is told, and tried again."""
+        """After `take_over`: count until `stop` is set; what goes wrong is logged and tried again."""
         taken_over = True
         while not stop.is_set():
             began = time.monotonic()
@@ -114,7 +108,7 @@ class AuditReader:
                     self.take_over()
                     taken_over = True
                 self.count_once()
-            except (MillraceError, BrokerError) as error:
+            except MillraceError as error:
                 # What of a failed publication got through is not known: find out from the topic.
                 log.warning("%s; trying again", error)
                 taken_over, pause = False, _RETRY_S
@@ -128,22 +122,18 @@ class AuditReader:
         self._ensure_audit_topic()
         self._reader = secrets.randbits(63)
         self._partitions.clear()
-        self._heartbeat(NOTHING)
+        self._heartbeat(messages.NOTHING)
         self._turns = Turns()
-        self._followed = Cursor(self._client.list_offsets(self._config.audit_topic, EARLIEST, [0])[0])
+        self._followed = self._client.list_offsets(self._config.audit_topic, EARLIEST, [0])[0]
         self._follow()
         self._heartbeat_due = 0.0
-        log.info(
-            "reader %d counts %s from where %d partitions are covered",
-            self._reader, self._config.cluster, len(self._turns.covered),
-        )  # fmt: skip
+        turn = (self._reader, self._config.cluster, len(self._turns.covered))
+        log.info("reader %d counts %s from where %d partitions are covered", *turn)
 
     def _ensure_audit_topic(self) -> None:
         if self._config.audit_topic not in self._client.topics():
-            try:
+            with suppress(TopicAlreadyExists):
                 self._client.create_topic(self._config.audit_topic, 1, AUDIT_TOPIC_SETTINGS)
-            except TopicAlreadyExists:
-                return
 
     def _follow(self) -> None:
         """Read on to the end of the audit topic; MillraceError unless it is this reader's turn there.
@@ -153,14 +143,13 @@ class AuditReader:
         """
         topic = self._config.audit_topic
         end = self._client.list_offsets(topic, LATEST, [0])[0]
-        while self._followed.next_offset < end:
-            offset = self._followed.next_offset
-            fetched = self._fetch(topic, {0: offset})[0]
+        while self._followed < end:
+            fetched = self._fetch(topic, {0: self._followed})[0]
             _check(fetched.error, f"{topic}-0")
-            for header, batch, readable in batches_from(fetched, offset):
+            for header, batch, readable in batches_from(fetched, self._followed):
                 for record in iter_records(header, batch) if readable else ():
                     self._turns.apply(self._codec.decode(record.value), self._config.tier)
-                self._followed = self._followed.after(header)
+                self._followed = header.next_offset
         if self._turns.current != self._reader:
             raise MillraceError(
                 f"another audit reader counts tier {self._config.tier} on {topic}: there must be one only"
@@ -169,15 +158,13 @@ class AuditReader:
     def count_once(self) -> None:
         """Count all that is visible now, publish it, and beat when it is time or there was news."""
         self._follow()
-        now = _now_ms()
-        news = False
+        now = now_ms()
         topics = self._topics()
         there = {topic.topic_id.hex for topic in topics}
         # A deleted topic's partitions would stay in every heartbeat; nothing of them is unpublished here.
         self._partitions = {key: state for key, state in self._partitions.items() if key[0] in there}
-        for topic in topics:
-            news |= self._count_topic(topic)
-        if news or time.monotonic() >= self._heartbeat_due:
+        news = [self._count_topic(topic) for topic in topics]
+        if any(news) or time.monotonic() >= self._heartbeat_due:
             self._heartbeat(now)
 
     def _topics(self) -> list[TopicMetadata]:
@@ -190,25 +177,23 @@ class AuditReader:
 
     def _count_topic(self, topic: TopicMetadata) -> bool:
         """Read a topic to its high watermark and publish; True if there was anything new."""
-        partitions = self._stand(topic)
+        partitions = self._states(topic)
         ends = self._client.list_offsets(topic.name, LATEST, partitions)
         for p, state in partitions.items():
-            if state.cursor.next_offset > ends[p]:
+            if state.end > ends[p]:
                 raise MillraceError(
-                    f"{topic.name}-{p} ends at {ends[p]}, but was counted up to {state.cursor.next_offset}:"
-                    " its log was lost"
+                    f"{topic.name}-{p} ends at {ends[p]}, but was counted up to {state.end}: its log was lost"
                 )
         news = False
-        while behind := {p: state for p, state in partitions.items() if state.cursor.next_offset < ends[p]}:
-            before = {p: state.cursor for p, state in behind.items()}
-            self._read(topic.name, behind, ends)
-            full = [s for s in behind.values() if s.counts.range_count > RANGES_PER_COUNT]
+        while behind := {p: state.end for p, state in partitions.items() if state.end < ends[p]}:
+            self._read(topic.name, partitions, behind)
+            full = [state for state in partitions.values() if state.counts.range_count > RANGES_PER_COUNT]
             news |= self._publish(full)
-            if all(state.cursor == before[p] for p, state in behind.items()):
+            if all(partitions[p].end == offset for p, offset in behind.items()):
                 break  # the rest is not committed yet (an open transaction, on Apache Kafka)
-        return self._publish(list(partitions.values())) or news
+        return self._publish(partitions.values()) or news
 
-    def _stand(self, topic: TopicMetadata) -> dict[int, _Partition]:
+    def _states(self, topic: TopicMetadata) -> dict[int, _Partition]:
         """Where this reader stands in every partition; a new one from where it is covered, or earliest."""
         topic_id = topic.topic_id.hex
         new = [p for p in topic.partitions if (topic_id, p) not in self._partitions]
@@ -216,67 +201,56 @@ class AuditReader:
             earliest = self._client.list_offsets(topic.name, EARLIEST, new)
             for p in new:
                 start = self._turns.covered.get((topic_id, p), earliest[p])
-                state = _Partition(topic.name, topic_id, p, start, Cursor(start))
+                state = _Partition(topic.name, topic_id, p, start, start)
                 if start < earliest[p]:
                     self._skip_expired(state, earliest[p])
                 self._partitions[topic_id, p] = state
         return {p: self._partitions[topic_id, p] for p in topic.partitions}
 
     def _skip_expired(self, state: _Partition, earliest: int) -> None:
-        at = state.cursor.next_offset
-        log.error(
-            "%s-%d: offsets %d to %d expired before they were counted",
-            state.topic, state.partition, at, earliest,
-        )  # fmt: skip
-        state.expired += earliest - at
-        state.cursor = Cursor(earliest)
+        expired = (state.topic, state.partition, state.end, earliest)
+        log.error("%s-%d: offsets %d to %d expired before they were counted", *expired)
+        state.expired += earliest - state.end
+        state.end = earliest
 
-    def _read(self, topic: str, behind: dict[int, _Partition], ends: dict[int, int]) -> None:
-        offsets = {p: state.cursor.next_offset for p, state in behind.items()}
+    def _read(self, topic: str, partitions: Mapping[int, _Partition], offsets: Mapping[int, int]) -> None:
         for p, fetched in self._fetch(topic, offsets).items():
-            state = behind[p]
-            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > offsets[p]:
+            state = partitions[p]
+            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > state.end:
                 self._skip_expired(state, fetched.log_start_offset)
                 continue
-            _check(fetched.error, f"{topic}-{p} at offset {offsets[p]}")
-            for header, batch, readable in batches_from(fetched, offsets[p]):
+            _check(fetched.error, f"{topic}-{p} at offset {state.end}")
+            for header, batch, readable in batches_from(fetched, state.end):
                 if readable:
                     state.foreign += self._counter.count(header, batch, state.counts)
-                state.cursor = state.cursor.after(header)
+                state.end = header.next_offset
 
     def _fetch(self, topic: str, offsets: Mapping[int, int]) -> dict[int, FetchedPartition]:
-        return self._client.fetch(
-            topic,
-            offsets,
-            max_bytes=FETCH_BYTES,
-            max_wait_ms=_FETCH_WAIT_MS,
-            partition_max_bytes=PARTITION_BYTES,
-        )
+        return self._client.fetch(topic, offsets, max_bytes=FETCH_BYTES, max_wait_ms=_FETCH_WAIT_MS)
 
-    def _publish(self, partitions: Sequence[_Partition]) -> bool:
+    def _publish(self, partitions: Iterable[_Partition]) -> bool:
         """Publish what was read of the partitions; True if there was anything."""
-        now = _now_ms()
-        read = [state for state in partitions if state.cursor.next_offset > state.start]
+        now = now_ms()
+        read = [state for state in partitions if state.end > state.start]
         self._publisher.publish([self._codec.encode(self._count_of(state, now)) for state in read])
         for state in read:
-            state.start, state.foreign, state.expired = state.cursor.next_offset, 0, 0
+            state.start, state.foreign, state.expired = state.end, 0, 0
             state.counts = SequenceCounts()
         return bool(read)
 
     def _count_of(self, state: _Partition, now: int) -> Count:
-        source = OffsetRange(
-            reader=self._reader,
-            cluster=self._config.cluster,
-            topic_id=state.topic_id,
-            partition=state.partition,
-            start=state.start,
-            end=state.cursor.next_offset,
-        )
         return Count(
             time=now,
             tier=self._config.tier,
             topic=state.topic,
-            source=source,
+            source=messages.OffsetRange(
+                reader=self._reader,
+                cluster=self._config.cluster,
+                topic_id=state.topic_id,
+                partition=state.partition,
+                start=state.start,
+                end=state.end,
+            ),
             foreign=state.foreign,
             expired=state.expired,
             counts=state.counts,
@@ -284,15 +258,12 @@ class AuditReader:
 
     def _heartbeat(self, time_ms: int) -> None:
         positions = [
-            ReaderPosition(state.topic, state.topic_id, state.partition, state.start)
+            messages.ReaderPosition(state.topic, state.topic_id, state.partition, state.start)
             for state in self._partitions.values()
         ]
+        own = self._config
         beat = Heartbeat(
-            time=time_ms,
-            cluster=self._config.cluster,
-            tier=self._config.tier,
-            reader=self._reader,
-            positions=positions,
+            time=time_ms, cluster=own.cluster, tier=own.tier, reader=self._reader, positions=positions
         )
         self._publisher.publish([self._codec.encode(beat)])
         self._heartbeat_due = time.monotonic() + IDLE_HEARTBEAT_S
@@ -307,7 +278,3 @@ class AuditReader:
 def _check(error: int, where: str) -> None:
     if error:
         raise MillraceError(f"{where} cannot be read: error {error}; see the broker's log")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

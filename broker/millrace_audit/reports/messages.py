@@ -7,6 +7,7 @@ what is said. Times are ms since the epoch.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -31,6 +32,10 @@ NOTHING = -(1 << 63)
 """As `closed_through`: no promise at all."""
 FOR_EVER = (1 << 63) - 1
 """As `closed_through`: the instance has ended."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 @cache

@@ -17,7 +17,7 @@ from millrace.client.confluent import text_of
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber
+from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber, now_ms
 from millrace_registry.client import SchemaRegistryClient
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -131,7 +131,7 @@ def edition_records(
     The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
-    count = partial(Count, time=time.time_ns() // 1_000_000, tier=WAREHOUSE, topic=topic, foreign=0)
+    count = partial(Count, time=now_ms(), tier=WAREHOUSE, topic=topic, foreign=0)
     return [
         count(counts=more, removed=less, source=LoadNumber(load, edition, part, len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)
