@@ -1,22 +1,19 @@
-"""A web server's access log as PageView events: parses Apache's combined format and publishes it.
+"""A web server's access log in Apache's combined format, read as PageView events; publishes nothing.
 
-The event time is the time in the log, in UTC. Nothing is published from a file with a line that cannot be
-read, unless that is asked for; a line's number decides which of several parts publishes it.
+The event time is the time in the log, in UTC. A line's number decides to which of several parts it belongs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from millrace.errors import MillraceError
-from millrace_audit import AuditedProducer, Delivered
 
-SCHEMA = "PageView"
 SHOWN_BAD_LINES = 5
 
 # host identity user [time] "request" status bytes "referrer" "user agent"; quotes inside are escaped by \.
@@ -28,8 +25,6 @@ _LINE = re.compile(
     r'(?: "(?P<referrer>(?:[^"\\]|\\.)*)" "(?P<agent>(?:[^"\\]|\\.)*)"?)?\s*'
 )
 _ESCAPED = re.compile(r'\\(["\\])')
-_MONTH_NAMES = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MONTHS = {name: number for number, name in enumerate(_MONTH_NAMES, start=1)}
 
 
 class BadLine(ValueError):
@@ -62,15 +57,6 @@ class Part:
 
     def takes(self, line: int) -> bool:
         return (line - self.number) % self.of == 0
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedLog:
-    """What was published of a file, and the lines that were left out because they cannot be read."""
-
-    instance: int
-    delivered: Delivered
-    bad_lines: int
 
 
 def parse_line(line: str) -> tuple[int, dict[str, Any]]:
@@ -112,24 +98,16 @@ def _unescaped(text: str) -> str:
 
 
 def _time_ms(text: str) -> int:
-    """`17/May/2015:10:05:03 +0000` in ms since the epoch."""
-    day, month, rest = text.split("/")
-    year, hour, minute, second = rest[:-6].split(":")
-    sign = -1 if rest[-5] == "-" else 1
     try:
-        zone = timezone(sign * timedelta(hours=int(rest[-4:-2]), minutes=int(rest[-2:])))
-        time = datetime(int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second), 0, zone)
-        return int(time.timestamp()) * 1000
-    except (ValueError, KeyError, OverflowError) as error:
+        return int(datetime.strptime(text, "%d/%b/%Y:%H:%M:%S %z").timestamp()) * 1000
+    except ValueError as error:
         raise BadLine(f"{text} is no time") from error
 
 
-def read_log(
-    path: Path, part: Part = Part(), on_bad: Callable[[int, BadLine], None] | None = None
-) -> Iterator[LogEvent]:
+def read_log(path: Path, part: Part = Part(), bad: list[str] | None = None) -> Iterator[LogEvent]:
     """Every event of a part of the file, in its order; empty lines are none.
 
-    A line that cannot be read goes to `on_bad`; without it, it is a MillraceError.
+    A line that cannot be read is named in `bad`; without that list it is a MillraceError.
     """
     try:
         with path.open(encoding="utf-8", errors="surrogateescape") as file:
@@ -141,46 +119,25 @@ def read_log(
                     text = line.rstrip("\r\n").encode("utf-8", "surrogateescape")
                     yield LogEvent(number, *parse_line(text.decode("utf-8", "backslashreplace")))
                 except BadLine as error:
-                    if on_bad is None:
+                    if bad is None:
                         raise MillraceError(f"{path}, line {number}: {error}") from None
-                    on_bad(number, error)
+                    bad.append(f"line {number}: {error}")
     except OSError as error:
         raise MillraceError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def check_log(path: Path, part: Part) -> tuple[int, list[tuple[int, str]]]:
-    """(how many events the part has, its bad lines with what is wrong with each)."""
-    bad: list[tuple[int, str]] = []
-    events = sum(1 for _ in read_log(path, part, lambda line, error: bad.append((line, str(error)))))
-    return events, bad
+def check_log(path: Path, part: Part = Part(), *, skip_bad_lines: bool = False) -> tuple[int, int]:
+    """How many events the part has, and how many lines that cannot be read.
 
-
-def publish_log(
-    path: Path,
-    producer: AuditedProducer,
-    topic: str,
-    *,
-    part: Part = Part(),
-    skip_bad_lines: bool = False,
-    on_event: Callable[[], None] | None = None,
-) -> PublishedLog:
-    """Publish a part of the file and close the producer: every event acknowledged and reported.
-
-    Checks the part first: MillraceError naming the lines, and nothing published, when one cannot be read and
-    `skip_bad_lines` is not set. DeliveryFailed when an event was not acknowledged.
+    MillraceError naming these lines, if there are any and `skip_bad_lines` is not set: nothing is to be
+    published then.
     """
-    _, bad = check_log(path, part)
+    bad: list[str] = []
+    events = sum(1 for _ in read_log(path, part, bad))
     if bad and not skip_bad_lines:
-        named = "; ".join(f"line {line}: {why}" for line, why in bad[:SHOWN_BAD_LINES])
         more = f"; and {len(bad) - SHOWN_BAD_LINES} more" if len(bad) > SHOWN_BAD_LINES else ""
         raise MillraceError(
-            f"{path}: {len(bad)} lines cannot be read, nothing was published ({named}{more}): mend them or"
-            " use --skip-bad-lines"
+            f"{path}: {len(bad)} lines cannot be read, nothing was published"
+            f" ({'; '.join(bad[:SHOWN_BAD_LINES])}{more}): mend them or use --skip-bad-lines"
         )
-    for event in read_log(path, part, lambda _line, _error: None):
-        producer.send(topic, SCHEMA, event.fields, time_ms=event.time_ms)
-        if on_event is not None:
-            on_event()
-    producer.close()
-    delivered = next((d for d in producer.delivered() if d.topic == topic), Delivered(topic, (), ()))
-    return PublishedLog(producer.instance, delivered, len(bad))
+    return events, len(bad)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millrace_audit import AuditedProducer
-from millrace_demo.access_log import Part, check_log, publish_log, read_log
+from millrace_demo.access_log import check_log, read_log
 from millrace_demo.events import HOUR_MS, made_events
 from millrace_demo.proof import Published
 from millrace_demo.up import Endpoints
@@ -20,6 +21,7 @@ from millrace_registry.client import SchemaRegistryClient
 
 TOPICS = ("PageView", "SearchQuery")
 SERVERS_PER_DATACENTER = 2
+_PUBLISHING = "          publishing"
 Span = tuple[datetime, datetime]
 """Whole hours, [start, end)."""
 
@@ -35,37 +37,30 @@ def register_schemas(endpoints: Endpoints, schemas: Path) -> None:
 def publish_made_events(count: int, span: Span, endpoints: Endpoints, console: Console) -> list[Published]:
     """`count` made events of the hours in `span`, spread over two servers in each datacenter."""
     start_ms, hours = int(span[0].timestamp() * 1000), (span[1] - span[0]) // timedelta(hours=1)
-    with ExitStack() as stack, _progress(console) as progress:
+    with progress_bar(console) as progress, ExitStack() as stack:
         producers = [
             stack.enter_context(_producer(endpoints, cluster, f"web-{number}"))
             for number in range(1, SERVERS_PER_DATACENTER + 1)
             for cluster in endpoints.origins
         ]
-        task = progress.add_task("publishing", total=count)
-        for index, event in enumerate(made_events(count, start_ms=start_ms, hours=hours, seed=count)):
-            producers[index % len(producers)].send(
-                event.topic, event.topic, event.fields, time_ms=event.time_ms
-            )
-            if index % 1000 == 0:
-                progress.update(task, completed=index)
-        progress.update(task, completed=count)
-        for producer in producers:
-            producer.close()
+        events = made_events(count, start_ms=start_ms, hours=hours, seed=count)
+        in_turn = cycle(producers)
+        for event in progress.track(events, count, description=_PUBLISHING):
+            next(in_turn).send(event.topic, event.topic, event.fields, time_ms=event.time_ms)
     return [entry for producer in producers for entry in _published(producer)]
 
 
 def publish_access_log(log: Path, endpoints: Endpoints, console: Console) -> list[Published]:
     """The lines of a web server's log, dealt out to the datacenters in turn; every line must be readable."""
-    published: list[Published] = []
-    clusters = list(endpoints.origins)
-    with _progress(console) as progress:
-        task = progress.add_task("publishing", total=check_log(log, Part())[0])
-        for number, cluster in enumerate(clusters, start=1):
-            producer = _producer(endpoints, cluster, "web-1")
-            part = Part(number, len(clusters))
-            publish_log(log, producer, "PageView", part=part, on_event=lambda: progress.advance(task))
-            published += _published(producer)
-    return published
+    total, _ = check_log(log)
+    with progress_bar(console) as progress, ExitStack() as stack:
+        producers = [
+            stack.enter_context(_producer(endpoints, cluster, "web-1")) for cluster in endpoints.origins
+        ]
+        for event in progress.track(read_log(log), total, description=_PUBLISHING):
+            producer = producers[(event.line - 1) % len(producers)]
+            producer.send("PageView", "PageView", event.fields, time_ms=event.time_ms)
+    return [entry for producer in producers for entry in _published(producer)]
 
 
 def span_of_log(log: Path) -> Span:
@@ -95,11 +90,7 @@ def _published(producer: AuditedProducer) -> Sequence[Published]:
     ]
 
 
-def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("          {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+def progress_bar(console: Console) -> Progress:
+    """A bar that is gone when it is full; none where the console is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 
@@ -32,7 +31,7 @@ from millrace_audit.reports.ranges import merged
 from millrace_demo.proof import Finding, Proof, Published, compare
 from millrace_demo.publish import Span, publish_access_log, publish_made_events, register_schemas, span_of_log
 from millrace_demo.report import Hour, hours_of, print_hours
-from millrace_demo.up import ClusterConfig, Endpoints, Supervisor, UpConfig, start
+from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, UpConfig
 
 FETCH_BYTES = 4 << 20
 END_S, END_TRIES = 60.0, 3
@@ -114,11 +113,12 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
 
 
 def _publish(options: DemoOptions, endpoints: Endpoints, console: Console) -> tuple[list[Published], Span]:
-    """What was acknowledged, and the whole hours that it lies in."""
+    """What was acknowledged, and the whole hours that it lies in: of the log, or the last ones."""
     if options.access_log is not None:
         span = span_of_log(options.access_log)
         return publish_access_log(options.access_log, endpoints, console), span
-    span = past_hours(options.hours)
+    end = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    span = (end - timedelta(hours=options.hours), end)
     return publish_made_events(options.events, span, endpoints, console), span
 
 
@@ -166,8 +166,7 @@ def _everything_up(options: DemoOptions) -> Iterator[Endpoints]:
     try:
         for name in options.kafka:
             _prepare(config.clusters[name], name)
-        endpoints = start(config, supervisor, faulty)
-        yield endpoints
+        yield Deployment(config, supervisor, faulty).start()
         supervisor.check()
     finally:
         supervisor.stop()
@@ -216,10 +215,16 @@ def on_free_ports(config: UpConfig, data_dir: Path, kafka: Mapping[str, str]) ->
 
 
 def _run_dag(
-    options: DemoOptions, endpoints: Endpoints, topics: Sequence[str], span: Span, tell: Callable[[str], None]
+    options: DemoOptions,
+    endpoints: Endpoints,
+    topics: Sequence[str],
+    span: Span,
+    tell: Callable[[str], None],
 ) -> str | None:
     """Run the DAG once through Airflow, telling each task's end; None, or why it failed."""
-    log = options.scratch / "logs" / "airflow.log"
+    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
+    command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
+    command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
     environment = {
         **os.environ,
         "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
@@ -227,8 +232,20 @@ def _run_dag(
         "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
         "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
     }
+    log = options.scratch / "logs" / "airflow.log"
+    with log.open("w") as errors:
+        airflow = start_child(
+            lambda ends_with_us: subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                preexec_fn=ends_with_us,
+            )
+        )
     last = ""
-    with log.open("w") as errors, _start_airflow(options, span, environment, errors) as airflow:
+    with airflow:
         assert airflow.stdout is not None
         try:
             for line in airflow.stdout:
@@ -240,24 +257,6 @@ def _run_dag(
     if airflow.returncode == 0:
         return None
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
-
-
-def _start_airflow(
-    options: DemoOptions, span: Span, environment: Mapping[str, str], errors: TextIO
-) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
-    command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
-    command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
-    return start_child(
-        lambda ends_with_us: subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            preexec_fn=ends_with_us,
-        )
-    )
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:
@@ -300,11 +299,3 @@ def _count_records(bootstrap: str, topic: str) -> int:
                     offsets[partition] = header.next_offset
                     total += 0 if header.is_control else header.records_count
     return total
-
-
-def past_hours(hours: int, now: datetime | None = None) -> Span:
-    """The last `hours` whole hours, as [start, end)."""
-    end = (now or datetime.now(UTC)).replace(minute=0, second=0, microsecond=0)
-    if hours < 1:
-        raise MillraceError(f"--hours {hours}: at least 1")
-    return end - timedelta(hours=hours), end

@@ -25,6 +25,7 @@ STOP_TIMEOUT_S = 15.0
 MAX_RESTARTS = 3
 RESTARTS_WITHIN_S = 60.0
 """A child that ends more often in this time will not stay by being started once more."""
+_MILLRACE = (sys.executable, "-m", "millrace.cli")
 _LISTEN = ("--listen", "{address}")
 
 
@@ -117,31 +118,28 @@ class Supervisor:
                 f"{logs} cannot be made ({error.strerror}): give a data_dir that can be written"
             ) from None
 
-    def start(self, name: str, *command: str, again: Sequence[str] = ()) -> Child:
-        """Start `millrace COMMAND...` under a name, its output in <logs>/<name>.log."""
-        return self.start_program(name, [sys.executable, "-m", "millrace.cli", *command], again)
-
-    def start_program(self, name: str, command: Sequence[str], again: Sequence[str] = ()) -> Child:
-        """Start any program under a name; it must print a ready line as the servers do."""
+    def start(self, name: str, command: Sequence[str], again: Sequence[str] = ()) -> Child:
+        """Start a program that prints a ready line as the servers do, its output in <logs>/<name>.log."""
         child = Child(name, command, self._logs / f"{name}.log")
         self._children.append(_Supervised(child, command, again))
         return child
 
     def check(self) -> None:
         """MillraceError naming the first child that has ended."""
-        for each in self._children:
-            if each.child.exit_code is not None:
-                raise MillraceError(f"{_end_of(each.child)} (see {each.child.log})")
+        for supervised in self._children:
+            child = supervised.child
+            if child.exit_code is not None:
+                raise MillraceError(f"{_end_of(child)} (see {child.log})")
 
-    def watch(self, tell: Callable[[str], None]) -> None:
-        """Start again what ends, and tell so; MillraceError when a child ends again and again."""
+    def watch(self, notify: Callable[[str], None]) -> None:
+        """Start again what ends, and say so; MillraceError when a child ends again and again."""
         while True:
-            for each in self._children:
-                if each.child.exit_code is not None:
-                    self._start_again(each, tell)
+            for supervised in self._children:
+                if supervised.child.exit_code is not None:
+                    self._start_again(supervised, notify)
             time.sleep(0.2)
 
-    def _start_again(self, ended: _Supervised, tell: Callable[[str], None]) -> None:
+    def _start_again(self, ended: _Supervised, notify: Callable[[str], None]) -> None:
         child, now = ended.child, time.monotonic()
         ended.ended_at = [*(at for at in ended.ended_at if at > now - RESTARTS_WITHIN_S), now]
         if len(ended.ended_at) > MAX_RESTARTS:
@@ -149,7 +147,7 @@ class Supervisor:
                 f"{_end_of(child)}; it has ended {len(ended.ended_at)} times within"
                 f" {RESTARTS_WITHIN_S:.0f} s, so everything is stopped (see {child.log})"
             )
-        tell(f"{_end_of(child)}; starting it again (see {child.log})")
+        notify(f"{_end_of(child)}; starting it again (see {child.log})")
         if child.address is not None:
             port = child.address.rpartition(":")[2]
             again = [word.format(address=child.address, port=port) for word in ended.again]
@@ -166,19 +164,13 @@ def _end_of(child: Child) -> str:
     return f"{child.name} ended with exit code {child.exit_code}: {child.last_words()}"
 
 
-def start(config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str] = ()) -> Endpoints:
-    """Start ZooKeeper, registry, every cluster and its auditing reader, and the auditor; say where they are.
+class Deployment:
+    """Starts the parts of a deployment in order, each with the addresses of those before it.
 
     `broker_command` replaces the command that runs the aggregate cluster's brokers (fault injection).
-    Raises MillraceError when something does not come up; the caller stops the supervisor in any case.
     """
-    return _Deployment(config, supervisor, broker_command).start()
 
-
-class _Deployment:
-    """Starts the parts of one deployment in order, each with the addresses of those before it."""
-
-    def __init__(self, config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str]) -> None:
+    def __init__(self, config: UpConfig, supervisor: Supervisor, broker_command: Sequence[str] = ()) -> None:
         self._config = config
         self._supervisor = supervisor
         self._broker_command = broker_command
@@ -187,12 +179,16 @@ class _Deployment:
         self._bootstraps: dict[str, str] = {}
 
     def start(self) -> Endpoints:
+        """Start everything and say where it is; the caller stops the supervisor in any case.
+
+        MillraceError when something does not come up.
+        """
         self._data.mkdir(parents=True, exist_ok=True)
         _, port = parse_address(self._config.zookeeper, "zookeeper")
         options = ("--port", str(port), "--data-dir", str(self._data / "zookeeper"))
-        zookeeper = self._supervisor.start("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
+        zookeeper = self._run("zookeeper", "zookeeper", *options, again=("--port", "{port}"))
         options = ("--listen", self._config.registry, "--database-url", self._database("registry"))
-        registry = self._supervisor.start("registry", "registry", *options, again=_LISTEN)
+        registry = self._run("registry", "registry", *options, again=_LISTEN)
         zookeeper_address = zookeeper.wait_until_ready(READY_TIMEOUT_S)
         for name, cluster in self._config.clusters.items():
             bootstrap = self._start_brokers(name, zookeeper_address) if cluster.brokers else cluster.bootstrap
@@ -201,6 +197,9 @@ class _Deployment:
         registry_url = f"http://{registry.wait_until_ready(READY_TIMEOUT_S)}"
         auditor_url = self._start_audit(registry_url)
         return Endpoints(zookeeper_address, registry_url, auditor_url, self._bootstraps, self._aggregate)
+
+    def _run(self, name: str, command: str, *options: str, again: Sequence[str] = ()) -> Child:
+        return self._supervisor.start(name, [*_MILLRACE, command, *options], again)
 
     def _database(self, service: str) -> str:
         return f"sqlite:///{(self._data / f'{service}.db').absolute()}"
@@ -211,54 +210,47 @@ class _Deployment:
         shared = self._broker_settings(name, zookeeper)
         metrics = cluster.metrics or [""] * len(cluster.brokers)
         brokers = []
-        for broker_id, addresses in enumerate(zip(cluster.brokers, metrics, strict=True), start=1):
+        for broker_id, (listen, metrics_listen) in enumerate(zip(cluster.brokers, metrics, strict=True), 1):
             label = f"{name}-{broker_id}"
             file = self._data / f"{label}.toml"
-            own = [
-                f"broker_id = {broker_id}",
-                f"listen = {json.dumps(addresses[0])}",
-                f"metrics_listen = {json.dumps(addresses[1])}",
-                f"log_dir = {json.dumps(str(self._data / label))}",
-            ]
+            own = _toml(broker_id=broker_id, listen=listen, metrics_listen=metrics_listen)
+            own += _toml(log_dir=str(self._data / label))
             file.write_text("\n".join([*own, *shared]) + "\n")
+            command = [*_MILLRACE, "broker", str(file)]
             if self._broker_command and name == self._aggregate:
-                brokers.append(self._supervisor.start_program(label, [*self._broker_command, str(file)]))
-            else:
-                again = ("--set", "listen={address}")
-                brokers.append(self._supervisor.start(label, "broker", str(file), again=again))
+                command = [*self._broker_command, str(file)]
+            brokers.append(self._supervisor.start(label, command, again=("--set", "listen={address}")))
         return ",".join(broker.wait_until_ready(READY_TIMEOUT_S) for broker in brokers)
 
     def _broker_settings(self, name: str, zookeeper: str) -> list[str]:
-        """The lines of a broker's file that all brokers of the cluster share, as TOML."""
+        """The lines of a broker's file that all brokers of the cluster share."""
         cluster = self._config.clusters[name]
-        lines = [f"cluster = {json.dumps(name)}", f"zookeeper = {json.dumps(zookeeper)}", "", "[log]"]
-        lines += [f"{key} = {-1 if value is None else value}" for key, value in asdict(cluster.log).items()]
-        if cluster.mirror is not None:
-            for origin in cluster.mirror.origins:
-                lines += [
-                    "",
-                    f"[mirror.{origin}]",
-                    f"bootstrap = {json.dumps(self._bootstraps[origin])}",
-                    f"topics = {json.dumps(list(cluster.mirror.topics))}",
-                    f"batch_topics = {json.dumps(list(cluster.mirror.batch_topics))}",
-                ]
+        log = {key: -1 if value is None else value for key, value in asdict(cluster.log).items()}
+        lines = [*_toml(cluster=name, zookeeper=zookeeper), "[log]", *_toml(**log)]
+        if (mirror := cluster.mirror) is not None:
+            topics = _toml(topics=mirror.topics, batch_topics=mirror.batch_topics)
+            for origin in mirror.origins:
+                lines += [f"[mirror.{origin}]", *_toml(bootstrap=self._bootstraps[origin]), *topics]
         return lines
 
     def _start_audit(self, registry_url: str) -> str:
         """Start the auditor and one auditing reader for each cluster; the auditor's URL."""
         config, registry = self._config, ("--registry", registry_url)
         options = ["--listen", config.auditor, "--database-url", self._database("auditor"), *registry]
-        options += ["--bootstrap", self._bootstraps[self._aggregate]]
+        options += ["--bootstrap", self._bootstraps[self._aggregate], "--grace-s", str(config.grace_s)]
         options += ["--origins", ",".join(name for name in self._bootstraps if name != self._aggregate)]
-        options += ["--grace-s", str(config.grace_s)]
-        auditor = self._supervisor.start("auditor", "auditor", *options, again=_LISTEN)
+        auditor = self._run("auditor", "auditor", *options, again=_LISTEN)
         for name, bootstrap in self._bootstraps.items():
-            options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name]
-            options += ["--bootstrap", bootstrap, *registry]
-            options += ["--audit-topic", config.clusters[name].audit_topic]
+            options = ["--cluster", name, "--tier", OFFLINE if name == self._aggregate else name, *registry]
+            options += ["--bootstrap", bootstrap, "--audit-topic", config.clusters[name].audit_topic]
             options += ["--interval-ms", str(config.audit_interval_ms)]
-            self._supervisor.start(f"{name}-reader", "audit-reader", *options)
+            self._run(f"{name}-reader", "audit-reader", *options)
         return f"http://{auditor.wait_until_ready(READY_TIMEOUT_S)}"
+
+
+def _toml(**values: object) -> list[str]:
+    """A line for each key; a number, a text or a list of texts is the same in TOML as in JSON."""
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
 def _aggregate(config: UpConfig) -> str:

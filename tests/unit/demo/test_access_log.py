@@ -89,10 +89,12 @@ def test_what_is_no_line_of_a_log_is_a_bad_line(line: str) -> None:
 def test_a_bad_line_is_named_by_its_number(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(f"{LINE}\n\nnonsense\n{LINE}\n")
-    assert check_log(path, Part()) == (2, [(3, "it is not in combined format")])
+    assert check_log(path, skip_bad_lines=True) == (2, 1)
+    with pytest.raises(MillraceError, match="1 lines cannot be read, nothing was published"):
+        check_log(path)
     with pytest.raises(MillraceError, match="line 3: it is not in combined format"):
         list(read_log(path))
-    assert [event.line for event in read_log(path, Part(), lambda *_: None)] == [1, 4]
+    assert [event.line for event in read_log(path, bad=[])] == [1, 4]
 
 
 def test_bytes_that_are_no_text_do_not_stop_the_file_and_can_be_encoded(tmp_path: Path) -> None:
@@ -121,7 +123,7 @@ def test_a_part_that_is_none_is_refused(text: str) -> None:
 
 def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(MillraceError, match=r"cannot read .*nowhere.log"):
-        check_log(tmp_path / "nowhere.log", Part())
+        check_log(tmp_path / "nowhere.log")
 
 
 def test_a_log_is_read_to_its_last_line_and_keeps_every_hour(access_log: AccessLog) -> None:

@@ -9,9 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.errors import MillraceError
-from millrace_demo import run
-from millrace_demo.commands import demo as command
-from millrace_demo.commands.demo import demo
+from millrace_demo import commands, run
+from millrace_demo.commands import demo
 from millrace_demo.run import DemoOptions
 
 
@@ -41,7 +40,7 @@ def test_a_demo_that_ends_early_says_why_and_names_logs_only_where_there_are_som
         raise error
 
     monkeypatch.setattr(run, "run_demo", fail)
-    monkeypatch.setattr(command, "interruptible", nullcontext)
+    monkeypatch.setattr(commands, "interruptible", nullcontext)
     folder = tmp_path / "new"
     done = CliRunner().invoke(demo, ["--keep", str(folder)])
     logs = f"; logs are in {folder / 'logs'}" if started else ""

@@ -9,7 +9,7 @@ import pytest
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
 from millrace_demo.run import on_free_ports
-from millrace_demo.up import Supervisor, UpConfig, start
+from millrace_demo.up import Deployment, Supervisor, UpConfig
 
 CLUSTERS = {
     "dc1": {"brokers": ["127.0.0.1:9192", "127.0.0.1:9193"], "topics": {"PageView": 2}},
@@ -51,4 +51,4 @@ def test_a_cluster_is_either_started_or_runs_already(
     tmp_path: Path, changed: dict[str, dict[str, object]], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        start(deployment(**changed), Supervisor(tmp_path))
+        Deployment(deployment(**changed), Supervisor(tmp_path))

@@ -27,7 +27,7 @@ def test_a_child_that_ends_again_and_again_ends_everything_with_a_line_that_says
 ) -> None:
     told: list[str] = []
     command = [sys.executable, "-c", ENDS]
-    child = supervisor.start_program("it", command, ("--listen", "{address}"))
+    child = supervisor.start("it", command, ("--listen", "{address}"))
     assert wait_until("it says where it listens", lambda: child.address) == "h:1"
     with pytest.raises(MillraceError, match=r"it ended with exit code 3: .*; it has ended 4 times") as error:
         supervisor.watch(told.append)
@@ -38,7 +38,7 @@ def test_a_child_that_ends_again_and_again_ends_everything_with_a_line_that_says
 
 
 def test_check_names_a_child_that_has_ended(supervisor: Supervisor) -> None:
-    child = supervisor.start_program("it", [sys.executable, "-c", ENDS])
+    child = supervisor.start("it", [sys.executable, "-c", ENDS])
     wait_until("it says where it listens", lambda: child.address)
     wait_until("it has ended by itself", lambda: child.exit_code is not None)
     with pytest.raises(MillraceError, match="it ended with exit code 3: ready: it listens on h:1"):

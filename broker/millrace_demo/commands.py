@@ -1,0 +1,248 @@
+"""`millrace up` runs a deployment, `demo` proves the whole path on one; `publish-access-log` sends a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from millrace import config as settings
+from millrace.errors import ConfigError, MillraceError
+from millrace.installation import require, shipped
+from millrace.signals import interruptible
+
+if TYPE_CHECKING:
+    from millrace_demo.up import Endpoints, UpConfig
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_OURS = "the one that comes with Millrace"
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the file.")
+def up(file: Path | None, overrides: tuple[str, ...]) -> None:
+    """Run every cluster of FILE with its ZooKeeper, registry and auditor; Ctrl-C or SIGTERM stops all.
+
+    Without FILE it runs two datacenters and the offline one on this machine, their data in ./millrace-data.
+    A process that dies is reported and started again; one that dies again and again ends the run with exit
+    code 1.
+
+    Example: millrace up --set data_dir=/tmp/millrace
+    """
+    from millrace_demo.up import Deployment, Supervisor, UpConfig
+
+    config = settings.load(UpConfig, file or shipped("deploy/local.toml"), overrides)
+    supervisor = Supervisor(Path(config.data_dir) / "logs")
+    ready = False
+    try:
+        with interruptible():
+            _echo(*_addresses(config, Deployment(config, supervisor).start()))
+            ready = True
+            supervisor.watch(_echo)
+    except KeyboardInterrupt:
+        if not ready:
+            raise MillraceError("interrupted before everything was up") from None
+        _echo("stopping")
+    finally:
+        supervisor.stop()
+        if ready:
+            click.echo("stopped")
+
+
+def _addresses(config: UpConfig, endpoints: Endpoints) -> Iterator[str]:
+    """A line for each thing that was started, and the ready line."""
+    yield f"zookeeper  {endpoints.zookeeper}"
+    for name, bootstrap in endpoints.bootstraps.items():
+        yield f"{name:<10} {bootstrap}"
+    for name, cluster in config.clusters.items():
+        for address in cluster.metrics:
+            yield f"metrics    http://{address}/metrics of {name}"
+    yield f"registry   {endpoints.registry_url}"
+    yield f"auditor    {endpoints.auditor_url}"
+    yield f"ready: everything is up on {endpoints.bootstraps[endpoints.aggregate]}"
+
+
+def _echo(*lines: str) -> None:
+    click.echo("\n".join(lines))
+    sys.stdout.flush()
+
+
+@click.command()
+@click.option(
+    "--events",
+    type=click.IntRange(min=1),
+    default=200_000,
+    show_default=True,
+    help="How many events to make up.",
+)
+@click.option(
+    "--hours",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Over how many past hours they spread.",
+)
+@click.option("--access-log", type=_FILE, help="Publish a web server's log instead of made events.")
+@click.option(
+    "--fault", type=click.Choice(["drop", "duplicate"]), help="Let the mirror withhold or repeat a batch."
+)
+@click.option(
+    "--kafka",
+    multiple=True,
+    metavar="NAME=HOST:PORT",
+    help="A cluster that runs already, of Apache Kafka say, as datacenter NAME.",
+)
+@click.option(
+    "--deployment",
+    type=_FILE,
+    default=shipped("deploy/local.toml"),
+    show_default=_OURS,
+    help="What to run: a file of `millrace up`; its ports are not used.",
+)
+@click.option("--dags", type=_FOLDER, default=shipped("dags"), show_default=_OURS, help="Where the DAG is.")
+@click.option(
+    "--schemas", type=_FOLDER, default=shipped("schemas"), show_default=_OURS, help="The schemas to register."
+)
+@click.option("--keep", type=click.Path(path_type=Path), help="Work in this new folder and leave it there.")
+def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
+    """Run the whole path once on real processes, then prove that nothing was lost or repeated.
+
+    The last line is DEMO OK with the figures, or DEMO FAILED with the reason and exit code 1. With --kafka
+    (once for each datacenter) producers publish to that cluster and the mirrors read it; the topics made
+    there stay there.
+
+    Example: millrace demo --events 20000 --hours 2
+    """
+    require("airflow", "numpy", "pyarrow", "pyspark")
+    from millrace_demo.run import DemoOptions, run_demo
+
+    clusters = dict(map(_cluster, kafka))
+    scratch = _new_folder(keep)
+    options = DemoOptions(kafka=clusters, scratch=scratch.absolute(), **chosen)
+    try:
+        with interruptible():
+            outcome = run_demo(options, Console(width=None if Console().is_terminal else 120))
+    except (MillraceError, KeyboardInterrupt) as error:
+        click.echo(f"DEMO FAILED: {str(error) or 'interrupted'}{_where_logs_are(scratch)}")
+        raise SystemExit(1) from error
+    if outcome.failures:
+        click.echo("\n".join([*outcome.failures, f"logs and data are in {scratch}"]))
+    elif keep is None:
+        shutil.rmtree(scratch)
+    click.echo(str(outcome))
+    if outcome.failures:
+        raise SystemExit(1)
+
+
+def _cluster(option: str) -> tuple[str, str]:
+    name, equals, bootstrap = option.partition("=")
+    if not (name and equals and bootstrap):
+        raise click.BadParameter(f"{option!r} is not NAME=HOST:PORT", param_hint="--kafka")
+    return name, bootstrap
+
+
+def _new_folder(keep: Path | None) -> Path:
+    """An empty folder to work in; ConfigError when `keep` holds something that would be taken for our own."""
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="millrace-demo-"))
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        used = any(keep.iterdir())
+    except OSError as error:
+        raise ConfigError(f"--keep {keep} cannot be used: {error.strerror}") from None
+    if not os.access(keep, os.W_OK | os.X_OK):
+        raise ConfigError(f"--keep {keep} cannot be written: name another folder, or mend its rights")
+    if used:
+        raise ConfigError(f"--keep {keep} is not empty: name a new folder, each demo begins with nothing")
+    return keep
+
+
+def _where_logs_are(scratch: Path) -> str:
+    """The words that name the logs, if there are any; folders that stayed empty are removed."""
+    logs = scratch / "logs"
+    for folder in (logs, scratch):
+        with suppress(OSError):
+            folder.rmdir()  # refused unless it is empty: nothing was started then
+    return f"; logs are in {logs}" if logs.is_dir() else ""
+
+
+@click.command(
+    "publish-access-log",
+    epilog="Example: millrace publish-access-log access.log --topic PageView --cluster dc1 --part 1/2"
+    " --bootstrap 127.0.0.1:9192 --registry http://127.0.0.1:8081",
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--topic", default="PageView", show_default=True, help="Topic to publish to.")
+@click.option("--cluster", required=True, help="Name of the cluster published to, for example dc1.")
+@click.option("--bootstrap", metavar="HOST:PORT", required=True, help="A broker of that cluster.")
+@click.option(
+    "--registry",
+    envvar="MILLRACE_REGISTRY",
+    metavar="URL",
+    required=True,
+    help="The schema registry; it has PageView.",
+)
+@click.option(
+    "--part",
+    metavar="I/N",
+    default="1/1",
+    show_default=True,
+    help="Only every N-th line from line I on, so that N datacenters share one file.",
+)
+@click.option("--server", default=socket.gethostname(), show_default="this host", help="Server's name.")
+@click.option("--service", default="web", show_default=True, help="Service's name.")
+@click.option(
+    "--skip-bad-lines",
+    is_flag=True,
+    help="Publish the rest when lines cannot be read; without it nothing is published then.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON for a script.")
+def publish_access_log(
+    file: Path,
+    topic: str,
+    bootstrap: str,
+    registry: str,
+    part: str,
+    skip_bad_lines: bool,
+    as_json: bool,
+    **names: Any,
+) -> None:
+    """Publish FILE, a web server's log in Apache's combined format, as events with the times of the log."""
+    from millrace_audit import AuditedProducer
+    from millrace_audit.reports.ranges import size
+    from millrace_demo.access_log import Part, check_log, read_log
+    from millrace_demo.publish import progress_bar
+
+    share = Part.parse(part)
+    total, bad_lines = check_log(file, share, skip_bad_lines=skip_bad_lines)
+    cluster = names["cluster"]
+    with (
+        progress_bar(Console(stderr=True)) as progress,
+        AuditedProducer(bootstrap, registry, **names) as producer,
+    ):
+        events = read_log(file, share, bad=[])
+        for event in progress.track(events, total, description=f"{topic} to {cluster}"):
+            producer.send(topic, "PageView", event.fields, time_ms=event.time_ms)
+    acknowledged = sum(size(outcome.acknowledged) for outcome in producer.delivered())
+    answer = {
+        "topic": topic,
+        "cluster": cluster,
+        "instance": producer.instance,
+        "acknowledged": acknowledged,
+        "bad_lines": bad_lines,
+    }
+    skipped = f", {bad_lines} lines left out" if bad_lines else ""
+    words = f"published: {acknowledged} events to {topic} in {cluster}, instance {producer.instance}{skipped}"
+    _echo(json.dumps(answer) if as_json else words)

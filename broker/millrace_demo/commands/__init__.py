@@ -1,1 +1,0 @@
-"""The commands `demo`, `up` and `publish-access-log`."""
