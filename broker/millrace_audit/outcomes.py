@@ -10,13 +10,14 @@ the longest time a delivery may take has passed since.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from millrace_audit.reports.counts import window_start
 from millrace_audit.reports.messages import FOR_EVER, ReportedWindow
 from millrace_audit.reports.ranges import SequenceRanges
 
-_Windows = dict[tuple[str, int], SequenceRanges]
+_Windows = defaultdict[tuple[str, int], SequenceRanges]
 
 
 @dataclass(slots=True)
@@ -37,11 +38,11 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicOutcomes] = {}
-        self._sent: _Windows = {}
+        self._sent: _Windows = defaultdict(SequenceRanges)
         self._epochs: list[tuple[float, _Windows]] = []
-        self._acknowledged: _Windows = {}
-        self._failed: _Windows = {}
-        self._failures: _Windows = {}
+        self._acknowledged: _Windows = defaultdict(SequenceRanges)
+        self._failed: _Windows = defaultdict(SequenceRanges)
+        self._failures: _Windows = defaultdict(SequenceRanges)
 
     def topic(self, topic: str) -> TopicOutcomes:
         return self.topics.setdefault(topic, TopicOutcomes(topic))
@@ -56,15 +57,14 @@ class Outcomes:
 
     def _end_run(self, state: TopicOutcomes) -> None:
         if state.run_window is not None:
-            _add(self._sent, (state.topic, state.run_window), state.run_first, state.next_sequence - 1)
+            self._sent[state.topic, state.run_window].add(state.run_first, state.next_sequence - 1)
             state.run_window = None
 
     def fail(self, topic: str, time_ms: int, sequence: int) -> None:
         """The event's delivery failed: it may be in the log or not."""
         key = (topic, window_start(time_ms))
-        _add(self._failures, key, sequence, sequence)
-        _add(self._failed, key, sequence, sequence)
-        self.topic(topic).failed.add(sequence, sequence)
+        for ranges in (self._failures[key], self._failed[key], self.topic(topic).failed):
+            ranges.add(sequence, sequence)
 
     def cut(self, now: float) -> None:
         """Everything sent so far was sent before `now`."""
@@ -72,7 +72,7 @@ class Outcomes:
             self._end_run(state)
         if self._sent:
             self._epochs.append((now, self._sent))
-            self._sent = {}
+            self._sent = defaultdict(SequenceRanges)
 
     def resolve(self, sent_before: float) -> None:
         """What was cut off at or before that time has its outcome: what did not fail is acknowledged."""
@@ -80,7 +80,7 @@ class Outcomes:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
                 for first, last in sent - self._failures.get(key, SequenceRanges()):
-                    _add(self._acknowledged, key, first, last)
+                    self._acknowledged[key].add(first, last)
                     self.topics[key[0]].acknowledged.add(first, last)
 
     @property
@@ -108,12 +108,6 @@ class Outcomes:
                 del acknowledged[:room], failed[:room]
                 portions[-1].append(part)
                 room -= part.acknowledged.range_count + part.failed.range_count + 1
-        self._acknowledged, self._failed = {}, {}
+        self._acknowledged.clear()
+        self._failed.clear()
         return portions
-
-
-def _add(windows: _Windows, key: tuple[str, int], first: int, last: int) -> None:
-    ranges = windows.get(key)
-    if ranges is None:
-        ranges = windows[key] = SequenceRanges()
-    ranges.add(first, last)

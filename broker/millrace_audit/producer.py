@@ -77,39 +77,30 @@ class _Encoders:
 
     def __init__(self, registry: SchemaRegistryClient) -> None:
         self._registry = registry
-        self._by_id: dict[int, EventSchema] = {}
-        self._by_subject: dict[str, EventSchema] = {}  # whose latest version it was
+        self._cached: dict[int | str, EventSchema] = {}  # by schema id, and by subject
 
-    def encoder(self, given: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
+    def encoder(self, schema: str | Mapping[str, Any], timeout_s: float) -> EventSchema:
         """The encoder for a parsed schema, or for the latest version of a subject."""
-        if isinstance(given, str):
-            if given not in self._by_subject:
-                self._by_subject[given] = self._latest(given, timeout_s)
-            return self._by_subject[given]
-        subject = str(given.get("name", "")).rpartition(".")[2]
-        return self._of(given, self._registry.register(subject, given, timeout_s=timeout_s))
-
-    def _latest(self, subject: str, timeout_s: float) -> EventSchema:
-        try:
-            found = self._registry.latest(subject, timeout_s=timeout_s)
-        except UnknownSchema as error:
-            url = self._registry.url
-            raise MillraceError(
-                f"{error}: register it first, `millrace schemas apply DIR --registry {url}`"
-            ) from error
-        return self._of(found.schema, found.schema_id)
+        if not isinstance(schema, str):
+            subject = str(schema.get("name", "")).rpartition(".")[2]
+            return self._of(schema, self._registry.register(subject, schema, timeout_s=timeout_s))
+        if schema not in self._cached:
+            try:
+                latest = self._registry.latest(schema, timeout_s=timeout_s)
+            except UnknownSchema as error:
+                command = f"millrace schemas apply DIR --registry {self._registry.url}"
+                raise MillraceError(f"{error}: register it first, `{command}`") from error
+            self._cached[schema] = self._of(latest.schema, latest.schema_id)
+        return self._cached[schema]
 
     def _of(self, schema: Mapping[str, Any], schema_id: int) -> EventSchema:
-        if schema_id not in self._by_id:
-            self._by_id[schema_id] = EventSchema(schema, schema_id)
-        return self._by_id[schema_id]
+        if schema_id not in self._cached:
+            self._cached[schema_id] = EventSchema(schema, schema_id)
+        return self._cached[schema_id]
 
 
 class _Reports:
-    """What one instance says on the audit topic: hellos, and reports that keep number and content until sent.
-
-    One thread at a time.
-    """
+    """Hellos and reports of one instance; a report keeps number and content until sent. For one thread."""
 
     def __init__(self, publisher: AuditPublisher, codec: AuditCodec, names: Mapping[str, Any]) -> None:
         self.publisher = publisher
@@ -148,14 +139,12 @@ class _Reports:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic that has been announced: its bookkeeping, and the schema that was used last.
-
-    A new one for another schema: two threads may send the topic with one each.
-    """
+    """A topic that has been announced, with a schema: two threads may send the topic with one each."""
 
     outcomes: TopicOutcomes
-    given: str | Mapping[str, Any]
-    schema: EventSchema
+    schema: str | Mapping[str, Any]
+    """As it was given to `send`."""
+    encoder: EventSchema
 
 
 class AuditedProducer:
@@ -199,7 +188,7 @@ class AuditedProducer:
         self._lateness_ms = lateness_ms
         self._promised = NOTHING
         self._waiting: list[int] = []  # times of the events that wait in `send`, not yet handed over
-        self._told_failures = 0
+        self._raised = 0  # how many failed events were raised
         self._closed = False  # nothing is sent any more
         self._ended = False  # and the last report is there
         self._stop = threading.Event()
@@ -230,20 +219,20 @@ class AuditedProducer:
         if type(time_ms) is not int or not 0 < time_ms < 1 << 63:
             raise MillraceError(f"topic {topic}: time_ms {time_ms!r} is no time in ms since the epoch")
         options: dict[str, Any] = {} if partition is None else {"partition": partition}
-        known = self._topics.get(topic)
-        if known is not None and known.given is not schema and known.given != schema:
-            known = None
-        if known is not None:
+        announced = self._topics.get(topic)
+        if announced is not None and announced.schema is not schema and announced.schema != schema:
+            announced = None
+        if announced is not None:
             try:  # not suppress(): it costs a microsecond, and this is done for every event
-                return self._hand_over(known, event, time_ms, key, options)
+                return self._hand_over(announced, event, time_ms, key, options)
             except BufferError:
                 pass
         with self._held_open(time_ms):
-            known = known or self._use(topic, schema, give_up_at)
+            announced = announced or self._use(topic, schema, give_up_at)
             full_since = time.monotonic()
             while True:
                 try:
-                    return self._hand_over(known, event, time_ms, key, options)
+                    return self._hand_over(announced, event, time_ms, key, options)
                 except BufferError:
                     self._wait_for_room(topic, full_since, give_up_at)
 
@@ -260,23 +249,23 @@ class AuditedProducer:
 
     def _hand_over(
         self,
-        known: _Topic,
+        announced: _Topic,
         event: Mapping[str, Any],
         time_ms: int,
         key: bytes | str | None,
         options: Mapping[str, Any],
     ) -> int:
         """Give the event to librdkafka; its sequence number. BufferError when the queue is full."""
-        topic = known.outcomes.topic
+        topic = announced.outcomes.topic
         try:
             with self._lock:
                 if self._closed:
                     raise MillraceError(f"topic {topic}: this producer is closed, start a new one")
-                sequence = known.outcomes.next_sequence
+                sequence = announced.outcomes.next_sequence
                 self._header["time"], self._header["sequence"] = time_ms, sequence
-                message = known.schema.encode(self._header, event)
+                message = announced.encoder.encode(self._header, event)
                 self._producer.produce(topic, message, key, timestamp=time_ms, **options)
-                self._outcomes.sent(known.outcomes, time_ms)
+                self._outcomes.sent(announced.outcomes, time_ms)
                 return sequence
         except KafkaException as error:
             raise MillraceError(f"topic {topic}: not sent to {self._where}: {text_of(error)}") from error
@@ -359,9 +348,9 @@ class AuditedProducer:
                     self._reports.publisher.check_topics(topic, give_up_at=give_up_at)
                     self._announce(topic, give_up_at)
                 with self._lock:
-                    known = _Topic(self._outcomes.topic(topic), schema, encoder)
-                    self._topics[topic] = known
-                return known
+                    announced = _Topic(self._outcomes.topic(topic), schema, encoder)
+                    self._topics[topic] = announced
+                return announced
         except MillraceError as error:
             raise NotSent(f"topic {topic}: nothing was sent, because {error}") from error
 
@@ -390,7 +379,7 @@ class AuditedProducer:
             self._failures.append(message)
 
     def _run(self) -> None:
-        """In a thread: serve failures, notice when nothing is outstanding, report at every interval."""
+        """Serve failures, notice when nothing is outstanding, report at every interval; in a thread."""
         due = time.monotonic() + self._interval_s
         while not self._stop.is_set():
             self._producer.poll(_POLL_S)
@@ -446,10 +435,10 @@ class AuditedProducer:
             self._reports.report(news, closed_through)
 
     def _raise_failures(self) -> None:
-        failed = {state.topic: list(state.failed) for state in self._outcomes.topics.values() if state.failed}
+        failed = {outcome.topic: outcome.failed for outcome in self.delivered() if outcome.failed}
         count = sum(map(size, failed.values()))
-        if count > self._told_failures:
-            new, self._told_failures = count - self._told_failures, count
+        if count > self._raised:
+            new, self._raised = count - self._raised, count
             named = "; ".join(f"{topic} {in_words(ranges)}" for topic, ranges in failed.items())
             raise DeliveryFailed(
                 f"{new} events were not acknowledged by {self._where} within {self._timeout_s:g} s, they may"
