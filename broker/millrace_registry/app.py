@@ -16,11 +16,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from millrace.service.database import reason_of
 from millrace_registry import requests
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.service import Registry
 from millrace_registry.settings import GLOBAL, LEVEL, MODE, Setting, Settings, Value
-from millrace_registry.store import Store, StoredSchema, StoredVersion, reason_of
+from millrace_registry.store import Store, StoredSchema, StoredVersion
 
 _log = logging.getLogger("millrace.registry")
 

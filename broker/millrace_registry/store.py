@@ -17,13 +17,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from millrace.errors import MillraceError
-from millrace.installation import how_to_install
-from millrace.service import sqlite
-from millrace.urls import without_secret
+from millrace.service.database import BEGIN, LOCK_WAIT_S, open_database
 
-_LOCK_WAIT_S = 30
-_BEGIN = "millrace_begin"
-"""The execution option that says how a transaction begins in SQLite."""
 _POSTGRES_LOCK = 0x6D696C6C72616365
 """`millrace` in ASCII: one advisory lock for every writer of this registry."""
 
@@ -246,24 +241,17 @@ class Store:
     @classmethod
     def open(cls, url: str) -> Store:
         """Open the database and create what is missing; MillraceError, one line, when it cannot be used."""
-        try:
-            parsed = sa.engine.make_url(url)
-        except sa.exc.ArgumentError:
+        return cls(open_database(url, cls._create_tables))
+
+    @classmethod
+    def _create_tables(cls, engine: sa.Engine) -> None:
+        if engine.dialect.name == "sqlite" and engine.url.database in (None, "", ":memory:"):
             raise MillraceError(
-                "the database's URL is none: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
-            ) from None
-        shown = without_secret(url)
-        try:
-            store = cls(_engine(parsed))
-            with store.write() as transaction:
-                _metadata.create_all(transaction._connection)
-        except ImportError:
-            raise MillraceError(
-                f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
-            ) from None
-        except sa.exc.SQLAlchemyError as error:
-            raise MillraceError(f"cannot use database {shown}: {reason_of(error)}") from error
-        return store
+                "a registry in memory would give the same ids again after a restart: name a file,"
+                " for example sqlite:////var/lib/millrace/registry.db"
+            )
+        with cls(engine).write() as transaction:
+            _metadata.create_all(transaction._connection)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
@@ -275,39 +263,12 @@ class Store:
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
-        options = {} if self._postgres else {_BEGIN: "BEGIN IMMEDIATE"}
+        options = {} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if self._postgres:
-                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'")
+                connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_POSTGRES_LOCK)))
             yield Transaction(connection)
 
     def close(self) -> None:
         self._engine.dispose()
-
-
-def reason_of(error: sa.exc.SQLAlchemyError) -> str:
-    """What the database's driver says, in one line."""
-    return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-
-
-def _engine(url: sa.URL) -> sa.Engine:
-    if url.get_backend_name() == "postgresql":
-        return sa.create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
-    if url.get_backend_name() != "sqlite":
-        raise MillraceError(
-            f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
-        )
-    if not url.database or url.database == ":memory:":
-        raise MillraceError(
-            "a registry in memory would give the same ids again after a restart: name a file,"
-            " for example sqlite:////var/lib/millrace/registry.db"
-        )
-    engine = sa.create_engine(url)
-    sa.event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
-
-    return engine

@@ -23,10 +23,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from millrace import __version__
 from millrace.config import parse_time
 from millrace.errors import MillraceError
+from millrace.service.database import reason_of
 from millrace_audit.answer import to_json
 from millrace_audit.auditor import answers, auditor
 from millrace_audit.auditor.answers import AuditRules
-from millrace_audit.auditor.store import AuditStore, reason_of
+from millrace_audit.auditor.store import AuditStore
 from millrace_audit.reports.counts import WINDOW_MS
 
 MOST_WINDOWS = 10_000

@@ -11,14 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
-from sqlalchemy import JSON, URL, BigInteger, Connection, Engine, String, Text, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy import JSON, BigInteger, String, Text, event
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
-from millrace.errors import MillraceError
-from millrace.installation import how_to_install
-from millrace.service import sqlite
-from millrace.urls import without_secret
+from millrace.service.database import open_database
 from millrace_audit.reports.messages import FOR_EVER, NOTHING
 
 Ranges = list[list[int]]
@@ -221,22 +217,8 @@ class AuditStore:
 
     def __init__(self, url: str) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do."""
-        try:
-            parsed = make_url(url)
-        except ArgumentError:
-            raise MillraceError(
-                "--database-url is no URL: write sqlite:////PATH/FILE.db or postgresql://USER@HOST/NAME"
-            ) from None
-        shown = without_secret(url)
-        try:
-            self._engine = _engine(parsed)
-            Row.metadata.create_all(self._engine)
-        except ImportError:
-            raise MillraceError(
-                f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
-            ) from None
-        except SQLAlchemyError as error:
-            raise MillraceError(f"cannot use database {shown}: {reason_of(error)}") from error
+        # Every transaction, a reading one too, sees one state of the database.
+        self._engine = open_database(url, Row.metadata.create_all, isolation_level="REPEATABLE READ")
         self._write_lock = threading.Lock()
 
     @contextmanager
@@ -265,28 +247,3 @@ def _remember(session: Session) -> None:
     held: list[object] = []
     for moment in ("loaded_as_persistent", "pending_to_persistent"):
         event.listen(session, moment, lambda _, row: held.append(row))
-
-
-def _engine(url: URL) -> Engine:
-    """An engine whose every transaction, a reading one too, sees one state of the database."""
-    if url.get_backend_name() == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
-        return create_engine(url, isolation_level="REPEATABLE READ", pool_pre_ping=True)
-    if url.get_backend_name() != "sqlite":
-        raise MillraceError(
-            f"database {url.get_backend_name()!r} is not supported: take sqlite or postgresql"
-        )
-    engine = create_engine(url)
-
-    event.listen(engine, "connect", lambda connection, _: sqlite.prepare(connection))
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN")
-
-    return engine
-
-
-def reason_of(error: SQLAlchemyError) -> str:
-    """What the database's driver says, in one line."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())
