@@ -93,8 +93,8 @@ def _send(producer: Any, topic: str, key: bytes | None, value: bytes, options: d
 def _messages(lines: Iterable[str], separator: str | None) -> Iterator[tuple[bytes | None, bytes]]:
     for line in lines:
         text = line.rstrip("\n").encode()
-        key, found, value = text.partition(separator.encode()) if separator else (text, b"", b"")
-        yield (key, value) if found else (None, text)
+        key, separated, value = text.partition(separator.encode()) if separator else (text, b"", b"")
+        yield (key, value) if separated else (None, text)
 
 
 def _with_progress(lines: TextIO) -> Iterator[str]:

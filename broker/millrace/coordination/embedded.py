@@ -120,9 +120,9 @@ class ZooKeeper:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        """The exit code, once the server has ended; subprocess.TimeoutExpired when it has not by then."""
-        return self._process.wait(timeout_s)
+    def wait(self) -> int:
+        """The exit code, once the server has ended."""
+        return self._process.wait()
 
     def stop(self) -> None:
         """End the server: SIGTERM, and SIGKILL when that does not help. Twice is harmless."""

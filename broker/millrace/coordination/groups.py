@@ -110,7 +110,6 @@ class ConsumerRegistry:
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 
     def kind(self, group: str) -> GroupKind | None:
-        """The group's kind, or None when there is no such group."""
         try:
             return _decode_kind(self._call(self._client.get_async, self._group(group))[0])
         except NoNodeError:
@@ -277,7 +276,6 @@ class ConsumerRegistry:
         raise errors.NotCoordinator(f"the coordinator of group {group!r} changes too fast")
 
     def coordinator(self, group: str) -> int | None:
-        """The broker that coordinates the group, or None when nobody does."""
         return self.coordinators([group]).get(group)
 
     def coordinators(self, groups: Iterable[str]) -> dict[str, int]:
@@ -435,7 +433,6 @@ def stream_name(consumer_id: str, index: int) -> str:
 
 
 def consumer_of(stream: str) -> str:
-    """The consumer that a stream belongs to."""
     return stream.rpartition("-")[0]
 
 
@@ -445,18 +442,15 @@ def node_name(name: str) -> str:
 
 
 def name_of(path: str) -> str:
-    """The name that `node_name` encoded, from a path that ends in it."""
     return unquote(path.rpartition("/")[2])
 
 
 def partition_of(path: str) -> TopicPartition:
-    """The partition, from the node of its offset or owner."""
     topic, _, partition = path.rpartition("/")
     return name_of(topic), int(partition)
 
 
 def encode_member(member: StreamsMember) -> bytes:
-    """What a registered consumer's node holds."""
     return json.dumps({"host": member.host, "topics": dict(member.topics)}).encode()
 
 
@@ -482,7 +476,6 @@ def _decode_kind(data: bytes) -> GroupKind:
 
 
 def _nodes(directory: str, partitions: Iterable[TopicPartition]) -> list[str]:
-    """The nodes of these partitions in a directory of a group."""
     return [f"{directory}/{node_name(topic)}/{number}" for topic, number in partitions]
 
 

@@ -42,7 +42,7 @@ class Commits:
         self._work, self._mailbox, self._memory = work, mailbox, memory
         self._fenced = fenced
         self._offsets: dict[TopicPartition, CommittedOffset] = {}
-        self._waiting: list[Waiting[None]] = []
+        self._waiting: list[Waiting[ErrorCode]] = []
 
     def add(self, offsets: Offsets, answer: Callable[[ErrorCode], None]) -> None:
         """Write these, too; `answer` hears what came of it, within a few seconds."""
@@ -52,7 +52,7 @@ class Commits:
             return
         self._memory.add(size - _size({p: o for p, o in self._offsets.items() if p in offsets}))
         self._offsets.update(offsets)
-        self._waiting.append(Waiting(self._mailbox, lambda _: answer(ErrorCode.NONE), answer))
+        self._waiting.append(Waiting(self._mailbox, answer, answer))
         if not self.busy:
             self._write_all()
 
@@ -63,7 +63,7 @@ class Commits:
         for one in waiting:
             one.fail(code)
 
-    def _take(self) -> tuple[Offsets, list[Waiting[None]]]:
+    def _take(self) -> tuple[Offsets, list[Waiting[ErrorCode]]]:
         taken = self._offsets, self._waiting
         self._offsets, self._waiting = {}, []
         return taken
@@ -72,27 +72,19 @@ class Commits:
         offsets, waiting = self._take()
         self.busy = True
 
-        def written(_: None) -> None:
-            self._finish(offsets)
-            for one in waiting:
-                one.succeed(None)
-
-        def failed(code: ErrorCode) -> None:
-            gone = code in (ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_ID_NOT_FOUND)
-            if gone:
+        def written(code: ErrorCode) -> None:
+            self._memory.add(-_size(offsets))
+            self.busy = False
+            if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.GROUP_ID_NOT_FOUND):
+                code = ErrorCode.NOT_COORDINATOR
                 self._fenced()
-            self._finish(offsets)
+            if self._waiting:
+                self._write_all()
             for one in waiting:
-                one.fail(ErrorCode.NOT_COORDINATOR if gone else code)
+                one.succeed(code)
 
         write = partial(self._registry.commit, self._group, offsets, fence=self.fence)
-        self._work.run(write, written, failed)
-
-    def _finish(self, offsets: Offsets) -> None:
-        self._memory.add(-_size(offsets))
-        self.busy = False
-        if self._waiting:
-            self._write_all()
+        self._work.run(write, lambda _: written(ErrorCode.NONE), written)
 
 
 def _size(offsets: Offsets) -> int:

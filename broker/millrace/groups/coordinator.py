@@ -65,7 +65,6 @@ class Groups:
         self._ownership.close()
 
     def _ask(self, name: str, question: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
-        """Ask ZooKeeper something about a group."""
         if is_group_name(name):
             self._work.ask(question, done, failed)
         else:
@@ -102,14 +101,12 @@ class Groups:
         """Write the offsets, each for itself allowed or not; one code for each partition that is named."""
         partitions = {(t.name, p.partition_index): p for t in request.topics for p in t.partitions}
 
-        def write(write: Callable[[Offsets, Callable[[ErrorCode], None]], None]) -> None:
-            codes = {partition: self._refuse_commit(partition, p) for partition, p in partitions.items()}
-            allowed = {partition: p for partition, p in partitions.items() if not codes[partition]}
-            if allowed:
-                offsets = self._committed(allowed)
-                write(offsets, lambda code: answer(codes | dict.fromkeys(offsets, code)))
+        def write_by(write: Callable[[Offsets, Callable[[ErrorCode], None]], None]) -> None:
+            refused, offsets = self._judge(partitions)
+            if offsets:
+                write(offsets, lambda code: answer(refused | dict.fromkeys(offsets, code)))
             else:
-                answer(codes)
+                answer(refused)
 
         def rewind(offsets: Offsets, done: Callable[[ErrorCode], None]) -> None:
             question = partial(self._registry.rewind, request.group_id, offsets)
@@ -118,7 +115,7 @@ class Groups:
         def failed(code: ErrorCode) -> None:
             anonymous = not request.member_id and request.generation_id_or_member_epoch < 0
             if code is ErrorCode.INCONSISTENT_GROUP_PROTOCOL and anonymous:
-                write(rewind)  # a group of Millrace's own consumers may be moved while it has none
+                write_by(rewind)  # a group of Millrace's own consumers may be moved while it has none
             else:
                 answer(dict.fromkeys(partitions, code))
 
@@ -129,33 +126,32 @@ class Groups:
             if code:
                 failed(code)
             else:
-                write(held.commits.add)
+                write_by(held.commits.add)
 
         self._ownership.use(request.group_id, use, failed)
 
-    def _refuse_commit(
-        self, partition: TopicPartition, request: messages.OffsetCommitRequest.Partition
-    ) -> ErrorCode:
-        if not self._exists(partition):
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        if len(request.committed_metadata or "") > MAX_OFFSET_METADATA:
-            return ErrorCode.OFFSET_METADATA_TOO_LARGE
-        return ErrorCode.NONE
-
-    def _committed(
+    def _judge(
         self, partitions: Mapping[TopicPartition, messages.OffsetCommitRequest.Partition]
-    ) -> Offsets:
+    ) -> tuple[dict[TopicPartition, ErrorCode], Offsets]:
+        """Why partitions are refused, and the offsets of the others as they are to be written."""
+        refused: dict[TopicPartition, ErrorCode] = {}
+        offsets: dict[TopicPartition, group_registry.CommittedOffset] = {}
         time_ms = int(self._wall_clock() * 1000)
-        return {
-            partition: group_registry.CommittedOffset(
-                offset=request.committed_offset,
-                metadata=request.committed_metadata or "",
-                time_ms=time_ms,
-                topic_id=self._cluster.topics[partition[0]].topic_id,
-                leader_epoch=request.committed_leader_epoch,
-            )
-            for partition, request in partitions.items()
-        }
+        for partition, request in partitions.items():
+            metadata = request.committed_metadata or ""
+            if not self._exists(partition):
+                refused[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif len(metadata) > MAX_OFFSET_METADATA:
+                refused[partition] = ErrorCode.OFFSET_METADATA_TOO_LARGE
+            else:
+                offsets[partition] = group_registry.CommittedOffset(
+                    offset=request.committed_offset,
+                    metadata=metadata,
+                    time_ms=time_ms,
+                    topic_id=self._cluster.topics[partition[0]].topic_id,
+                    leader_epoch=request.committed_leader_epoch,
+                )
+        return refused, offsets
 
     def _exists(self, partition: TopicPartition) -> bool:
         topic = self._cluster.topics.get(partition[0])

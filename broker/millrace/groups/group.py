@@ -57,7 +57,6 @@ class Group:
 
     @property
     def idle(self) -> bool:
-        """True while it has no members and expects none."""
         return self.state is State.EMPTY and not self.members.expected
 
     def describe(self) -> messages.DescribedGroup:
@@ -111,7 +110,7 @@ class Group:
         elif not request.member_id:
             self._join_without_id(request, client, answer, needs_id and request.group_instance_id is None)
         elif request.group_instance_id is None and self.members.expect_no_longer(request.member_id):
-            self._add(request.member_id, request, client, answer)
+            self._add(self._new_member(request.member_id, request, client), request, answer)
         else:
             self._join_with_id(request, answer)
 
@@ -175,7 +174,6 @@ class Group:
         return ErrorCode.NONE
 
     def _check(self, member_id: str, instance_id: str | None, generation: int) -> ErrorCode:
-        """NONE when this is a member of the current generation."""
         if self.state is State.DEAD:
             return ErrorCode.NOT_COORDINATOR
         code = self.members.check(member_id, instance_id)
@@ -227,7 +225,7 @@ class Group:
             code = ErrorCode.MEMBER_ID_REQUIRED
             answer(messages.JoinGroupResponse(error_code=code, member_id=member_id))
         else:
-            self._add(member_id, request, client, answer)
+            self._add(self._new_member(member_id, request, client), request, answer)
 
     def _join_with_id(self, request: messages.JoinGroupRequest, answer: AnswerJoin) -> None:
         code = self.members.check(request.member_id, request.group_instance_id)
@@ -245,11 +243,7 @@ class Group:
             member.alive()
             answer(self._generation_for(member))
 
-    def _add(
-        self, member_id: str, request: messages.JoinGroupRequest, client: ClientName, answer: AnswerJoin
-    ) -> None:
-        """A new member, and with it a rebalance."""
-        member = self._new_member(member_id, request, client)
+    def _add(self, member: Member, request: messages.JoinGroupRequest, answer: AnswerJoin) -> None:
         member.alive()
         self.members.enter(member)
         self._newcomers = True
@@ -386,7 +380,6 @@ class Group:
             self._remove(member)
 
     def _remove(self, member: Member) -> None:
-        """Go on without a member: the others share what it had."""
         self.members.remove(member, ErrorCode.UNKNOWN_MEMBER_ID)
         if len(self.members):
             self._rebalance()

@@ -56,7 +56,6 @@ class Member:
 
     @property
     def waiting(self) -> bool:
-        """True while one of its requests waits: it lives, though it sends no heartbeats."""
         return self.joining is not None or self.syncing is not None
 
     @property
@@ -167,7 +166,6 @@ class Members:
 
     @property
     def expected(self) -> int:
-        """How many ids were given out and not used yet."""
         return len(self._expected)
 
     def expect(self, member_id: str, deadline: Deadline) -> None:
@@ -210,5 +208,4 @@ def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
 
 
 def _in_common(members: Iterable[Member]) -> set[str]:
-    """The names of the protocols that all of these (at least one) support."""
     return set.intersection(*({protocol.name for protocol in member.protocols} for member in members))

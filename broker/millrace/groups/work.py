@@ -59,7 +59,6 @@ class Work:
 
     @property
     def room(self) -> int:
-        """How many more pieces of work are taken at present."""
         return MAX_QUEUED - len(self._under_way)
 
     def run(self, work: Callable[[], T], done: Callable[[T], None], failed: Failed) -> None:
