@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.mirror.origin import FETCH_BYTES, OriginTopic
+from millrace.mirror.origin import FETCH_BYTES, fetch, offset_rules
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
@@ -27,8 +27,9 @@ from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
 TIMEOUT_S = 60.0
 """Without anything new from the origin before the end, a task gives up after this."""
 
-KNOWN_AFTER_S = 10.0
+ALLOCATION_TIMEOUT_S = 10.0
 PAUSE_S = 0.1
+CLIENT_ID = "millrace-mirror-batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +66,12 @@ class MirroredPartition:
 
 def mirror_partition(task: MirrorTask) -> MirroredPartition:
     """Copy until the end of the task; MillraceError when the origin does not go on where the copy ended."""
-    name = "millrace-mirror-batch"
     try:
         with (
-            ClusterClient(task.origin_bootstrap, client_id=name) as origin,
-            ClusterClient(task.bootstrap, client_id=name) as target,
+            ClusterClient(task.origin_bootstrap, client_id=CLIENT_ID) as origin,
+            ClusterClient(task.bootstrap, client_id=CLIENT_ID) as target,
         ):
-            return _Copy(task, OriginTopic(origin, task.origin.topic), target).to_the_end()
+            return _Copy(task, origin, target).to_the_end()
     except OriginChanged as error:
         raise MillraceError(f"{_name(task.origin)}: {error}; to go on: millrace mirror reset") from None
 
@@ -87,14 +87,15 @@ def recorded_position(client: ClusterClient, origin: Origin) -> MirrorAppended:
 class _Copy:
     """Where the copying of one partition stands."""
 
-    def __init__(self, task: MirrorTask, origin: OriginTopic, target: ClusterClient) -> None:
+    def __init__(self, task: MirrorTask, origin: ClusterClient, target: ClusterClient) -> None:
         self._task, self._origin, self._target = task, origin, target
+        self._topic, self._partition = task.origin.topic, task.origin.partition
         self._where = _name(task.origin)
-        self._rules: OffsetRules = origin.offset_rules()
+        self._rules: OffsetRules = offset_rules(origin, self._topic)
         answer = recorded_position(target, task.origin)
         self._target_partition = answer.partition
         self._recorded: MirrorPosition | None = answer.position
-        self._first, self._high_watermark = origin.bounds(task.origin.partition)
+        self._first, self._high_watermark = origin.bounds(self._topic, self._partition)
         self._before = answer.position or self._beginning()
         self._bytes = 0
         self._skip_to = -1
@@ -130,7 +131,7 @@ class _Copy:
             )
 
     def _check_topic(self) -> None:
-        if self._origin.describe().topic_id != self._task.origin.topic_id:
+        if self._origin.topic(self._topic).topic_id != self._task.origin.topic_id:
             raise MillraceError(
                 f"{self._where}: the topic was deleted and created anew, or its addresses lead to another"
                 " cluster: check them; to go on with the new topic: millrace mirror reset"
@@ -143,18 +144,22 @@ class _Copy:
         since = self._task.since or self._beginning()
         last = self._before
         return MirroredPartition(
-            topic=self._task.origin.topic, partition=self._task.origin.partition,
+            topic=self._topic,
+            partition=self._partition,
             target_partition=self._target_partition,
-            start=since.cursor.next_offset, end=last.cursor.next_offset,
-            batches=last.batches - since.batches, records=last.records - since.records,
-            dropped=last.dropped - since.dropped, bytes=self._bytes,
+            start=since.cursor.next_offset,
+            end=last.cursor.next_offset,
+            batches=last.batches - since.batches,
+            records=last.records - since.records,
+            dropped=last.dropped - since.dropped,
+            bytes=self._bytes,
             lag=max(0, self._task.end - last.cursor.next_offset),
-        )  # fmt: skip
+        )
 
     def _next_runs(self) -> Iterator[Run]:
         offset = max(self._before.cursor.next_offset, self._skip_to)
         left = FETCH_BYTES if self._task.max_bytes is None else self._task.max_bytes - self._bytes
-        answer = self._origin.fetch(self._task.origin.partition, offset, min(left, FETCH_BYTES))
+        answer = fetch(self._origin, self._topic, self._partition, offset, min(left, FETCH_BYTES))
         # A fetch is by name: before anything is copied, make sure which topic has answered.
         self._check_topic()
         if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -170,10 +175,15 @@ class _Copy:
         """True when the run was appended; False when somebody else moved the position meanwhile."""
         before, position = self._before, run.position
         request = MirrorAppend(
-            mode=MirrorMode.APPEND, origin=self._task.origin, expected=run.expected, start=before.start,
-            cursor=position.cursor, dropped=position.dropped - before.dropped, numbered=position.numbered,
+            mode=MirrorMode.APPEND,
+            origin=self._task.origin,
+            expected=run.expected,
+            start=before.start,
+            cursor=position.cursor,
+            dropped=position.dropped - before.dropped,
+            numbered=position.numbered,
             records=b"".join(run.batches),
-        )  # fmt: skip
+        )
         self._skip_to = -1
         try:
             _ask(self._target, self._task.origin, request)
@@ -191,7 +201,7 @@ class _Copy:
 
     def _out_of_range(self) -> None:
         """OriginChanged when offsets that were to be read are gone; else find where reading goes on."""
-        self._first, last = self._origin.bounds(self._task.origin.partition)
+        self._first, last = self._origin.bounds(self._topic, self._partition)
         if self._recorded is None:
             self._before = self._beginning()
         else:
@@ -199,7 +209,7 @@ class _Copy:
 
 
 def _ask(client: ClusterClient, origin: Origin, request: MirrorAppend) -> MirrorAppended:
-    give_up_at = time.monotonic() + KNOWN_AFTER_S
+    give_up_at = time.monotonic() + ALLOCATION_TIMEOUT_S
     while True:
         try:
             return client.mirror_append(origin.topic, request)

@@ -20,8 +20,8 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import BrokerError, PolicyViolation
-from millrace.mirror.origin import OriginTopic
-from millrace.mirror.runs import OffsetRules, beginning, next_run
+from millrace.mirror.origin import fetch, offset_rules
+from millrace.mirror.runs import OffsetRules, Run, beginning, runs_of
 from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.records.mirror_position import Origin, PositionMismatch
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
@@ -186,10 +186,9 @@ def test_of_two_writers_that_race_one_wins_each_time_and_nothing_is_there_twice(
 
     def write() -> None:
         with world.origin.client() as client, world.aggregate.client() as aggregate:
-            reader = OriginTopic(client, "raced")
-            topic_id = reader.describe().topic_id
+            topic_id = client.topic("raced").topic_id
             for number in range(2):
-                lost.append(copy_slowly(reader, aggregate, Origin("dc1", "raced", topic_id, number), meeting))
+                lost.append(copy_slowly(client, aggregate, Origin("dc1", "raced", topic_id, number), meeting))
 
     writers = [threading.Thread(target=write) for _ in range(2)]
     for writer in writers:
@@ -203,11 +202,11 @@ def test_of_two_writers_that_race_one_wins_each_time_and_nothing_is_there_twice(
 
 
 def copy_slowly(
-    reader: OriginTopic, aggregate: ClusterClient, origin: Origin, meeting: threading.Barrier
+    client: ClusterClient, aggregate: ClusterClient, origin: Origin, meeting: threading.Barrier
 ) -> int:
     """Copy one batch at a time, and repeat every append as a zombie would; how often another was faster."""
     lost, met = 0, False
-    end = reader.bounds(origin.partition)[1]
+    end, rules = client.bounds(origin.topic, origin.partition)[1], offset_rules(client, origin.topic)
     while True:
         recorded = aggregate.mirror_append(
             origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
@@ -215,16 +214,15 @@ def copy_slowly(
         before = recorded or beginning(origin, 0)
         if before.cursor.next_offset >= end:
             return lost
-        answer = reader.fetch(origin.partition, before.cursor.next_offset)
-        run = next_run(recorded, before, answer, reader.offset_rules())
-        assert run is not None
+        answer = fetch(client, origin.topic, origin.partition, before.cursor.next_offset)
+        run: Run = next(runs_of(recorded, before, answer, rules))
         batch = run.batches[0]
         size = 12 + int.from_bytes(batch[8:12], "big")
         assert size == len(batch)
         # One batch only, so that there are many occasions to meet.
-        one = next_run(recorded, before, type(answer)(
-            0, answer.high_watermark, answer.high_watermark, 0, batch), reader.offset_rules())  # fmt: skip
-        assert one is not None
+        end_of_answer = answer.high_watermark
+        single = type(answer)(0, end_of_answer, end_of_answer, 0, batch)
+        one = next(runs_of(recorded, before, single, rules))
         request = MirrorAppend(
             mode=MirrorMode.APPEND, origin=origin, expected=one.expected, start=before.start,
             cursor=one.position.cursor, records=bytes(batch),
@@ -251,8 +249,7 @@ def test_nonsense_is_refused_and_writes_nothing(world: World) -> None:
         answer = client.fetch("refusals", {0: 0}, max_bytes=1 << 20, max_wait_ms=1000)[0]
         good = MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
         assert aggregate.mirror_append("refusals", good).position is None
-        run = next_run(None, beginning(origin, 0), answer, OffsetRules(byte_positions=True))
-        assert run is not None
+        run = next(runs_of(None, beginning(origin, 0), answer, OffsetRules(byte_positions=True)))
         damaged = bytearray(b"".join(run.batches))
         damaged[-1] ^= 1
         for records in (bytes(damaged), b"".join(run.batches)[:-1], b"rubbish"):

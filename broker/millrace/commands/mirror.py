@@ -17,6 +17,7 @@ from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.offset_search import Outcome
+from millrace.mirror.origin import examine
 from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor
@@ -99,7 +100,7 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
     ):
         if at is not None and partition is None:
             raise ConfigError("--at needs --partition: an offset belongs to one partition")
-        metadata = mirrors.reader(origin, topic).describe()
+        metadata = mirrors.origin(origin).topic(topic)
         if partition is not None and partition not in metadata.partitions:
             raise MillraceError(f"{origin} has no partition {topic}-{partition}")
         stopped = 0
@@ -119,7 +120,7 @@ def _reset_one(mirrors: MirrorStatus, origin: Origin, at: int | None, yes: bool)
             click.echo(f"{name}: the new topic is copied into {target} from its beginning")
         return True
     position = mirrors.ask(origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)).position
-    changed = mirrors.reader(origin.cluster, origin.topic).examine(position) if position is not None else None
+    changed = examine(mirrors.origin(origin.cluster), position) if position is not None else None
     if position is None or changed is None:
         return False
     resume = changed.resume if at is None else Cursor(at)

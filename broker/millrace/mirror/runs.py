@@ -93,13 +93,6 @@ def beginning(origin: Origin, start: int) -> MirrorPosition:
     return MirrorPosition(origin, start, Cursor(start), 0, 0, 0)
 
 
-def next_run(
-    recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
-) -> Run | None:
-    """The first of `runs_of`, or None when the answer holds nothing new."""
-    return next(runs_of(recorded, before, fetched, rules), None)
-
-
 def runs_of(
     recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
 ) -> Iterator[Run]:

@@ -16,7 +16,7 @@ from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.mirror.origin import OriginTopic
+from millrace.mirror.origin import examine
 from millrace.mirror.states import State
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode
@@ -101,14 +101,14 @@ class MirrorStatus:
         for client in self._clients.values():
             client.close()
 
-    def reader(self, cluster: str, topic: str) -> OriginTopic:
-        """A reader of an origin's topic; MillraceError when the configuration names no such cluster."""
+    def origin(self, cluster: str) -> ClusterClient:
+        """A client of an origin; MillraceError when the configuration names no such cluster."""
         if cluster not in self._clients:
             config = self._origins.get(cluster)
             if config is None:
                 raise MillraceError(f"the configuration has no [mirror.{cluster}]")
             self._clients[cluster] = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
-        return OriginTopic(self._clients[cluster], topic)
+        return self._clients[cluster]
 
     def former(self, origin: Origin) -> Origin | None:
         """What was mirrored under the same name and number, if `origin` itself has no target yet."""
@@ -146,13 +146,14 @@ class MirrorStatus:
         try:
             if origin.cluster in self._silent:
                 raise MillraceError(self._silent[origin.cluster])
-            reader = self.reader(origin.cluster, origin.topic)
-            if reader.describe().topic_id == origin.topic_id:
-                high_watermark = reader.bounds(origin.partition)[1]
-                if not state and position is not None and (changed := reader.examine(position)) is not None:
+            client = self.origin(origin.cluster)
+            current = client.topic(origin.topic).topic_id
+            if current == origin.topic_id:
+                high_watermark = client.bounds(origin.topic, origin.partition)[1]
+                if not state and position is not None and (changed := examine(client, position)) is not None:
                     state, detail = State.STOPPED, str(changed)
             else:
-                state, detail = self._of_former_topic(topic, origin)
+                state, detail = self._of_former_topic(topic, dataclasses.replace(origin, topic_id=current))
         except MillraceError as error:
             if not isinstance(error, UnknownTopicOrPartition):
                 self._silent[origin.cluster] = str(error)
@@ -169,10 +170,8 @@ class MirrorStatus:
             detail=detail,
         )
 
-    def _of_former_topic(self, topic: str, origin: Origin) -> tuple[str, str]:
+    def _of_former_topic(self, topic: str, successor: Origin) -> tuple[str, str]:
         """A partition that mirrors a topic which is gone: retired once its successor has a partition."""
-        current = self.reader(origin.cluster, origin.topic).describe().topic_id
-        successor = dataclasses.replace(origin, topic_id=current)
         if self._cluster.topics[topic].target_of(successor) is not None:
             return "retired", "its topic is gone from the origin; the new one has a partition of its own"
         return State.STOPPED, "the origin's topic was deleted and created anew"

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from millrace.errors import CorruptMessage
-from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, next_run, readable_from, runs_of
+from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import (
     CONTROL_BIT,
     HEADER_BYTES,
@@ -31,6 +31,13 @@ ORIGIN = Origin("dc1", "PageView", UUID(int=7), 0)
 MILLRACE = OffsetRules(byte_positions=True)
 KAFKA = OffsetRules(byte_positions=False)
 COMPACTED = OffsetRules(byte_positions=False, compacted=True)
+
+
+def next_run(
+    recorded: MirrorPosition | None, before: MirrorPosition, answer: FetchedPartition, rules: OffsetRules
+) -> Run | None:
+    """The first run of the answer, or None when it holds nothing new."""
+    return next(runs_of(recorded, before, answer, rules), None)
 
 
 def batch(base: int, records: int = 3, **fields: Any) -> bytes:
