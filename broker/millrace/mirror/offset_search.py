@@ -114,8 +114,7 @@ def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated
     segment, at = files.segments[index], files.segments[index].base
     if offset > at:
         limit = min(segment.end, visible.end)
-        reader = segment.open_reader()
-        at = _locate(segment, reader.fileno(), offset, limit)
+        at = _locate(segment, offset, limit)
         if at == limit and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
             at = segment.base
@@ -152,10 +151,9 @@ def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
 def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
     """The first append, behind the position at `low`, that reaches past an origin's offset."""
     high = limit = min(segment.end, end)
-    reader = segment.open_reader()
     while high - low > SHORT_WALK_BYTES:
         middle = (low + high) // 2
-        start = _locate(segment, reader.fileno(), middle, limit)
+        start = _locate(segment, middle, limit)
         at, position = next(_positions(segment, start, end), (limit, None))
         if position is None or at >= high or position.cursor.next_offset > offset:
             high = middle
@@ -169,11 +167,12 @@ def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
     raise CorruptMessage(f"no position behind origin offset {offset} in {segment.path}")
 
 
-def _locate(segment: Segment, fd: int, offset: int, limit: int) -> int:
+def _locate(segment: Segment, offset: int, limit: int) -> int:
+    file = segment.open_reader()
     try:
-        return locate(segment.known_landmarks(), fd, segment.base, offset, limit)
+        return locate(segment.known_landmarks(), file, offset, limit)
     except LandmarksMissing:
-        return locate(segment.build_landmarks(), fd, segment.base, offset, limit)
+        return locate(segment.build_landmarks(), file, offset, limit)
 
 
 def _positions(segment: Segment, start: int, end: int) -> Iterator[tuple[int, MirrorPosition]]:
@@ -184,13 +183,13 @@ def _positions(segment: Segment, start: int, end: int) -> Iterator[tuple[int, Mi
 def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:
     """Every append from a boundary on; of the first only what lies behind the boundary."""
     batches: list[tuple[int, BatchHeader]] = []
-    reader = segment.open_reader()
+    file = segment.open_reader()
     try:
-        for at, header in walk(reader.fileno(), segment.base, start, min(segment.end, end)):
+        for at, header in walk(file, start, min(segment.end, end)):
             if holds_offsets(header, at):
                 batches.append((at, header))
                 continue
-            batch = read_batch(reader.fileno(), segment.base, at, header) if header.is_control else None
+            batch = read_batch(file, at, header) if header.is_control else None
             position = MirrorPosition.from_batch(header, batch) if batch is not None else None
             if position is not None:
                 yield _Append(batches, at, position)

@@ -1,6 +1,6 @@
 """How batches stand one behind the other in a log file, and how to walk them.
 
-Reads bytes through a descriptor; knows positions, not files or segments. Judges, never repairs.
+Reads a file by log positions; knows no segments. Judges, never repairs.
 
 A batch's base offset is its own position, so a batch identifies itself. The one exception is the filler
 behind a batch with more records than bytes: it takes that batch's next offset as its base and ends, by its
@@ -9,8 +9,10 @@ last offset, where it ends in bytes.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from millrace.records import CONTROL_BIT, HEADER_BYTES, LENGTH_OVERHEAD, MAGIC, BatchHeader, batch_crc
 from millrace.records.compression import Buffer
@@ -24,6 +26,26 @@ SMALL_BATCH_BYTES = 8 << 10
 WRONG_CRC = "wrong CRC"
 SEARCH_BYTES = 1 << 20
 """A search for the next batch reads this much at once."""
+
+
+class LogFile(io.FileIO):
+    """A segment's file opened for reading; closes when the last slice that uses it is gone.
+
+    Retention and topic deletion unlink the file and forget it: an answer that is still being sent keeps its
+    bytes, and the descriptor goes with the answer.
+    """
+
+    def __init__(self, path: Path, base: int) -> None:
+        super().__init__(path, "rb")
+        self.base = base
+        """Log position of the file's first byte."""
+
+    def read_at(self, position: int, size: int) -> bytes:
+        """At most `size` bytes from a log position on; fewer where the file ends."""
+        return os.pread(self.fileno(), size, position - self.base)
+
+    def __del__(self) -> None:
+        self.close()  # the intended way, while FileIO's own finalizer warns of a leak
 
 
 class Chain:
@@ -55,9 +77,8 @@ class Chain:
 class HeaderReader:
     """Reads batch headers of one file at rising positions with few system calls."""
 
-    def __init__(self, fd: int, base: int) -> None:
-        self._fd = fd
-        self._base = base
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
         self._buffer = b""
         self._start = 0
         self._next_read = HEADER_BYTES
@@ -66,7 +87,7 @@ class HeaderReader:
         """The header at a log position; None when the file ends before it does."""
         index = position - self._start
         if not 0 <= index <= len(self._buffer) - HEADER_BYTES:
-            self._buffer = os.pread(self._fd, self._next_read, position - self._base)
+            self._buffer = self._file.read_at(position, self._next_read)
             self._start, index = position, 0
         header = BatchHeader.parse(self._buffer, index)
         if header is not None:
@@ -88,9 +109,9 @@ class ChainBroken(Exception):
         self.reason, self.position, self.header, self.filler_base = reason, position, header, filler_base
 
 
-def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+def walk(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of every batch from a boundary up to `limit`; ChainBroken where none stands."""
-    chain, reader = Chain(start), HeaderReader(fd, base)
+    chain, reader = Chain(start), HeaderReader(file)
     while chain.position < limit:
         position = chain.position
         header = reader.header(position)
@@ -102,29 +123,29 @@ def walk(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, Batc
 
 
 def walk_batches(
-    fd: int, base: int, start: int, limit: int, crc: Callable[[Buffer], int] = batch_crc
+    file: LogFile, start: int, limit: int, crc: Callable[[Buffer], int] = batch_crc
 ) -> Iterator[tuple[int, BatchHeader, bytes]]:
     """As `walk`, with the whole batches; ChainBroken also where a batch fails its CRC."""
-    for position, header in walk(fd, base, start, limit):
-        batch = read_batch(fd, base, position, header, crc)
+    for position, header in walk(file, start, limit):
+        batch = read_batch(file, position, header, crc)
         if batch is None:
             filler_base = None if header.base_offset == position else header.base_offset
             raise ChainBroken(WRONG_CRC, position, header, filler_base)
         yield position, header, batch
 
 
-def walk_past_damage(fd: int, base: int, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+def walk_past_damage(file: LogFile, start: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """As `walk`, but it goes on at the next intact batch behind a place where none stands."""
     resumed: int | None = start
     while resumed is not None:
         try:
-            yield from walk(fd, base, resumed, limit)
+            yield from walk(file, resumed, limit)
             return
         except ChainBroken as error:
-            resumed = next_batch(fd, base, error.position + 1, limit)
+            resumed = next_batch(file, error.position + 1, limit)
 
 
-def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int = NEVER) -> int:
+def skip(file: LogFile, start: int, target: int, most: int, timestamp: int = NEVER) -> int:
     """The boundary before the first batch that ends behind `target` or is as young as `timestamp`.
 
     Or an earlier one, from the boundary `start` on. It looks at as much of a header as shows place, size and
@@ -135,7 +156,7 @@ def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int 
     position = boundary = start
     for _ in range(most):
         if position - first + YOUNGEST.size > len(data):
-            data, first = os.pread(fd, size, position - base), position
+            data, first = file.read_at(position, size), position
             if len(data) < YOUNGEST.size:
                 break
         base_offset, length, magic, attributes, newest = YOUNGEST.unpack_from(data, position - first)
@@ -150,21 +171,21 @@ def skip(fd: int, base: int, start: int, target: int, most: int, timestamp: int 
 
 
 def read_batch(
-    fd: int, base: int, position: int, header: BatchHeader, crc: Callable[[Buffer], int] = batch_crc
+    file: LogFile, position: int, header: BatchHeader, crc: Callable[[Buffer], int] = batch_crc
 ) -> bytes | None:
     """The whole batch if it is there and its CRC fits, else None."""
-    batch = os.pread(fd, header.size, position - base)
+    batch = file.read_at(position, header.size)
     return batch if len(batch) == header.size and crc(batch) == header.crc else None
 
 
-def next_batch(fd: int, base: int, start: int, limit: int) -> int | None:
+def next_batch(file: LogFile, start: int, limit: int) -> int | None:
     """Position of the first intact, self-identifying batch at or after `start`; None if there is none."""
     for low in range(start, limit, SEARCH_BYTES):
-        data = os.pread(fd, SEARCH_BYTES + HEADER_BYTES, low - base)
+        data = file.read_at(low, SEARCH_BYTES + HEADER_BYTES)
         for position in _stated_positions(data, low, min(low + SEARCH_BYTES, limit)):
             header = BatchHeader.parse(data, position - low)
             fits = header is not None and Chain(position).accepts(header, limit)
-            if header is not None and fits and read_batch(fd, base, position, header) is not None:
+            if header is not None and fits and read_batch(file, position, header) is not None:
                 return position
     return None
 

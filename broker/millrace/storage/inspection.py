@@ -15,11 +15,10 @@ from typing import TypeAlias
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader
 from millrace.records.compression import Buffer
-from millrace.records.file_slice import ReadFile
 from millrace.records.header import CRC_START
 from millrace.records.mirror_position import MirrorPosition
 from millrace.storage import sealed
-from millrace.storage.chain import WRONG_CRC, ChainBroken, next_batch, walk_batches
+from millrace.storage.chain import WRONG_CRC, ChainBroken, LogFile, next_batch, walk_batches
 from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.log_directory import LOCK_NAME, parse_partition_name
 from millrace.storage.segment import segment_path, segment_paths
@@ -109,17 +108,17 @@ def _missing(directory: Path, start: int, end: int, flushed: int) -> Damage:
 
 
 def _inspect_segment(path: Path, base: int, end: int, flushed: int) -> Iterator[Finding]:
-    with ReadFile(path, "rb") as file:
-        fd, start = file.fileno(), base
+    start = base
+    with LogFile(path, base) as file:
         while start < end:
             try:
-                for position, header, batch in walk_batches(fd, base, start, end, crcmod_crc):
+                for position, header, batch in walk_batches(file, start, end, crcmod_crc):
                     yield _entry(path, position, header, batch)
                 return
             except ChainBroken as error:
                 # Up to the next batch, or up to where the flushed part ends: another batch begins there.
                 limit = flushed if error.position < flushed < end else end
-                start = next_batch(fd, base, error.position + 1, limit) or limit
+                start = next_batch(file, error.position + 1, limit) or limit
                 yield _damage(path, error, start, flushed)
 
 

@@ -10,7 +10,7 @@ beside it:
 
 The log can be read without them: where they are missing, damaged or of other bytes, they are built anew from
 the headers. A landmark is never believed: the batch at its position states that position, or the landmark
-is taken for missing. Reads bytes through a descriptor; knows positions, not segments.
+is taken for missing. Knows positions, not segments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from millrace.errors import CorruptMessage, StorageError
 from millrace.records import BatchHeader, filler_size
 from millrace.storage import chain, sealed
-from millrace.storage.chain import Chain, ChainBroken
+from millrace.storage.chain import Chain, ChainBroken, LogFile
 
 SPAN_BYTES = 1 << 20
 """From one landmark to the next at most, unless a single batch is larger."""
@@ -138,10 +138,10 @@ def _file_of(segment_path: Path, size: int) -> dict[str, int]:
     return {"version": VERSION, "base": int(segment_path.stem), "size": size}
 
 
-def build_landmarks(fd: int, base: int, end: int) -> Landmarks:
+def build_landmarks(file: LogFile, end: int) -> Landmarks:
     """The landmarks of a segment up to `end`, from the header of each batch; damage is passed over."""
-    landmarks, max_timestamp, intact_end = Landmarks(), -1, base
-    for position, header in chain.walk_past_damage(fd, base, base, end):
+    landmarks, max_timestamp, intact_end = Landmarks(), -1, file.base
+    for position, header in chain.walk_past_damage(file, file.base, end):
         if position != intact_end:
             landmarks.next_offset = None  # the offsets of what is damaged are not to be passed over
         intact_end = position + header.size
@@ -152,44 +152,44 @@ def build_landmarks(fd: int, base: int, end: int) -> Landmarks:
     return landmarks
 
 
-def locate(landmarks: Landmarks, fd: int, base: int, offset: int, limit: int, known: int = 0) -> int:
+def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, known: int = 0) -> int:
     """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
 
     `limit` is a boundary: the end of the segment or of its flushed part. `known` may be another one, with no
     batch before it that holds the offset. Behind a damaged batch only the next landmark leads on, or an
     offset that is the position of an intact batch. Raises CorruptMessage, and LandmarksMissing.
     """
-    mark = landmarks.before_offset(offset, base)
-    start = chain.skip(fd, base, max(mark, known), offset, WALKED_HEADERS)
+    mark = landmarks.before_offset(offset, file.base)
+    start = chain.skip(file, max(mark, known), offset, WALKED_HEADERS)
     try:
-        for position, header in short_walk(fd, base, start, limit, mark):
+        for position, header in short_walk(file, start, limit, mark):
             if header.next_offset > offset and header.base_offset == position:
                 return position
     except ChainBroken as error:
-        if not _stands_at(fd, base, offset, limit):
+        if not _stands_at(file, offset, limit):
             raise CorruptMessage(f"a damaged batch at position {error.position}") from None
         return offset
     return limit
 
 
-def _stands_at(fd: int, base: int, position: int, limit: int) -> bool:
-    header = chain.HeaderReader(fd, base).header(position)
+def _stands_at(file: LogFile, position: int, limit: int) -> bool:
+    header = chain.HeaderReader(file).header(position)
     if header is None or not Chain(position).accepts(header, limit):
         return False
-    return chain.read_batch(fd, base, position, header) is not None
+    return chain.read_batch(file, position, header) is not None
 
 
-def short_walk(fd: int, base: int, start: int, limit: int, mark: int) -> Iterator[tuple[int, BatchHeader]]:
+def short_walk(file: LogFile, start: int, limit: int, mark: int) -> Iterator[tuple[int, BatchHeader]]:
     """`walk` from the landmark `mark` or behind it as far as to the next one.
 
     Raises LandmarksMissing when there is no next one, or no batch at the landmark: it may be none.
     """
     try:
-        for count, item in enumerate(chain.walk(fd, base, start, limit)):
+        for count, item in enumerate(chain.walk(file, start, limit)):
             if count == WALKED_HEADERS:
                 raise LandmarksMissing(f"no landmark within {count} batches behind position {start}")
             yield item
     except ChainBroken as error:
-        if error.position == mark > base:
+        if error.position == mark > file.base:
             raise LandmarksMissing(f"no batch at the landmark {mark}") from None
         raise

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, filler_size
-from millrace.records.file_slice import FileSlice, ReadFile
-from millrace.storage.chain import Chain, ChainBroken, HeaderReader, read_batch, skip, walk
+from millrace.records.file_slice import FileSlice
+from millrace.storage.chain import Chain, ChainBroken, HeaderReader, LogFile, read_batch, skip, walk
 from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, locate
 from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState
@@ -56,7 +56,7 @@ class RecentPositions:
 
 
 class _Opened(NamedTuple):
-    file: ReadFile
+    file: LogFile
     landmarks: Landmarks
 
 
@@ -111,16 +111,15 @@ class Reader:
         if position == segment.end and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
         file, landmarks = self._open(segment)
-        fd = file.fileno()
         limit = min(segment.end, visible.data_end)
-        first = self._first_header(fd, segment, position, limit)
+        first = self._first_header(file, position, limit)
         length = max(first.size, min(max_bytes, limit - position))
         if length < limit - position:
             # Whoever goes on at a landmark needs no walk to get there.
             mark = landmarks.last_before(position + length)
             length = mark - position if mark >= position + first.size else length
         if position < self._recovered_end:
-            length = _unbroken(fd, segment.base, position, length, limit)
+            length = _unbroken(file, position, length, limit)
         self.recent.note(offset, position)
         if filler_size(first) == 0:  # nor behind a slice of one batch, which may be a large one
             self.recent.note(first.next_offset, position + first.size)
@@ -137,7 +136,7 @@ class Reader:
             raise LandmarksMissing(f"the landmarks of {segment.path} are being built")
         file, landmarks = self._open(segment)
         try:
-            return locate(landmarks, file.fileno(), segment.base, offset, limit, recent)
+            return locate(landmarks, file, offset, limit, recent)
         except LandmarksMissing:
             self._without_landmarks.add(segment)
             raise
@@ -168,17 +167,17 @@ class Reader:
         """
         self._opened = {}
 
-    def _first_header(self, fd: int, segment: Segment, position: int, limit: int) -> BatchHeader:
+    def _first_header(self, file: LogFile, position: int, limit: int) -> BatchHeader:
         """The header of the batch a slice begins with; CorruptMessage when it is damaged."""
-        header = HeaderReader(fd, segment.base).header(position)
+        header = HeaderReader(file).header(position)
         if header is None or not Chain(position).accepts(header, limit):
-            raise CorruptMessage(f"a damaged batch at position {position} in {segment.path}")
-        if position < self._recovered_end and read_batch(fd, segment.base, position, header) is None:
-            raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
+            raise CorruptMessage(f"a damaged batch at position {position} in {file.name}")
+        if position < self._recovered_end and read_batch(file, position, header) is None:
+            raise CorruptMessage(f"the batch at position {position} in {file.name} fails its CRC")
         return header
 
 
-def _unbroken(fd: int, base: int, position: int, length: int, limit: int) -> int:
+def _unbroken(file: LogFile, position: int, length: int, limit: int) -> int:
     """How much of a slice is batches that stand where they must, one behind the other; the first one does.
 
     The CRCs do not cover where a batch stands and how long it is, so clients cannot check that.
@@ -186,14 +185,14 @@ def _unbroken(fd: int, base: int, position: int, length: int, limit: int) -> int
     end = position + length
     last: tuple[int, BatchHeader] | None = None
     try:
-        start = skip(fd, base, position, end - 1, WALKED_HEADERS)
-        for at, header in islice(walk(fd, base, start, limit), WALKED_HEADERS):
+        start = skip(file, position, end - 1, WALKED_HEADERS)
+        for at, header in islice(walk(file, start, limit), WALKED_HEADERS):
             if at + header.size >= end:
                 return length
             last = at, header
     except ChainBroken as error:
         # A wrong length shows only behind its batch.
-        if last is None or read_batch(fd, base, *last) is not None:
+        if last is None or read_batch(file, *last) is not None:
             return error.position - position
     assert last is not None, "a slice begins with a batch"
     return last[0] - position

@@ -141,8 +141,7 @@ def _load_producers(
     for segment in segments:
         first, limit = max(start, segment.base), min(segment.end, flushed)
         if first < limit:
-            reader = segment.open_reader()
-            for position, header in walk_past_damage(reader.fileno(), segment.base, first, limit):
+            for position, header in walk_past_damage(segment.open_reader(), first, limit):
                 producers.replay(header, position + header.size)
 
 
@@ -185,15 +184,14 @@ class _Scan:
 
     def _read(self, segment: Segment, limit: int) -> bool:
         """Read one segment; True when its chain reaches `limit` with nothing missing."""
-        reader = segment.open_reader()
-        fd, base = reader.fileno(), segment.base
+        file = segment.open_reader()
         while True:
             try:
-                for position, header, batch in walk_batches(fd, base, self.state.end, limit):
+                for position, header, batch in walk_batches(file, self.state.end, limit):
                     self._note(segment, header, batch, position)
                 return self.unfilled is None
             except ChainBroken as error:
-                resumed = next_batch(fd, base, error.position + 1, limit) if self._skip_damage else None
+                resumed = next_batch(file, error.position + 1, limit) if self._skip_damage else None
                 if resumed is None:
                     return False
                 self._skip_to(segment, resumed)

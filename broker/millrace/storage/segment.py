@@ -22,7 +22,7 @@ from typing import TypeAlias
 
 from millrace.config import LogConfig
 from millrace.records.compression import Buffer
-from millrace.records.file_slice import ReadFile
+from millrace.storage.chain import LogFile
 from millrace.storage.landmarks import (
     Landmarks,
     build_landmarks,
@@ -164,9 +164,9 @@ class Segment:
                     done += 1
                 pending[: done + 1] = [memoryview(pending[done])[written:]]
 
-    def open_reader(self) -> ReadFile:
+    def open_reader(self) -> LogFile:
         """The read side of the file, newly opened; it closes when nobody uses it any more."""
-        return ReadFile(self.path, "rb")
+        return LogFile(self.path, self.base)
 
     def known_landmarks(self) -> Landmarks:
         """Its landmarks from memory or from their file; none when nobody has them."""
@@ -179,8 +179,8 @@ class Segment:
         with _BUILDING:
             if self._builds == before:  # else somebody has built them meanwhile
                 log.info("building the landmarks of %s", self.path)
-                reader, end = self.open_reader(), self.end
-                self._keep_landmarks(build_landmarks(reader.fileno(), self.base, end), end)
+                end = self.end
+                self._keep_landmarks(build_landmarks(self.open_reader(), end), end)
                 self._builds += 1
         return self.known_landmarks()
 

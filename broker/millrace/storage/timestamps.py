@@ -42,14 +42,13 @@ def first_with_timestamp(segments: Sequence[Segment], timestamp: int, limit: int
 
 
 def _first_in(segment: Segment, landmarks: Landmarks, timestamp: int, limit: int) -> tuple[int, int] | None:
-    reader, base = segment.open_reader(), segment.base
-    fd, end = reader.fileno(), min(segment.end, limit)
-    mark = landmarks.before_timestamp(timestamp, base)
-    start = skip(fd, base, mark, end, WALKED_HEADERS, timestamp)
+    file, end = segment.open_reader(), min(segment.end, limit)
+    mark = landmarks.before_timestamp(timestamp, segment.base)
+    start = skip(file, mark, end, WALKED_HEADERS, timestamp)
     try:
-        for position, header in short_walk(fd, base, start, end, mark):
+        for position, header in short_walk(file, start, end, mark):
             if header.max_timestamp >= timestamp and not header.is_control:
-                batch = read_batch(fd, base, position, header)
+                batch = read_batch(file, position, header)
                 if batch is None:
                     raise CorruptMessage(f"the batch at position {position} in {segment.path} fails its CRC")
                 return _first_record(header, batch, timestamp)

@@ -13,9 +13,10 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
-from millrace.records.file_slice import FileSlice, ReadFile
+from millrace.records.file_slice import FileSlice
 from millrace.server.loop import Server
 from millrace.server.request import Request
+from millrace.storage.chain import LogFile
 from tests.support import wait_until
 from tests.unit.server.serving import LIMIT, LIMITS, Client, Running, Serve, waiting_requests
 
@@ -98,7 +99,7 @@ def big_file(tmp_path: Path) -> Path:
 
 
 def file_answer(path: Path, start: int, length: int) -> Serve:
-    file = ReadFile(path, "rb")
+    file = LogFile(path, 0)
     return lambda request, text: request.answer([b"head", FileSlice(file, start, length), b"tail"])
 
 

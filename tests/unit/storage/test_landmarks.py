@@ -17,6 +17,7 @@ import pytest
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER, BatchHeader, batch_crc, split_batches
 from millrace.storage import chain, landmarks, reading, timestamps
+from millrace.storage.chain import LogFile
 from millrace.storage.checkpoint import FILE_NAME
 from millrace.storage.landmarks import Landmarks, LandmarksMissing
 from millrace.storage.partition_log import PartitionLog
@@ -312,9 +313,7 @@ def test_the_log_a_recovery_and_a_build_note_the_same_landmarks(
     assert len(kept) > 1
     for segment, noted in zip(log._files.segments, kept, strict=True):
         with segment.open_reader() as reader:
-            assert (
-                landmarks.build_landmarks(reader.fileno(), segment.base, segment.end).values.tolist() == noted
-            )
+            assert landmarks.build_landmarks(reader, segment.end).values.tolist() == noted
     crash(log)
     (tmp_path / FILE_NAME).unlink()
     for path in tmp_path.glob("*.landmarks"):
@@ -333,12 +332,12 @@ def test_with_landmarks_and_with_what_readers_left_every_offset_is_where_the_hea
     (segment,) = log._files.segments
     known = segment.known_landmarks()
     with segment.open_reader() as reader:
-        found = list(chain.walk(reader.fileno(), segment.base, segment.base, segment.end))
+        found = list(chain.walk(reader, segment.base, segment.end))
         units = [(at, header.next_offset) for at, header in found if header.base_offset == at]
         chance = random.Random(2)
         for offset in range(log.high_watermark):
             expected = next(at for at, next_offset in units if next_offset > offset)
-            assert landmarks.locate(known, reader.fileno(), 0, offset, segment.end) == expected
+            assert landmarks.locate(known, reader, offset, segment.end) == expected
             if chance.random() < 0.2:
                 somewhere = chance.randrange(log.high_watermark)
                 max_bytes = chance.choice([1, 300, SPAN, 4 * SPAN])
@@ -619,10 +618,10 @@ def test_landmarks_that_several_look_ups_lack_are_built_once(
         asked.append(wanted.base)
         return ask(wanted)
 
-    def held_up(fd: int, base: int, end: int) -> Landmarks:
+    def held_up(file: LogFile, end: int) -> Landmarks:
         wait_until("all have asked", lambda: len(asked) == 4)
-        builds.append(base)
-        return build(fd, base, end)
+        builds.append(file.base)
+        return build(file, end)
 
     monkeypatch.setattr(Segment, "build_landmarks", noted)
     monkeypatch.setattr("millrace.storage.segment.build_landmarks", held_up)

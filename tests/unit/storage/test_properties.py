@@ -359,7 +359,7 @@ class LogMachine(RuleBasedStateMachine):
             newest, next_offset = -1, segment.base
             before: dict[int, tuple[int, int]] = {}
             with segment.open_reader() as reader:
-                for at, header in walk(reader.fileno(), segment.base, segment.base, segment.end):
+                for at, header in walk(reader, segment.base, segment.end):
                     if header.base_offset == at:
                         before[at] = newest, next_offset
                         next_offset = header.next_offset
