@@ -27,10 +27,14 @@ class Holder(Protocol):
 
     held: int
     """Bytes, as noted last."""
+    queued_bytes: int
+    """Bytes of answers that are not taken."""
+    unanswered: int
+    """Requests without an answer."""
     served_at: float
-    """When a whole request of it came last, or when it was opened."""
+    """When a whole request came last, or when the connection was opened."""
     received_at: float
-    """When bytes of it came last."""
+    """When bytes came last."""
 
 
 H = TypeVar("H", bound=Holder)
@@ -56,10 +60,9 @@ class Admission(Generic[H]):
         self.over_limit = False
         self.over_since = 0.0
         """When the sum exceeded the limit last."""
-        self.max_unread = limits.max_queued_bytes
-        """Bytes of answers that one connection may leave unread at present before it is served no more."""
-        self.max_waiting = limits.max_queued_requests
-        """Requests that one connection may have without an answer at present."""
+        self.max_queued_bytes = limits.max_queued_bytes
+        self.max_queued_requests = limits.max_queued_requests
+        """What one connection may have at present: an even share while the sum is over the limit."""
         self.paused: dict[H, None] = {}
         """Who may not be read."""
         self._unfinished: dict[H, None] = {}
@@ -94,10 +97,13 @@ class Admission(Generic[H]):
         """An even share of the limit in bytes."""
         return self._limits.max_buffered_bytes // max(1, self.open)
 
-    @property
-    def exhausted(self) -> bool:
-        """True from twice the limit on, which only answers that nobody takes can fill."""
-        return self.held > 2 * self._limits.max_buffered_bytes
+    def is_full(self, holder: H) -> bool:
+        """True while the client must take answers before it may ask for more."""
+        return holder.queued_bytes > self.max_queued_bytes or holder.unanswered >= self.max_queued_requests
+
+    def is_too_much(self, holder: H) -> bool:
+        """True for a client that leaves answers unread at twice the limit: nothing else bounds these."""
+        return self.held > 2 * self._limits.max_buffered_bytes and holder.queued_bytes > self.share
 
     def note(self, holder: H, held: int, *, unfinished: bool, now: float) -> None:
         """Remember what a connection holds now, and whether an unfinished request is part of it."""
@@ -122,10 +128,9 @@ class Admission(Generic[H]):
         if over_limit and not self.over_limit:
             self.over_since = now
         self.over_limit = over_limit
-        self.max_unread, self.max_waiting = limits.max_queued_bytes, limits.max_queued_requests
-        if over_limit:
-            self.max_unread = min(self.max_unread, share)
-            self.max_waiting = min(self.max_waiting, max(1, share // REQUEST_BYTES))
+        self.max_queued_bytes = min(limits.max_queued_bytes, share) if over_limit else limits.max_queued_bytes
+        most = max(1, share // REQUEST_BYTES) if over_limit else limits.max_queued_requests
+        self.max_queued_requests = min(limits.max_queued_requests, most)
 
     def _oldest(self) -> H | None:
         return next(iter(self._unfinished), None)

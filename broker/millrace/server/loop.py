@@ -27,38 +27,35 @@ from collections.abc import Callable, Sequence
 from millrace.config import ClientLimits
 from millrace.errors import MillraceError
 from millrace.mailbox import Mailbox
-from millrace.server.admission import Admission
+from millrace.server.admission import REQUEST_BYTES, Admission
 from millrace.server.connection import ClientConnection
 from millrace.server.request import Request
 from millrace.server.statistics import Statistics
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
-
-__all__ = ["ClientConnection", "Server"]
 
 log = logging.getLogger("millrace.server")
 
 RECEIVE_BYTES = 1 << 20
 """The shared buffer: all that is read in one turn, unless it must be written out in between."""
 MIN_ROOM_BYTES = 128 << 10
-"""Read into no less than this; with less room left the buffer's requests are finished first."""
+"""The least room to read into; with less left the requests in the buffer are written first."""
 EARLY_SEND_BYTES = 64 << 10
-"""Answers of one read that are more than this are sent at once, not at the end of the turn: a turn may read
-every connection there is."""
+"""Larger answers to one read are sent at once, not at the end of a turn that may read every connection."""
+FEW_REQUESTS = 8
+"""With more requests waiting, what a connection holds is noted at once, not at the end of the turn."""
 ACCEPTS_PER_TURN = 64
 """A client that connects all the time must not keep the others waiting."""
 BACKLOG = 4096
 TURN_BYTES = 16 << 20
-"""Connections that are ready together read so much in a turn, but no less than a little each."""
-TURN_S = 0.05
-"""And they share so much time; who is left over is served in the next turn ..."""
-MIN_SHARE_S = 0.0005
-"""... but each one that is served gets so much."""
+"""What all connections together may send in a turn, in even shares of at least MIN_READ_BYTES."""
 MIN_READ_BYTES = 16 << 10
-"""The least that a connection may send in a turn, whatever the others do."""
+TURN_S = 0.05
+"""The time of a turn, in even shares of at least MIN_SHARE_S; who is left over is served in the next turn."""
+MIN_SHARE_S = 0.0005
 IDLE_CHECKS = 4
 """Looks for idle connections in each idle time."""
 STALLED_S = 10.0
-"""A client may stall so long while all together hold too much."""
+"""The longest that a client may stall while all together hold too much."""
 STALL_CHECK_S = 1.0
 """If nothing of the oldest unfinished request came since the last check, the next one is read."""
 
@@ -71,12 +68,11 @@ class Server:
 
     def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
-        self.limits = limits
+        self._limits = limits
         self.admission: Admission[ClientConnection] = Admission(limits)
         self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
-        """How often an API (key) answered with an error (code), for metrics."""
-        self.now: float = time.monotonic()
+        self.now = time.monotonic()
         """When this turn began."""
         self._listener = _bind(host, port)
         self.host, self.port = host, self._listener.getsockname()[1]
@@ -85,7 +81,7 @@ class Server:
         self._connections: dict[int, ClientConnection] = {}
         self._touched: dict[ClientConnection, None] = {}
         self._unserved: dict[ClientConnection, None] = {}
-        self.frame_buffers: FrameBuffers = FrameBuffers()
+        self._frame_buffers = FrameBuffers()
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._used = 0
         self._looked_at = self.now
@@ -176,12 +172,7 @@ class Server:
         self._epoll.close()
 
     def touch(self, connection: ClientConnection) -> None:
-        """Look at the connection at the end of the turn: it may have something to send."""
         self._touched[connection] = None
-
-    def watch(self, connection: ClientConnection, events: int, *, new: bool = False) -> None:
-        """Wait for these events of the connection from now on."""
-        (self._epoll.register if new else self._epoll.modify)(connection.socket.fileno(), events)
 
     def drop(self, connection: ClientConnection) -> None:
         """Close a connection; whatever still waits for it is forgotten."""
@@ -239,8 +230,9 @@ class Server:
             client.setblocking(False)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection = ClientConnection(self, client, host, port)
-            self.watch(connection, select.EPOLLIN | select.EPOLLRDHUP, new=True)
+            framer = RequestFramer(self._limits.max_frame_bytes, self._frame_buffers)
+            connection = ClientConnection(self, client, host, f"{host}:{port}", framer, self.now)
+            self._epoll.register(client.fileno(), connection.events)
             self._connections[client.fileno()] = connection
         except Exception:
             self.admission.leave(host)
@@ -248,9 +240,13 @@ class Server:
 
     def _close_idle(self) -> None:
         """Close who has neither asked nor taken anything for long; again and again."""
-        self._mailbox.after(self.limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
-        since = self.now - self.limits.max_idle_ms / 1000
-        idle = [connection for connection in self._connections.values() if connection.idle_since(since)]
+        self._mailbox.after(self._limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
+        since = self.now - self._limits.max_idle_ms / 1000
+        idle = [
+            connection
+            for connection in self._connections.values()
+            if connection.idle_since(since) and connection not in self.admission.paused
+        ]
         for connection in idle:
             self.drop(connection)
         self.admission.closed_idle += len(idle)
@@ -266,12 +262,14 @@ class Server:
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
 
-    def note(self, connection: ClientConnection, held: int, *, unfinished: bool) -> None:
-        """Count what a connection holds; close it if nothing else keeps the sum bounded."""
-        admission = self.admission
-        admission.note(connection, held, unfinished=unfinished, now=self.now)
-        if admission.exhausted and connection.queued_bytes > admission.share:
-            self._close_over_limit([connection], "it left too much of its answers unread")
+    def _measure(self, connection: ClientConnection) -> None:
+        """Note what a connection holds; close it if nothing else keeps the sum bounded."""
+        framer, admission = connection.framer, self.admission
+        held = framer.held + connection.queued_bytes + REQUEST_BYTES * connection.unanswered
+        if held or connection.held:
+            admission.note(connection, held, unfinished=framer.unfinished, now=self.now)
+            if admission.is_too_much(connection):
+                self._close_over_limit([connection], "it left too much of its answers unread")
 
     def _close_over_limit(self, connections: Sequence[ClientConnection], why: str) -> None:
         if connections:
@@ -294,7 +292,7 @@ class Server:
             elif events & (select.EPOLLHUP | select.EPOLLERR):
                 self.drop(connection)
             elif events & select.EPOLLRDHUP:
-                if connection.full or connection in self.admission.paused:
+                if self.admission.is_full(connection) or connection in self.admission.paused:
                     self.drop(connection)  # it has hung up, and may not be read to its end
                 else:
                     self.touch(connection)
@@ -306,7 +304,7 @@ class Server:
         if room is None and RECEIVE_BYTES - self._used < MIN_ROOM_BYTES:
             self._write_staged()
         target = self._buffer[self._used :][: self._read_bytes] if room is None else room
-        self.frame_buffers.over_limit = self.admission.over_limit
+        self._frame_buffers.over_limit = self.admission.over_limit
         if self.admission.over_limit:
             target = target[: max(MIN_READ_BYTES, self.admission.share - connection.held)]
         try:
@@ -330,7 +328,7 @@ class Server:
         """Hand over the frames that are there, until answers pile up or the connection's time is up."""
         served = False
         try:
-            while not connection.closed and not connection.full:
+            while not connection.closed and not self.admission.is_full(connection):
                 request = self._serve_next(connection, connection.framer)
                 if request is None:
                     break
@@ -350,8 +348,9 @@ class Server:
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)
         else:
-            if connection.holds_much:
-                connection.measure()
+            # What a few small requests hold can as well be noted at the end of the turn.
+            if connection.framer.held or connection.held or connection.unanswered > FEW_REQUESTS:
+                self._measure(connection)
             self.touch(connection)
 
     def _serve_the_rest(self) -> None:
@@ -372,7 +371,7 @@ class Server:
         """Have the staged records written: after it, nothing needs the shared buffer any more."""
         self._end_of_turn()
         self._used = 0
-        self.frame_buffers.end_of_turn()
+        self._frame_buffers.end_of_turn()
 
     def _finish_turn(self) -> None:
         self._write_staged()
@@ -386,15 +385,26 @@ class Server:
 
     def _send(self, connection: ClientConnection) -> None:
         try:
-            connection.send()
-        except (OSError, ValueError):  # ValueError: the slice's file was closed under it
+            more_to_send = connection.send()
+            self._measure(connection)
+            if not connection.closed:
+                self._watch(connection, more_to_send)
+        except (OSError, ValueError):
             self.drop(connection)
-            return
         except Exception:
             self._fail(connection)
-            return
-        if connection.framer.waiting and not connection.full and not connection.closed:
-            self._unserved[connection] = None
+
+    def _watch(self, connection: ClientConnection, more_to_send: bool) -> None:
+        """Wait for what the connection can do next; serve it in the next turn if requests of it are left."""
+        events = select.EPOLLOUT | select.EPOLLRDHUP if more_to_send else select.EPOLLRDHUP
+        if not self.admission.is_full(connection):
+            if connection.framer.waiting:
+                self._unserved[connection] = None
+            elif connection not in self.admission.paused:
+                events |= select.EPOLLIN
+        if events != connection.events:
+            connection.events = events
+            self._epoll.modify(connection.socket.fileno(), events)
 
 
 def _bind(host: str, port: int) -> socket.socket:

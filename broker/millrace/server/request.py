@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
@@ -36,7 +37,7 @@ class Client(Protocol):
     principal: str
     """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
     produced: OneBatch | None
-    """What it asked for in its last usual Produce request."""
+    """What its last usual Produce request was for."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 
@@ -44,36 +45,29 @@ class Client(Protocol):
         """Some request has its answer now, for which `size` bytes of memory are needed."""
 
     def abort(self, reason: str) -> None:
-        """Close the connection: the only sign that a request without an answer can get."""
+        """Close the connection and log why: the only sign that a request without an answer can get."""
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """What was asked and, once `answer` was called, the answer.
+    """A request and, once `answer` was called, its answer.
 
     `frame` and `body`, the part of it behind the header, are valid during the turn only.
     """
 
-    __slots__ = (
-        "abandon", "api_key", "api_version", "body", "client", "client_id", "correlation_id", "count",
-        "frame", "parts",
-    )  # fmt: skip
-
-    client_id: str
-    """How the client calls itself; unset for Produce and Fetch."""
-    abandon: Callable[[], None]
-    """Set by who lets the request wait, if its client's going away ends the wait; else it stays unset."""
-
-    def __init__(
-        self, client: Client, api_key: int, api_version: int, correlation_id: int, body: memoryview
-    ) -> None:
-        self.client = client
-        self.api_key = api_key
-        self.api_version = api_version
-        self.correlation_id = correlation_id
-        self.body = self.frame = body
-        self.count = 1
-        """How many requests this one stands for."""
-        self.parts: Sequence[Part] | None = None
+    client: Client
+    api_key: int
+    api_version: int
+    correlation_id: int
+    body: memoryview
+    frame: memoryview = NOTHING
+    client_id: str = ""
+    """How the client calls itself; not read for Produce and Fetch."""
+    count: int = 1
+    """How many requests this one stands for."""
+    parts: Sequence[Part] | None = None
+    abandon: Callable[[], None] | None = None
+    """Set by who lets the request wait, if its client's going away ends the wait."""
 
     def answer(self, parts: Sequence[Part], *, header: bytes = b"") -> None:
         """Answer with the response's body; `header` is what a flexible response header adds."""
@@ -91,10 +85,6 @@ class Request:
             self.parts = [prefix, *parts]
         self.client.answered(in_memory + len(prefix) + slices * FILE_SLICE_BYTES)
 
-    def answer_bytes(self, body: bytes) -> None:
-        """Answer with a body that is one piece and has no flexible header: the short way of `answer`."""
-        self.answer_frames(response_frame(self.correlation_id, body))
-
     def answer_frames(self, frames: bytes) -> None:
         """Answer with whole responses, `response_frame`s, for each of the requests this one stands for."""
         self.parts = (frames,)
@@ -111,9 +101,8 @@ class Request:
 
     def forget(self) -> None:
         """The client has gone: end the wait for an answer that nobody takes."""
-        abandon = getattr(self, "abandon", None)
-        if abandon is not None:
-            abandon()
+        if self.abandon is not None:
+            self.abandon()
 
 
 def response_frame(correlation_id: int, body: bytes) -> bytes:

@@ -1,13 +1,14 @@
 """What clients asked for: how often by API, and how long an answer took. Plain numbers for metrics to read.
 
-Every request is counted. The time is taken of one request of an API at once, and at most a hundred times a
-second: reading the clock for each would cost more than the rest of this. It runs from the turn that read the
+Every request is counted. One request of an API at a time is timed, and at most a hundred in a second: reading
+the clock for each would cost more than the rest of this file. The time runs from the turn that read the
 request to the end of the turn that had its answer.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 from millrace.histogram import Histogram
 from millrace.server.request import OTHER_API, Request
@@ -16,17 +17,15 @@ from millrace.wire.messages import ApiKey
 TIMED_EVERY_S = 0.01
 
 
+@dataclass(slots=True)
 class ApiStatistics:
     """One API's numbers."""
 
-    __slots__ = ("latency", "requests", "since", "timed", "timed_at")
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.latency = Histogram()
-        self.timed: Request | None = None
-        self.since = 0.0
-        self.timed_at = 0.0
+    requests: int = 0
+    latency: Histogram = field(default_factory=Histogram)
+    timed: Request | None = None
+    since: float = 0.0
+    timed_at: float = 0.0
 
 
 class Statistics:
@@ -37,7 +36,7 @@ class Statistics:
         self._timing: list[ApiStatistics] = []
 
     def served(self, request: Request, now: float) -> None:
-        """A request was handed over, in the turn that began `now`."""
+        """Count a request that was handed over in the turn that began `now`."""
         api = self.apis.get(request.api_key) or self.apis[OTHER_API]
         api.requests += request.count
         if api.timed is None and api.timed_at <= now:

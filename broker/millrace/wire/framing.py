@@ -116,9 +116,9 @@ class RequestFramer:
         return self._position < len(self._data)
 
     @property
-    def unserved(self) -> int:
-        """Bytes of frames not handed out, since the last `release`."""
-        return len(self._data)
+    def unfinished(self) -> bool:
+        """True while a frame cut in two is kept."""
+        return self._filled > 0
 
     @property
     def rest(self) -> tuple[memoryview, int]:

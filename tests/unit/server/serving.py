@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 from millrace.config import ClientLimits
 from millrace.mailbox import Mailbox
-from millrace.server.loop import ClientConnection, Server
+from millrace.server.connection import ClientConnection
+from millrace.server.loop import Server
 from millrace.server.request import Request
 from millrace.wire.framing import RequestFramer
 from tests.support import WAIT_S, wait_until

@@ -237,7 +237,7 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
 class Held:
     def __init__(self) -> None:
         self.served_at = self.received_at = -1.0
-        self.held = 0
+        self.held = self.queued_bytes = self.unanswered = 0
 
 
 def admitted(*, open_connections: int, limit: int = 1000) -> Admission[Held]:
@@ -387,7 +387,7 @@ def test_each_connection_gets_its_share_of_the_budget_when_too_many_requests_wai
     for client in hoarders:
         client.socket.sendall(b"".join(struct.pack(">ii", 8, n) + b"data" for n in range(150)))
     admission = running.server.admission
-    wait_until("no more is served", lambda: admission.max_waiting == (1 << 20) // 50 // REQUEST_BYTES)
+    wait_until("no more is served", lambda: admission.max_queued_requests == (1 << 20) // 50 // REQUEST_BYTES)
     running.serve = lambda request, text: request.answer([text])
     assert is_served(connect(running))
     assert len(running.requests) < 50 * 100 / 2
@@ -395,7 +395,7 @@ def test_each_connection_gets_its_share_of_the_budget_when_too_many_requests_wai
     for client in hoarders:
         client.close()
     open_connections(running, 1)
-    assert (running.server.waiting_requests, admission.max_waiting) == (0, 100)
+    assert (running.server.waiting_requests, admission.max_queued_requests) == (0, 100)
 
 
 def test_requests_that_wait_end_with_their_connection(start: Start, connect: Connect) -> None:

@@ -66,7 +66,7 @@ def still_served(client: Client) -> bool:
     [
         (RequestFramer, "receive_data"), (RequestFramer, "next_frame"), (RequestFramer, "release"),
         (Statistics, "served"), (ClientConnection, "answered"), (ClientConnection, "send"),
-        (ClientConnection, "measure"), (ClientConnection, "_send_queued"), (Server, "_serve"),
+        (Server, "_measure"), (ClientConnection, "_send_queued"), (Server, "_serve"),
         (Server, "_read"),
     ],
 )  # fmt: skip
@@ -106,7 +106,7 @@ def test_a_mistake_while_the_rest_of_many_requests_is_served_costs_that_connecti
 ) -> None:
     running.serve = lambda request, text: None if request.correlation_id == 0 else request.answer([text])
     unlucky = running.client()
-    limit = running.server.admission.max_waiting
+    limit = running.server.admission.max_queued_requests
     for number in range(limit + 1):
         unlucky.send(number)
     other.send(2)
@@ -117,7 +117,7 @@ def test_a_mistake_while_the_rest_of_many_requests_is_served_costs_that_connecti
     unlucky.close()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Server, "watch"), (ClientConnection, "__init__")])
+@pytest.mark.parametrize(("owner", "name"), [(RequestFramer, "__init__"), (ClientConnection, "__init__")])
 def test_a_mistake_while_a_client_is_admitted_costs_its_connection_and_no_other(
     running: Running, other: Client, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:

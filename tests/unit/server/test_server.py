@@ -67,7 +67,7 @@ def test_a_request_without_an_answer_takes_no_place(running: Running, client: Cl
         if request.correlation_id == 1:
             request.answer_nothing()
         else:
-            request.answer_bytes(text)
+            request.answer([text])
 
     running.serve = serve
     for number in range(3):
