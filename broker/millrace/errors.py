@@ -1,8 +1,8 @@
 """Every error Millrace raises on purpose, and the wire code of those a Kafka client may see.
 
 One small tree. `MillraceError` is for people: its text is one line that says what to do. `BrokerError`
-is for clients: the class carries the protocol's code. One place each turns them into output: the command
-line prints the first kind, the request handlers answer with the second.
+is for clients: the class carries the protocol's code. The command line prints the first kind,
+the request handlers answer with the second.
 """
 
 from __future__ import annotations
@@ -70,197 +70,149 @@ class ConfigError(MillraceError):
 class BrokerError(MillraceError):
     """A request the broker refuses; `code` is what the client is answered with."""
 
-    code: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR
+    code = ErrorCode.UNKNOWN_SERVER_ERROR
+
+    def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
+        cls.code = code if code is not None else cls.code
 
 
-class OffsetOutOfRange(BrokerError):
+class OffsetOutOfRange(BrokerError, code=ErrorCode.OFFSET_OUT_OF_RANGE):
     """The offset is before the log's start or after its end."""
 
-    code = ErrorCode.OFFSET_OUT_OF_RANGE
 
-
-class CorruptMessage(BrokerError):
+class CorruptMessage(BrokerError, code=ErrorCode.CORRUPT_MESSAGE):
     """A batch fails its CRC or its length, in a request or on disk."""
 
-    code = ErrorCode.CORRUPT_MESSAGE
 
-
-class InvalidRecord(BrokerError):
+class InvalidRecord(BrokerError, code=ErrorCode.INVALID_RECORD):
     """A whole, intact batch that breaks a rule: its counts disagree, or it claims to be a control batch."""
 
-    code = ErrorCode.INVALID_RECORD
 
-
-class MessageTooLarge(BrokerError):
+class MessageTooLarge(BrokerError, code=ErrorCode.MESSAGE_TOO_LARGE):
     """A batch exceeds the largest this topic takes."""
 
-    code = ErrorCode.MESSAGE_TOO_LARGE
 
-
-class UnknownTopicOrPartition(BrokerError):
+class UnknownTopicOrPartition(BrokerError, code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
     """No such topic or partition in this cluster."""
 
-    code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-
-class LeaderNotAvailable(BrokerError):
+class LeaderNotAvailable(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
     """The partition is about to be served here: ask again in a moment."""
 
-    code = ErrorCode.LEADER_NOT_AVAILABLE
 
-
-class NotLeader(BrokerError):
+class NotLeader(BrokerError, code=ErrorCode.NOT_LEADER_OR_FOLLOWER):
     """The partition lives on another broker."""
 
-    code = ErrorCode.NOT_LEADER_OR_FOLLOWER
 
-
-class TopicAlreadyExists(BrokerError):
+class TopicAlreadyExists(BrokerError, code=ErrorCode.TOPIC_ALREADY_EXISTS):
     """A topic of that name is there already."""
 
-    code = ErrorCode.TOPIC_ALREADY_EXISTS
 
-
-class InvalidTopic(BrokerError):
+class InvalidTopic(BrokerError, code=ErrorCode.INVALID_TOPIC_EXCEPTION):
     """The topic's name is not legal: 1 to 249 of letters, digits, dot, underscore and hyphen."""
 
-    code = ErrorCode.INVALID_TOPIC_EXCEPTION
 
-
-class InvalidRequest(BrokerError):
+class InvalidRequest(BrokerError, code=ErrorCode.INVALID_REQUEST):
     """The request is well formed but asks for something that makes no sense here."""
 
-    code = ErrorCode.INVALID_REQUEST
 
-
-class PolicyViolation(BrokerError):
+class PolicyViolation(BrokerError, code=ErrorCode.POLICY_VIOLATION):
     """The request is understood and refused on purpose, for example Produce to a mirrored topic."""
 
-    code = ErrorCode.POLICY_VIOLATION
 
-
-class InvalidPartitions(BrokerError):
+class InvalidPartitions(BrokerError, code=ErrorCode.INVALID_PARTITIONS):
     """A topic cannot have that many partitions."""
 
-    code = ErrorCode.INVALID_PARTITIONS
 
-
-class InvalidReplicationFactor(BrokerError):
+class InvalidReplicationFactor(BrokerError, code=ErrorCode.INVALID_REPLICATION_FACTOR):
     """A partition cannot have that many replicas."""
 
-    code = ErrorCode.INVALID_REPLICATION_FACTOR
 
-
-class InvalidReplicaAssignment(BrokerError):
+class InvalidReplicaAssignment(BrokerError, code=ErrorCode.INVALID_REPLICA_ASSIGNMENT):
     """The request picks the brokers of a partition itself."""
 
-    code = ErrorCode.INVALID_REPLICA_ASSIGNMENT
 
-
-class NoLiveBroker(BrokerError):
+class NoLiveBroker(BrokerError, code=ErrorCode.LEADER_NOT_AVAILABLE):
     """No broker is alive to lead a partition."""
 
-    code = ErrorCode.LEADER_NOT_AVAILABLE
 
-
-class OutOfOrderSequence(BrokerError):
+class OutOfOrderSequence(BrokerError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
     """An idempotent producer's batch does not follow its last one."""
 
-    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
-
-class InvalidProducerEpoch(BrokerError):
+class InvalidProducerEpoch(BrokerError, code=ErrorCode.INVALID_PRODUCER_EPOCH):
     """An idempotent producer's batch carries an older epoch than its last one."""
 
-    code = ErrorCode.INVALID_PRODUCER_EPOCH
 
-
-class RequestTimedOut(BrokerError):
+class RequestTimedOut(BrokerError, code=ErrorCode.REQUEST_TIMED_OUT):
     """What the request needs, such as ZooKeeper, did not answer in time: try again."""
 
-    code = ErrorCode.REQUEST_TIMED_OUT
 
-
-class StorageError(BrokerError):
+class StorageError(BrokerError, code=ErrorCode.STORAGE_ERROR):
     """The log cannot be written: no space left, or a flush failed; reads go on."""
 
-    code = ErrorCode.STORAGE_ERROR
 
-
-class InvalidGroup(BrokerError):
+class InvalidGroup(BrokerError, code=ErrorCode.INVALID_GROUP_ID):
     """The group's name is empty."""
 
-    code = ErrorCode.INVALID_GROUP_ID
 
-
-class InconsistentGroupKind(BrokerError):
+class InconsistentGroupKind(BrokerError, code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL):
     """The group is one of the other kind: of Millrace's own consumers, or of Kafka's classic protocol."""
 
-    code = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
 
-
-class NotCoordinator(BrokerError):
+class NotCoordinator(BrokerError, code=ErrorCode.NOT_COORDINATOR):
     """Another broker coordinates the group, or this one does no longer."""
 
-    code = ErrorCode.NOT_COORDINATOR
 
-
-class GroupNotEmpty(BrokerError):
+class GroupNotEmpty(BrokerError, code=ErrorCode.NON_EMPTY_GROUP):
     """The group has members: what is asked for must wait until they have left."""
 
-    code = ErrorCode.NON_EMPTY_GROUP
 
-
-class UnknownGroup(BrokerError):
+class UnknownGroup(BrokerError, code=ErrorCode.GROUP_ID_NOT_FOUND):
     """There is no group of that name."""
 
-    code = ErrorCode.GROUP_ID_NOT_FOUND
 
-
-class UnsupportedVersion(BrokerError):
+class UnsupportedVersion(BrokerError, code=ErrorCode.UNSUPPORTED_VERSION):
     """A version of a request that is not served."""
 
-    code = ErrorCode.UNSUPPORTED_VERSION
 
-
-class TransactionsNotSupported(BrokerError):
+class TransactionsNotSupported(BrokerError, code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED):
     """A producer asks for a transaction: there are none."""
 
-    code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
-
-class InvalidRequiredAcks(BrokerError):
+class InvalidRequiredAcks(BrokerError, code=ErrorCode.INVALID_REQUIRED_ACKS):
     """A producer asks for acks that are none of -1, 0 and 1."""
-
-    code = ErrorCode.INVALID_REQUIRED_ACKS
 
 
 ERRORS: Mapping[int, type[BrokerError]] = {
-    ErrorCode.OFFSET_OUT_OF_RANGE: OffsetOutOfRange,
-    ErrorCode.CORRUPT_MESSAGE: CorruptMessage,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopicOrPartition,
-    ErrorCode.LEADER_NOT_AVAILABLE: LeaderNotAvailable,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: NotLeader,
-    ErrorCode.REQUEST_TIMED_OUT: RequestTimedOut,
-    ErrorCode.MESSAGE_TOO_LARGE: MessageTooLarge,
-    ErrorCode.NOT_COORDINATOR: NotCoordinator,
-    ErrorCode.INVALID_TOPIC_EXCEPTION: InvalidTopic,
-    ErrorCode.INVALID_REQUIRED_ACKS: InvalidRequiredAcks,
-    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: InconsistentGroupKind,
-    ErrorCode.INVALID_GROUP_ID: InvalidGroup,
-    ErrorCode.UNSUPPORTED_VERSION: UnsupportedVersion,
-    ErrorCode.TOPIC_ALREADY_EXISTS: TopicAlreadyExists,
-    ErrorCode.INVALID_PARTITIONS: InvalidPartitions,
-    ErrorCode.INVALID_REPLICATION_FACTOR: InvalidReplicationFactor,
-    ErrorCode.INVALID_REPLICA_ASSIGNMENT: InvalidReplicaAssignment,
-    ErrorCode.INVALID_REQUEST: InvalidRequest,
-    ErrorCode.POLICY_VIOLATION: PolicyViolation,
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: OutOfOrderSequence,
-    ErrorCode.INVALID_PRODUCER_EPOCH: InvalidProducerEpoch,
-    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: TransactionsNotSupported,
-    ErrorCode.STORAGE_ERROR: StorageError,
-    ErrorCode.NON_EMPTY_GROUP: GroupNotEmpty,
-    ErrorCode.GROUP_ID_NOT_FOUND: UnknownGroup,
-    ErrorCode.INVALID_RECORD: InvalidRecord,
+    error.code: error
+    for error in (
+        OffsetOutOfRange,
+        CorruptMessage,
+        UnknownTopicOrPartition,
+        LeaderNotAvailable,
+        NotLeader,
+        RequestTimedOut,
+        MessageTooLarge,
+        NotCoordinator,
+        InvalidTopic,
+        InvalidRequiredAcks,
+        InconsistentGroupKind,
+        InvalidGroup,
+        UnsupportedVersion,
+        TopicAlreadyExists,
+        InvalidPartitions,
+        InvalidReplicationFactor,
+        InvalidReplicaAssignment,
+        InvalidRequest,
+        PolicyViolation,
+        OutOfOrderSequence,
+        InvalidProducerEpoch,
+        TransactionsNotSupported,
+        StorageError,
+        GroupNotEmpty,
+        UnknownGroup,
+        InvalidRecord,
+    )
 }
 """What a client of ours raises for an error code in an answer; BrokerError itself for any other."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
-DURATIONS_S = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
+_UNDER_A_SECOND = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5)
+DURATIONS_S = (*_UNDER_A_SECOND, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds in seconds, from an answer out of memory to a disk that hangs."""
 
 
@@ -22,14 +22,9 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def cumulative(self) -> list[tuple[float, int]]:
         """(upper bound, values up to it), the last for infinity: all of them."""
-        result, count = [], 0
-        for bound, found in zip((*self.bounds, float("inf")), list(self.counts), strict=True):
-            count += found
-            result.append((bound, count))
-        return result
+        return list(zip((*self.bounds, float("inf")), accumulate(list(self.counts)), strict=True))

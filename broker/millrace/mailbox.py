@@ -19,7 +19,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-MIN_CROWD = 1024
+MIN_SWEEP = 1024
 """With fewer timers nobody looks for cancelled ones."""
 
 
@@ -43,7 +43,7 @@ class Mailbox:
         self.now = clock
         self._posted: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._crowded = MIN_CROWD
+        self._sweep_at = MIN_SWEEP
         self._numbers = itertools.count()
         self._stopped = False
         self.wake_fd, self._wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -76,11 +76,11 @@ class Mailbox:
 
     def after(self, seconds: float, function: Callable[[], None]) -> Timer:
         """Run `function` on the loop in so many seconds."""
-        if len(self._timers) >= self._crowded:
+        if len(self._timers) >= self._sweep_at:
             # Cancelled ones would stay until their time: minutes, while clients come and go.
             self._timers = [entry for entry in self._timers if entry[2].function is not None]
             heapq.heapify(self._timers)
-            self._crowded = max(MIN_CROWD, 2 * len(self._timers))
+            self._sweep_at = max(MIN_SWEEP, 2 * len(self._timers))
         timer = Timer(function)
         heapq.heappush(self._timers, (self.now() + seconds, next(self._numbers), timer))
         return timer

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from millrace.mailbox import MIN_CROWD, Mailbox
+from millrace.mailbox import MIN_SWEEP, Mailbox
 
 
 class Clock:
@@ -99,7 +99,7 @@ def test_cancelled_timers_do_not_pile_up_until_their_time() -> None:
         mailbox.after(300, lambda: ran.append(-1)).cancel()
         if number % 1000 == 0:
             mailbox.after(0, lambda number=number: ran.append(number))  # type: ignore[misc]
-    assert len(mailbox._timers) <= 2 * MIN_CROWD
+    assert len(mailbox._timers) <= 2 * MIN_SWEEP
     mailbox.run()
     assert ran == list(range(0, 100_000, 1000))
     mailbox.close()

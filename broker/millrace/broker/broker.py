@@ -163,14 +163,14 @@ class Broker:
     @property
     def partitions(self) -> Mapping[TopicPartition, Partition]:
         """Every partition that is served here, as of now. From any thread."""
-        hosted = list(self._hosted.items())
-        return {key: each.partition for key, each in hosted if each.partition is not None}
+        every = list(self._hosted.items())
+        return {key: hosted.partition for key, hosted in every if hosted.partition is not None}
 
     @property
     def failed(self) -> Mapping[TopicPartition, str]:
         """Partitions that could not be opened, and why. From any thread."""
-        hosted = list(self._hosted.items())
-        return {key: str(each.error) for key, each in hosted if each.error is not None}
+        every = list(self._hosted.items())
+        return {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
 
     def opening(self, topic: str) -> list[Future[PartitionLog]]:
         """The logs of a topic that are being opened."""
@@ -379,8 +379,8 @@ class Broker:
     def append_mirrored(self, appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
         """Append origins' batches and positions, on the loop and in order; visible after a flush.
 
-        From any thread. The future brings for each None, or what the log raised: PositionMismatch when it
-        stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
+        From any thread. The future brings, for each append, None or what the log raised: PositionMismatch
+        when it stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
         """
         return self.call(lambda: [self._append_mirrored(append) for append in appends])
 
@@ -402,7 +402,7 @@ class Broker:
         return fetch
 
     def build_landmarks(self, partition: Partition) -> None:
-        """Build what a fetch lacked to find its place, apart from the loop; then wake who is parked."""
+        """Build what a fetch lacked to find its offset, apart from the loop; then wake who is parked."""
         if partition in self._lacking_landmarks:
             return
         self._lacking_landmarks.add(partition)

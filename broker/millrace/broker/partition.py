@@ -50,7 +50,7 @@ class Parked(Protocol):
         """So many bytes were published."""
 
     def wake(self) -> None:
-        """There is something to tell: the partition has gone, or can get no more records."""
+        """The partition has gone, or can get no more records."""
 
 
 class Partition:

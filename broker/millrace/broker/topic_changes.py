@@ -13,12 +13,7 @@ from collections.abc import Callable, Mapping
 from millrace.broker.broker import Broker
 from millrace.broker.topic_settings import check_topic_settings
 from millrace.coordination.state import TopicState, check_topic_name, new_topic, with_partitions
-from millrace.errors import (
-    InvalidPartitions,
-    RequestTimedOut,
-    TopicAlreadyExists,
-    UnknownTopicOrPartition,
-)
+from millrace.errors import InvalidPartitions, RequestTimedOut, TopicAlreadyExists, UnknownTopicOrPartition
 from millrace.storage.partition_log import PartitionLog
 
 OPENING_SECONDS = 30.0
@@ -60,10 +55,10 @@ def add_partitions(
         return with_partitions(topic, count, sorted(broker.cluster.brokers), broker.cluster.topics)
 
     if validate_only:
-        change(_known(broker, name))
-        return
-    broker.cluster.change_topic(name, change)
-    _wait_until_open(broker, name, timeout_s)
+        change(_topic(broker, name))
+    else:
+        broker.cluster.change_topic(name, change)
+        _wait_until_open(broker, name, timeout_s)
 
 
 def alter_topic(
@@ -73,7 +68,7 @@ def alter_topic(
     *,
     validate_only: bool = False,
 ) -> None:
-    """Put what `alter` makes of a topic's own settings in their place; open partitions follow soon after."""
+    """Replace a topic's own settings with what `alter` makes of them; open partitions follow soon after."""
 
     def change(topic: TopicState) -> TopicState:
         settings = alter(topic.settings)
@@ -81,10 +76,10 @@ def alter_topic(
         return dataclasses.replace(topic, settings=settings)
 
     if validate_only:
-        change(_known(broker, name))
-        return
-    broker.cluster.change_topic(name, change)
-    broker.call(broker.refresh).result()
+        change(_topic(broker, name))
+    else:
+        broker.cluster.change_topic(name, change)
+        broker.call(broker.refresh).result()
 
 
 def delete_topic(broker: Broker, name: str) -> None:
@@ -99,7 +94,7 @@ def _check_limit(broker: Broker, name: str, count: int) -> None:
         raise InvalidPartitions(f"topic {name} cannot have {count} partitions: {limit} are allowed")
 
 
-def _known(broker: Broker, name: str) -> TopicState:
+def _topic(broker: Broker, name: str) -> TopicState:
     topic = broker.cluster.topics.get(name)
     if topic is None:
         raise UnknownTopicOrPartition(f"no topic {name} in cluster {broker.config.cluster}")

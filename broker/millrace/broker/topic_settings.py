@@ -21,10 +21,8 @@ from millrace.wire.admin_messages import ORIGINS, ConfigSource, ConfigType, Desc
 _INT64_MAX = (1 << 63) - 1
 
 
-class InvalidTopicConfig(BrokerError):
+class InvalidTopicConfig(BrokerError, code=ErrorCode.INVALID_CONFIG):
     """A topic setting is unknown or its value cannot be."""
-
-    code = ErrorCode.INVALID_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class TopicSetting:
     smallest: int
     documentation: str
     unlimited: bool = False
-    """True when -1 means no limit."""
+    """True when -1 sets no limit."""
     bound: str | None = None
     """The broker's own setting that no topic may exceed."""
 
@@ -125,19 +123,19 @@ def _values(settings: Mapping[str, str]) -> Mapping[str, int | None]:
 
 
 def describe_topic(broker: LogConfig, topic: TopicState) -> Iterator[DescribedConfig]:
-    """Every setting of a topic; its synonyms are the places that have a say, the one that counts first."""
+    """Every setting of a topic; its synonyms are the values given anywhere, the one that counts first."""
     product = LogConfig()
     for name, setting in SETTINGS.items():
         default, ours = setting.text(product), setting.text(broker)
-        places = [(name, default, ConfigSource.DEFAULT)]
+        synonyms = [(name, default, ConfigSource.DEFAULT)]
         if ours != default:
-            places.insert(0, (f"log.{setting.field}", ours, ConfigSource.STATIC_BROKER))
+            synonyms.insert(0, (f"log.{setting.field}", ours, ConfigSource.STATIC_BROKER))
         if name in topic.settings:
-            places.insert(0, (name, topic.settings[name], ConfigSource.TOPIC))
-        yield _described(name, places, ConfigType.LONG, setting.documentation, read_only=False)
+            synonyms.insert(0, (name, topic.settings[name], ConfigSource.TOPIC))
+        yield _described(name, synonyms, ConfigType.LONG, setting.documentation, read_only=False)
     for name, value in FIXED.items():
-        places = [(name, value, ConfigSource.DEFAULT)]
-        yield _described(name, places, ConfigType.STRING, "There is no other value.")
+        synonyms = [(name, value, ConfigSource.DEFAULT)]
+        yield _described(name, synonyms, ConfigType.STRING, "There is no other value.")
     origins = ",".join(
         f"{number}={state.origin.cluster}/{state.origin.topic}-{state.origin.partition}"
         for number, state in topic.partitions.items()
@@ -178,19 +176,19 @@ def _text(value: Any) -> tuple[str, ConfigType]:
 
 def _described(
     name: str,
-    places: list[tuple[str, str, ConfigSource]],
+    synonyms: list[tuple[str, str, ConfigSource]],
     type_: ConfigType,
     documentation: str | None = None,
     *,
     read_only: bool = True,
 ) -> DescribedConfig:
-    _, value, source = places[0]
+    _, value, source = synonyms[0]
     return DescribedConfig(
         name=name,
         value=value,
         read_only=read_only,
         config_source=source,
-        synonyms=tuple(DescribedConfig.Synonym(name=n, value=v, source=s) for n, v, s in places),
+        synonyms=tuple(DescribedConfig.Synonym(name=n, value=v, source=s) for n, v, s in synonyms),
         config_type=type_,
         documentation=documentation,
     )

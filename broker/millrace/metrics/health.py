@@ -43,7 +43,7 @@ class Health:
 
     def _logs(self) -> list[str]:
         failed = [f"{topic}-{number}: {why}" for (topic, number), why in self._broker.failed.items()]
-        for partition in list(self._broker.partitions.values()):
+        for partition in self._broker.partitions.values():
             if partition.log.refusal is not None:
                 failed.append(f"{partition.name}: {partition.log.refusal}")
         rest = len(failed) - MAX_LOGS

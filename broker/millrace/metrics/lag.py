@@ -46,13 +46,13 @@ class GroupOffsets:
 
     def refresh(self) -> None:
         partitions = self._broker.partitions
-        ids = {topic: partition.topic_id for (topic, _), partition in list(partitions.items())}
+        ids = {topic: led.topic_id for (topic, _), led in partitions.items()}
         offsets: dict[tuple[str, TopicPartition], int] = {}
         for group in sorted(self._registry.groups()):
             committed = self._registry.offsets(group)
-            for place, offset in committed_positions(committed, ids).items():
-                if place in partitions and len(offsets) < MAX_SERIES:
-                    offsets[group, place] = offset
+            for partition, offset in committed_positions(committed, ids).items():
+                if partition in partitions and len(offsets) < MAX_SERIES:
+                    offsets[group, partition] = offset
         self._committed = offsets
 
     def _run(self) -> None:

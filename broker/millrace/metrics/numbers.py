@@ -24,7 +24,7 @@ from millrace.server.request import OTHER_API
 from millrace.wire.messages import ApiKey
 
 PREFIX = "millrace_broker_"
-_PLACE = ("topic", "partition")
+_PARTITION = ("topic", "partition")
 
 _COUNTER, _GAUGE, _HISTOGRAM = core.CounterMetricFamily, core.GaugeMetricFamily, core.HistogramMetricFamily
 METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
@@ -53,26 +53,26 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     ),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
     "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
-    "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PLACE),
-    "log_segments": (_GAUGE, "Files of a partition's log.", _PLACE),
-    "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PLACE),
+    "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),
+    "log_segments": (_GAUGE, "Files of a partition's log.", _PARTITION),
+    "log_high_watermark": (_GAUGE, "Offset behind the last message consumers see.", _PARTITION),
     "log_failed": (
         _GAUGE,
         "1 for a log that takes no writes until the broker restarts; else absent.",
-        _PLACE,
+        _PARTITION,
     ),
-    "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PLACE, "state")),
+    "mirror_state": (_GAUGE, "1 for what a mirror does now.", ("origin", *_PARTITION, "state")),
     "mirror_lag": (
         _GAUGE,
         "Offsets of the origin (bytes, or messages of Apache Kafka) not copied yet.",
-        ("origin", *_PLACE),
+        ("origin", *_PARTITION),
     ),
     "group_members": (_GAUGE, "Members of a group coordinated here.", ("group", "state")),
     "group_generation": (_GAUGE, "How often the group has been balanced.", ("group",)),
     "group_lag_bytes": (
         _GAUGE,
         "Bytes behind a group's committed offset, of partitions led here.",
-        ("group", *_PLACE),
+        ("group", *_PARTITION),
     ),
     "request_seconds": (
         _HISTOGRAM,
@@ -140,7 +140,7 @@ class Numbers(Collector):
             topics[partition.topic].append(partition)
 
         def sums(name: str, count: Callable[[Partition], int]) -> Metric:
-            return _metrics(name, [((topic,), sum(map(count, each))) for topic, each in topics.items()])
+            return _metrics(name, [((topic,), sum(map(count, led))) for topic, led in topics.items()])
 
         yield sums("topic_bytes_in", lambda partition: partition.log.end - partition.opened_end)
         yield sums("topic_batches_in", lambda partition: partition.batches_in)
@@ -149,42 +149,43 @@ class Numbers(Collector):
         yield sums("topic_reads_out", lambda partition: partition.reads_out)
 
     def _logs(self) -> Iterator[Metric]:
-        logs = [((each.topic, str(each.number)), each.log) for each in self._partitions()]
-        yield _metrics("log_size_bytes", [(place, log.size) for place, log in logs])
-        yield _metrics("log_segments", [(place, log.counts[0]) for place, log in logs])
-        yield _metrics("log_high_watermark", [(place, log.high_watermark) for place, log in logs])
-        failed = [(place, 1) for place, log in logs if log.refusal is not None]
+        logs = [((led.topic, str(led.number)), led.log) for led in self._partitions()]
+        yield _metrics("log_size_bytes", [(labels, log.size) for labels, log in logs])
+        yield _metrics("log_segments", [(labels, log.counts[0]) for labels, log in logs])
+        yield _metrics("log_high_watermark", [(labels, log.high_watermark) for labels, log in logs])
+        failed = [(labels, 1) for labels, log in logs if log.refusal is not None]
         failed += [((topic, str(number)), 1) for topic, number in self.broker.failed]
         yield _metrics("log_failed", failed)
 
     def _mirrors(self) -> Iterator[Metric]:
         lags, states = [], []
+        partitions = self.broker.partitions
         for (topic, number), mirror in self.mirrors.all().items():
             labels = (mirror.origin.cluster, topic, str(number))
             states += [((*labels, str(state)), int(mirror.state is state)) for state in State]
-            partition = self.broker.partitions.get((topic, number))
+            partition = partitions.get((topic, number))
             position = partition.log.snapshot[0].mirror if partition is not None else None
             if mirror.high_watermark >= 0:
                 done = position.cursor.next_offset if position is not None else 0
                 lags.append((labels, max(0, mirror.high_watermark - done)))
         yield _metrics("mirror_state", states)
         yield _metrics("mirror_lag", lags)
-        copied = [((origin,), each) for origin, each in sorted(self.mirrors.copied.copy().items())]
-        yield _metrics("mirror_batches", [(origin, each.batches) for origin, each in copied])
-        yield _metrics("mirror_records", [(origin, each.records) for origin, each in copied])
-        yield _metrics("mirror_bytes", [(origin, each.bytes) for origin, each in copied])
-        yield _metrics("mirror_latency_seconds", [(origin, each.latency) for origin, each in copied])
+        copied = [((origin,), sums) for origin, sums in sorted(self.mirrors.copied.copy().items())]
+        yield _metrics("mirror_batches", [(labels, sums.batches) for labels, sums in copied])
+        yield _metrics("mirror_records", [(labels, sums.records) for labels, sums in copied])
+        yield _metrics("mirror_bytes", [(labels, sums.bytes) for labels, sums in copied])
+        yield _metrics("mirror_latency_seconds", [(labels, sums.latency) for labels, sums in copied])
 
     def _groups(self) -> Iterator[Metric]:
         groups = self.groups.coordinated()
         yield _metrics("group_members", [((g.name, str(g.state)), len(g.members)) for g in groups])
         yield _metrics("group_generation", [((group.name,), group.generation) for group in groups])
-        lags = []
-        for (group, place), offset in self.offsets.committed().items():
-            partition = self.broker.partitions.get(place)
-            if partition is not None:
-                lag = max(0, partition.log.high_watermark - offset)
-                lags.append(((group, place[0], str(place[1])), lag))
+        partitions = self.broker.partitions
+        lags = [
+            ((group, topic, str(number)), max(0, partitions[topic, number].log.high_watermark - offset))
+            for (group, (topic, number)), offset in self.offsets.committed().items()
+            if (topic, number) in partitions
+        ]
         yield _metrics("group_lag_bytes", lags)
 
     def _partitions(self) -> list[Partition]:

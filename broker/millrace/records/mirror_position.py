@@ -108,10 +108,8 @@ def _fields(value: bytes) -> dict[str, Any] | None:
     return json.loads(value[len(POSITION_PREFIX) :]) if value.startswith(POSITION_PREFIX) else None
 
 
-class PositionMismatch(BrokerError):
+class PositionMismatch(BrokerError, code=ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
     """A mirrored append does not start where the last one ended; `recorded` is where it must start."""
-
-    code = ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     def __init__(self, expected: int | None, recorded: MirrorPosition | None) -> None:
         have = "nothing" if recorded is None else str(recorded.cursor.next_offset)

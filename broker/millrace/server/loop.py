@@ -239,7 +239,7 @@ class Server:
             raise
 
     def _close_idle(self) -> None:
-        """Close who has neither asked nor taken anything for long; again and again."""
+        """Close who has sent no whole request and taken nothing for long; again and again."""
         self._mailbox.after(self._limits.max_idle_ms / 1000 / IDLE_CHECKS, self._close_idle)
         since = self.now - self._limits.max_idle_ms / 1000
         idle = [
@@ -258,7 +258,7 @@ class Server:
         self._mailbox.after(STALL_CHECK_S, self._close_stalled)
         since = self.now - STALLED_S
         if self.admission.over_limit and self.admission.over_since <= since:
-            stalled = [each for each in self._connections.values() if each.stalled_since(since)]
+            stalled = [client for client in self._connections.values() if client.stalled_since(since)]
             self._close_over_limit(stalled, f"they stalled for {STALLED_S:.0f} s")
         self.admission.pass_over_oldest(self.now - STALL_CHECK_S)
 
