@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
 from typing import TypeVar
 
 from millrace.client import metadata
@@ -27,8 +26,6 @@ from millrace.wire.messages import ApiKey
 
 __all__ = ["EARLIEST", "LATEST", "ClusterClient", "FetchedPartition", "TopicMetadata"]
 
-_CREATE_TOPICS_VERSION = 4
-_DELETE_TOPICS_VERSION = 3
 _CONNECT_TIMEOUT_S = 5.0
 _BACKOFF_S = 0.1
 T = TypeVar("T")
@@ -51,7 +48,6 @@ class ClusterClient:
 
     @property
     def cluster_id(self) -> str:
-        """The cluster's own random id."""
         if self._cluster_id is None:
             self._retry(lambda deadline: self._metadata((), deadline))
         return self._cluster_id or ""
@@ -148,12 +144,10 @@ class ClusterClient:
         # As many replicas as the cluster says: on Apache Kafka that is not for us to know.
         topic = messages.CreateTopicsRequest.Topic(name=name, num_partitions=partitions, configs=settings)
         request = messages.CreateTopicsRequest(topics=(topic,), timeout=int(self._timeout_s * 1000))
-        body = encode(request, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION)
 
         def attempt(deadline: float) -> None:
-            raw = self._ask_controller(ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, body, deadline)
-            response = decode(
-                messages.CreateTopicsResponse, ApiKey.CREATE_TOPICS, _CREATE_TOPICS_VERSION, raw
+            response = self._call_controller(
+                ApiKey.CREATE_TOPICS, 4, request, messages.CreateTopicsResponse, deadline
             )
             for result in response.topics:
                 raise_error(result.error_code, f"topic {name!r}", result.error_message)
@@ -170,12 +164,10 @@ class ClusterClient:
     def delete_topic(self, name: str) -> None:
         """Delete the topic and all its messages; UnknownTopicOrPartition when there is none."""
         request = messages.DeleteTopicsRequest(topic_names=(name,), timeout=int(self._timeout_s * 1000))
-        body = encode(request, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION)
 
         def attempt(deadline: float) -> None:
-            raw = self._ask_controller(ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, body, deadline)
-            response = decode(
-                messages.DeleteTopicsResponse, ApiKey.DELETE_TOPICS, _DELETE_TOPICS_VERSION, raw
+            response = self._call_controller(
+                ApiKey.DELETE_TOPICS, 3, request, messages.DeleteTopicsResponse, deadline
             )
             for result in response.responses:
                 raise_error(result.error_code, f"topic {name!r} on {self.bootstrap}")
@@ -219,12 +211,8 @@ class ClusterClient:
         self, broker_id: int | None, api_key: ApiKey, version: int, request: object, response: type[T]
     ) -> T:
         """One broker's answer to a message, or any broker's when `broker_id` is None."""
-        return decode(
-            response,
-            api_key,
-            version,
-            self.ask(broker_id, api_key, version, encode(request, api_key, version)),
-        )
+        raw = self.ask(broker_id, api_key, version, encode(request, api_key, version))
+        return decode(response, api_key, version, raw)
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
         """The raw response of one broker, or of any when `broker_id` is None; retries lost connections."""
@@ -239,9 +227,7 @@ class ClusterClient:
     def __enter__(self) -> ClusterClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # One attempt each: raises TryAgain or ConnectionFailed when it is worth repeating.
@@ -298,10 +284,13 @@ class ClusterClient:
         assert failure is not None, "there is always a bootstrap address"
         raise failure
 
-    def _ask_controller(self, api_key: int, version: int, body: bytes, deadline: float) -> memoryview:
+    def _call_controller(
+        self, api_key: ApiKey, version: int, request: object, response: type[T], deadline: float
+    ) -> T:
         self._metadata((), deadline)
         controller = self._controller_id if self._controller_id in self._brokers else None
-        return self._ask(controller, api_key, version, body, deadline)
+        raw = self._ask(controller, api_key, version, encode(request, api_key, version), deadline)
+        return decode(response, api_key, version, raw)
 
     def _metadata(self, names: tuple[str, ...] | None, deadline: float) -> messages.MetadataResponse:
         body = metadata.encode_request(names)

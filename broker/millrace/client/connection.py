@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from types import TracebackType
 from typing import NoReturn
 
 from millrace.errors import MillraceError
@@ -19,10 +18,9 @@ from millrace.wire.messages import ApiKey
 _HEADER = struct.Struct(">ihhi")
 _MAX_RESPONSE_BYTES = 1 << 30
 _FIRST_BYTES = 16 << 20
-"""A length alone gets no more memory than this: a larger response gets it as it comes."""
+"""Most memory for the stated length of a response: a larger one gets more as it comes."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
-"""A response that comes slower than this, its time to begin aside, is given up: no byte now and then keeps
-whoever waits for it."""
+"""Give up a response that comes slower than this once it has begun."""
 
 
 class ConnectionFailed(MillraceError):
@@ -113,14 +111,5 @@ class Connection:
         raise ConnectionFailed(f"no answer from the broker at {self.address}: {error}") from error
 
     def close(self) -> None:
-        """Close the socket; further requests fail."""
         self._failed = True
         self._socket.close()
-
-    def __enter__(self) -> Connection:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -61,11 +61,9 @@ class BrokerFetcher:
 
     @property
     def idle(self) -> bool:
-        """True when no answer is outstanding."""
         return self._connection.idle
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def request(self, offsets: Mapping[TopicPartition, int], limits: FetchLimits) -> None:

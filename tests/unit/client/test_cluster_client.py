@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -376,6 +377,6 @@ def test_a_server_that_speaks_something_else_is_told_as_such(answer: bytes) -> N
 
         threading.Thread(target=serve, daemon=True).start()
         connection = Connection("127.0.0.1", listener.getsockname()[1], client_id="x", timeout_s=5)
-        with connection, pytest.raises(ConnectionFailed, match="no answer from the broker"):
+        with closing(connection), pytest.raises(ConnectionFailed, match="no answer from the broker"):
             connection.request(ApiKey.LIST_OFFSETS, 5, b"", timeout_s=5)
         assert not connection.idle

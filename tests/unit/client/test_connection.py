@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_an_answer_of_any_size_comes_whole_into_the_buffer_or_beside_it(
 ) -> None:
     monkeypatch.setattr(module, "_FIRST_BYTES", 1 << 10)
     buffer = bytearray(b"\xff" * 1004)
-    with answered_by(lambda client: client.sendall(response(size))) as connection:
+    with closing(answered_by(lambda client: client.sendall(response(size)))) as connection:
         connection.send(3, 1, b"", timeout_s=5)
         body = connection.receive(timeout_s=5, buffer=buffer)
     assert len(body) == size
