@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,12 +79,9 @@ def run(config: BrokerConfig, clock: Callable[[], float] = time.time) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.listen()
         cluster.register_broker(config.broker_id, server.host, server.port)  # last: clients may come at once
-        stop_on_signals(
-            lambda: _stop(mirror, mailbox, server)
-        )  # until here nothing has to be brought to an end
-        print(
-            f"ready: broker {config.broker_id} of {config.cluster} on {server.host}:{server.port}", flush=True
-        )
+        stop_on_signals(partial(_stop, mirror, mailbox, server))  # until here nothing has to be ended
+        address = f"{server.host}:{server.port}"
+        print(f"ready: broker {config.broker_id} of {config.cluster} on {address}", flush=True)
         mirror.start()
         server.run(handlers.serve_next, broker.end_of_turn)
         log.info("stopping: bringing everything to the disk")

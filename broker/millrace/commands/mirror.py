@@ -66,7 +66,7 @@ def status(config: Path, as_json: bool) -> None:
             f"cluster {settings.cluster} mirrors nothing: its brokers' files name no topic that is there"
         )
         return
-    print_rows(_COLUMNS, map(_row_texts, rows))
+    print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
     origins = []
     for origin in summaries(rows):
         states = ", ".join(f"{count} {state}" for state, count in sorted(origin.states.items()))
@@ -214,10 +214,8 @@ def latency_text(milliseconds: int | None) -> str:
     return f"{hours:.1f} h" if hours >= 2 else f"{milliseconds / 1000:,.1f} s"
 
 
-_COLUMNS = (
-    *("topic", "origin", "partition", "leader", "position\n(offset)", "origin's end\n(offset)"),
-    *("lag\n(offsets)", "latency", "state"),
-)
+_PLACE = ("topic", "origin", "partition", "leader")
+_PROGRESS = ("position\n(offset)", "origin's end\n(offset)", "lag\n(offsets)", "latency", "state")
 
 
 def _row_texts(row: MirrorRow) -> Sequence[object]:

@@ -10,12 +10,7 @@ from typing import Any
 import click
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
-from millrace.client.topic_admin import (
-    add_partitions,
-    alter_topic_settings,
-    partition_sizes,
-    topic_settings,
-)
+from millrace.client.topic_admin import add_partitions, alter_topic_settings, partition_sizes, topic_settings
 from millrace.commands.help_texts import Group
 from millrace.commands.printing import json_option, print_records, print_rows
 from millrace.errors import BrokerError, ConfigError, ErrorCode, MillraceError, UnknownTopicOrPartition

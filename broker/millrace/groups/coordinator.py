@@ -175,11 +175,7 @@ class Groups:
         self._ask(name, lambda: self._registry.offsets(name, existing), answer, failed)
 
     def delete_offsets(
-        self,
-        name: str,
-        partitions: Collection[TopicPartition],
-        done: Callable[[Codes], None],
-        failed: Failed,
+        self, name: str, partitions: Collection[TopicPartition], done: Callable[[Codes], None], failed: Failed
     ) -> None:
         """Forget what is committed of these partitions; one code for each. What members read is kept."""
         held = self._ownership.get(name)
@@ -208,9 +204,7 @@ class Groups:
     # Administration
 
     def describe_groups(
-        self,
-        names: Collection[str],
-        done: Callable[[Mapping[str, DescribedGroup | ErrorCode]], None],
+        self, names: Collection[str], done: Callable[[Mapping[str, DescribedGroup | ErrorCode]], None]
     ) -> None:
         """How each group is; NOT_COORDINATOR for one of which only another broker can say it."""
         self._ask_about_each(names, self._describe, _dead, done)
