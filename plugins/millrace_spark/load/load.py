@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
@@ -54,12 +54,12 @@ class LoadResult:
     run_id: str
     load: int | None
     """The load that holds everything this run set out to load; None while the topic is empty."""
-    published: bool
+    published: bool = False
     """True if this call published it."""
-    rows: int
-    rejected: int
-    hours: Mapping[str, int]
-    gaps: Sequence[str]
+    rows: int = 0
+    rejected: int = 0
+    hours: Mapping[str, int] = field(default_factory=dict)
+    gaps: Sequence[str] = ()
     message: str
     notes: Sequence[str] = ()
     """What somebody should know of a load that is all right."""
@@ -145,7 +145,10 @@ def _progress(topic_id: str, newest: LoadManifest | None) -> dict[int, Partition
     """How far each partition is loaded; not at all when the loads are of an earlier topic of that name."""
     if newest is None or newest.topic_id != topic_id:
         return {}
-    return writing.progress_after(newest.partitions)
+    return {
+        part.partition: PartitionProgress(offset=part.end, base=part.end_base, origin=part.origin)
+        for part in newest.partitions
+    }
 
 
 def _waiting(
@@ -275,17 +278,8 @@ def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadRes
     """What to say when nothing is left to do; a load that this very run published is told in full."""
     if load is not None and load.run_id == plan.run_id:
         return dataclasses.replace(_published(load), published=False, message=message)
-    return LoadResult(
-        topic=plan.topic,
-        run_id=plan.run_id,
-        load=None if load is None else load.load,
-        published=False,
-        rows=0,
-        rejected=0,
-        hours={},
-        gaps=(),
-        message=message,
-    )
+    number = None if load is None else load.load
+    return LoadResult(topic=plan.topic, run_id=plan.run_id, load=number, message=message)
 
 
 def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:

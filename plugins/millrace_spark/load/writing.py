@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST, ClusterClient
 from millrace.client.topic_admin import topic_setting
 from millrace.errors import CorruptMessage, MillraceError
-from millrace.records import split_batches
+from millrace.records import BatchHeader, split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_audit.reports.counts import SequenceCounts
@@ -88,14 +89,6 @@ class LoadedPart:
     """Offsets before the range that retention took before anybody loaded them; `control` without records."""
 
 
-def progress_after(partitions: Sequence[PartitionRange]) -> dict[int, PartitionProgress]:
-    """How far each partition is loaded after a load."""
-    return {
-        part.partition: PartitionProgress(offset=part.end, base=part.end_base, origin=part.origin)
-        for part in partitions
-    }
-
-
 def parts_of(
     client: ClusterClient,
     topic: str,
@@ -139,15 +132,20 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
     A mirrored partition closes every append with a control batch, which no reader sees until more data
     follows: without this, a quiet one would seem to have lost messages whenever it expires.
     """
-    fetched = client.fetch(topic, {partition: first}, max_bytes=1, max_wait_ms=0, partition_max_bytes=1)
-    try:
-        header, batch = next(iter(split_batches(fetched[partition].records)), (None, None))
-    except CorruptMessage:
-        return False  # whoever reads the records says so
-    if header is None or batch is None or header.base_offset != first:
-        return False
-    end = records_end(header, batch)
-    return end is not None and end <= start
+    with suppress(CorruptMessage):  # whoever reads the records says so
+        for header, batch in _batches_at(client, topic, partition, first, max_bytes=1):
+            end = records_end(header, batch)
+            return header.base_offset == first and end is not None and end <= start
+    return False
+
+
+def _batches_at(
+    client: ClusterClient, topic: str, partition: int, offset: int, *, max_bytes: int
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    fetched = client.fetch(
+        topic, {partition: offset}, max_bytes=max_bytes, max_wait_ms=0, partition_max_bytes=max_bytes
+    )
+    return split_batches(fetched[partition].records)
 
 
 def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
@@ -155,12 +153,8 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 
     None when no position batch lies behind the offset: the partition is not mirrored.
     """
-    limit = ORIGIN_FETCH_BYTES
-    fetched = client.fetch(
-        topic, {partition: offset}, max_bytes=limit, max_wait_ms=0, partition_max_bytes=limit
-    )
-    try:
-        for header, batch in split_batches(fetched[partition].records):
+    with suppress(CorruptMessage):  # whoever reads the records says so
+        for header, batch in _batches_at(client, topic, partition, offset, max_bytes=ORIGIN_FETCH_BYTES):
             if (position := MirrorPosition.from_batch(header, batch)) is not None:
                 origin = position.origin
                 return OriginPartition(
@@ -169,8 +163,6 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
                     topic_id=origin.topic_id.hex,
                     partition=origin.partition,
                 )
-    except CorruptMessage:
-        return None  # whoever reads the records says so
     return None
 
 

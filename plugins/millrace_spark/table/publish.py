@@ -7,7 +7,7 @@ own exclusive rename. An hour whose loads and editions are those of its newest r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -37,6 +37,7 @@ from millrace_spark.warehouse.manifest import (
 from millrace_spark.warehouse.staging import Progress, check_files, publish, staged, sweep_staging
 
 ATTEMPTS = 5
+ABSENT = "no load has rows of it"
 _EPOCH, _HOUR = datetime(1970, 1, 1, tzinfo=UTC), timedelta(hours=1)
 
 
@@ -45,11 +46,11 @@ class HourResult:
     """What happened to one hour."""
 
     hour: str
-    revision: int | None
+    revision: int | None = None
     """The newest revision now, None for an hour no load has rows of."""
-    rows: int
-    verdict: str
-    published: bool
+    rows: int = 0
+    verdict: str = ""
+    published: bool = False
     """True if this run published the revision, in this try or an earlier one."""
     message: str
 
@@ -84,15 +85,18 @@ def publish_hours(
 
     With `also_empty` an hour no load has rows of gets a revision too, so that rows that come later are late.
     """
+    hours = list(dict.fromkeys(hours))
     if newest_load(run.fs, topic) is None:
-        if run.fs.names(f"{topic}/{PLANS}"):
-            return [_absent(hour) for hour in dict.fromkeys(hours)]  # loads ran, and found the topic empty
+        if run.fs.names(f"{topic}/{PLANS}"):  # loads ran, and found the topic empty
+            return [HourResult(hour=hour, message=ABSENT) for hour in hours]
         raise MillraceError(f"no load of {topic} in {run.fs.root}: run `millrace load {topic}` first")
     table = f"{topic}{HOURLY}"
     sweep_staging(run.fs, table)
-    recorded = _recorded_by_hour(run, table)
+    recorded: dict[str, set[str]] = {}
+    for folder in recorded_folders(run.fs, table):
+        recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
     results: dict[str, HourResult] = {}
-    pending = list(dict.fromkeys(hours))
+    pending = hours
     for _ in range(ATTEMPTS):
         todo: list[tuple[HourSource, HourManifest | None]] = []
         # In this order: loads and editions that came after a revision are seen, and none that a revision was
@@ -104,7 +108,7 @@ def publish_hours(
         for source in hour_sources(run.fs, topic, revisions):
             newest = revisions[source.hour]
             if newest is None and not source.parts and not also_empty:
-                results[source.hour] = _absent(source.hour)
+                results[source.hour] = HourResult(hour=source.hour, message=ABSENT)
             elif newest is not None and list(newest.loads) == list(source.parts):
                 results[source.hour] = _unchanged(newest, run.run_id)
             else:
@@ -114,16 +118,8 @@ def publish_hours(
         # An hour that another run published first is looked at again, from what that one says.
         pending = [source.hour for source, _ in todo if source.hour not in results]
         if not pending:
-            return [results[hour] for hour in dict.fromkeys(hours)]
+            return [results[hour] for hour in hours]
     raise MillraceError(f"{topic}: other runs published {pending[0]} {ATTEMPTS} times; run one at a time")
-
-
-def _recorded_by_hour(run: HourlyRun, table: str) -> Mapping[str, set[str]]:
-    """The folders of the recorded revisions, by the folder of their hour."""
-    recorded: dict[str, set[str]] = {}
-    for folder in recorded_folders(run.fs, table):
-        recorded.setdefault(folder.rpartition("/")[0], set()).add(folder)
-    return recorded
 
 
 def publish_late_hours(run: HourlyRun, topic: str) -> list[HourResult]:
@@ -161,14 +157,7 @@ def _waiting(topic: str, hour: Unpublished, verdict: Verdict) -> HourResult:
         message = f"not published{reason}: `millrace hourly {topic} --hour {hour.hour}` does it all the same"
     else:
         message = f"not published yet{reason}: it is younger than --unproven-after"
-    return HourResult(
-        hour=hour.hour,
-        revision=None,
-        rows=hour.rows,
-        verdict=verdict.verdict,
-        published=False,
-        message=message,
-    )
+    return HourResult(hour=hour.hour, rows=hour.rows, verdict=verdict.verdict, message=message)
 
 
 def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourManifest | None:
@@ -270,12 +259,6 @@ def _result(manifest: HourManifest, *, published: bool, message: str) -> HourRes
         verdict=manifest.verdict.verdict,
         published=published,
         message=message,
-    )
-
-
-def _absent(hour: str) -> HourResult:
-    return HourResult(
-        hour=hour, revision=None, rows=0, verdict="", published=False, message="no load has rows of it"
     )
 
 
