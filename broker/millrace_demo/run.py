@@ -21,9 +21,9 @@ from rich.console import Console
 
 from millrace import config as settings
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
+from millrace.client.transactions import batches_from
 from millrace.errors import ConfigError, MillraceError
 from millrace.process import start_child
-from millrace.records import split_batches
 from millrace.wire.fetch import error_name
 from millrace_audit.answer import Completeness
 from millrace_audit.client import completeness
@@ -290,12 +290,11 @@ def _count_records(bootstrap: str, topic: str) -> int:
         ends = client.list_offsets(topic, LATEST)
         offsets = client.list_offsets(topic, EARLIEST)
         while pending := {p: offset for p, offset in offsets.items() if offset < ends[p]}:
-            for partition, fetched in client.fetch(
-                topic, pending, max_bytes=FETCH_BYTES, max_wait_ms=500
-            ).items():
+            answer = client.fetch(topic, pending, max_bytes=FETCH_BYTES, max_wait_ms=500)
+            for partition, fetched in answer.items():
                 if fetched.error:
                     raise MillraceError(f"cannot read {topic}-{partition}: {error_name(fetched.error)}")
-                for header, _ in split_batches(fetched.records):
+                for header, _, readable in batches_from(fetched, pending[partition]):
                     offsets[partition] = header.next_offset
-                    total += 0 if header.is_control else header.records_count
+                    total += header.records_count if readable else 0
     return total

@@ -13,9 +13,10 @@ import threading
 from sqlalchemy.exc import SQLAlchemyError
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition
+from millrace.client.transactions import batches_from
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
-from millrace.records import iter_records, split_batches
+from millrace.records import iter_records
 from millrace.wire.fetch import error_name
 from millrace_audit.auditor import answers, ledger
 from millrace_audit.auditor.answers import AuditRules
@@ -120,15 +121,15 @@ class Auditor:
             raise MillraceError(f"{where} cannot be read at {offset}: {error_name(part.error)}")
         records: list[AuditRecord] = []
         end = offset
-        for header, batch in split_batches(part.records):
-            for message in () if header.is_control else iter_records(header, batch):
+        for header, batch, readable in batches_from(part, offset):
+            for message in iter_records(header, batch) if readable else ():
                 if message.offset < offset:
                     continue
                 if (record := self._codec.decode(message.value)) is not None:
                     records.append(record)
                 else:
                     log.warning("%s: offset %d holds no audit record", where, message.offset)
-            end = max(end, header.next_offset)
+            end = header.next_offset
         return records, end
 
     def _apply(self, topic_id: str, partition: int, records: list[AuditRecord], end: int) -> None:
