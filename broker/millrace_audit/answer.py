@@ -33,8 +33,8 @@ class Verdict(StrEnum):
 
 def overall(verdicts: Iterable[str]) -> Verdict:
     """The worst of several: incomplete before unknown before complete."""
-    found = {Verdict(verdict) for verdict in verdicts}
-    return next((v for v in (Verdict.INCOMPLETE, Verdict.UNKNOWN) if v in found), Verdict.COMPLETE)
+    worst_first = (Verdict.INCOMPLETE, Verdict.UNKNOWN, Verdict.COMPLETE)
+    return min(map(Verdict, verdicts), key=worst_first.index, default=Verdict.COMPLETE)
 
 
 def iso(time_ms: int) -> str:
@@ -102,7 +102,6 @@ class Completeness:
 
     @property
     def complete(self) -> bool:
-        """True only for the verdict `complete`."""
         return self.verdict == Verdict.COMPLETE
 
     @classmethod
@@ -144,7 +143,6 @@ class Instance:
 
     @property
     def name(self) -> str:
-        """For people: instance, service and server."""
         where = f" in {self.cluster}" if self.cluster else ""
         return f"instance {self.instance} ({self.service} on {self.server}{where})"
 
@@ -162,9 +160,9 @@ def to_json(value: Any) -> Any:
     """As `dataclasses.asdict`, without its copies and with times as text."""
     if is_dataclass(value):
         written = {}
-        for each in fields(value):
-            write: Callable[[Any], Any] = each.metadata.get("write", to_json)
-            written[each.metadata.get("name", each.name)] = write(getattr(value, each.name))
+        for column in fields(value):
+            write: Callable[[Any], Any] = column.metadata.get("write", to_json)
+            written[column.metadata.get("name", column.name)] = write(getattr(value, column.name))
         return written
     if isinstance(value, datetime):
         return _text(value)

@@ -20,13 +20,9 @@ def completeness(url: str, topic: str, start: datetime, end: datetime) -> Comple
 
     Raises MillraceError in one line when there is no auditor or it refuses the question.
     """
-    return Completeness.from_json(completeness_answer(url, topic, start, end))
-
-
-def completeness_answer(url: str, topic: str, start: datetime, end: datetime) -> dict[str, Any]:
-    """Ask as `completeness` does, for the auditor's own JSON."""
-    question = {"from": _iso(start), "to": _iso(end)}
-    return _ask("GET", f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/completeness", params=question)
+    query = {"from": _iso(start), "to": _iso(end)}
+    path = f"{url.rstrip('/')}/v1/topics/{quote(topic, safe='')}/completeness"
+    return Completeness.from_json(_ask("GET", path, params=query))
 
 
 def accept(url: str, instance: int, reason: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from millrace.config import parse_time
 from millrace.errors import MillraceError
 from millrace.signals import stop_on_signals
 from millrace_audit import client
-from millrace_audit.answer import Completeness
+from millrace_audit.answer import to_json
 from millrace_audit.show import print_completeness
 
 if TYPE_CHECKING:
@@ -206,12 +206,12 @@ def audit(
     first, last = parse_time(start, "--from"), parse_time(end, "--to")
     if first >= last:
         raise MillraceError(f"--from {start} is not before --to {end}: give the earlier time first")
-    answer = client.completeness_answer(url, topic, first, last)
+    answer = client.completeness(url, topic, first, last)
     if as_json:
-        click.echo(json.dumps(answer, indent=1))
+        click.echo(json.dumps(to_json(answer), indent=1))
     else:
-        print_completeness(Completeness.from_json(answer), by_window=windows)
-    context.exit(0 if answer["verdict"] == "complete" else 1)
+        print_completeness(answer, by_window=windows)
+    context.exit(0 if answer.complete else 1)
 
 
 def _names(text: str) -> list[str]:

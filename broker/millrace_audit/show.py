@@ -17,7 +17,6 @@ _WIDE = 250
 
 
 def print_completeness(found: Completeness, *, by_window: bool) -> None:
-    """Print the table, the findings, the reasons and the verdict."""
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _WIDE  # in a file or a pipe nothing is cut off
@@ -41,7 +40,6 @@ def print_completeness(found: Completeness, *, by_window: bool) -> None:
 
 
 def styled(verdict: str) -> str:
-    """The verdict in its colour, as Rich's markup."""
     return f"[{STYLES.get(verdict, '')}]{verdict}[/]"
 
 

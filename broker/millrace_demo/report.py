@@ -51,7 +51,6 @@ def _hourly_rows(table: Path, hour: Window) -> int:
 
 
 def print_hours(hours: Sequence[Hour], console: Console) -> None:
-    """Print one line per topic and hour."""
     tiers = tiers_of(hour.audited for hour in hours)
     table = Table(title="Messages per hour and tier")
     table.add_column("topic")

@@ -95,7 +95,6 @@ class _Run:
         return True
 
     def end(self) -> None:
-        """Count the run that was collected."""
         if self._first <= self._last:
             self._counts.add(*self._key, self._window, self._first, self._last)
         self._first, self._last = 0, -1

@@ -81,7 +81,6 @@ class SequenceTally:
         return chain.from_iterable(self.layers)
 
     def pairs(self) -> list[list[int]]:
-        """`ranges` as JSON writes them."""
         return [[first, last] for first, last in self.ranges()]
 
 
@@ -140,7 +139,6 @@ class SequenceCounts:
 
     @classmethod
     def from_json(cls, entries: Iterable[Mapping[str, Any]]) -> SequenceCounts:
-        """What `to_json` wrote."""
         return cls._of((entry, (*entry["ranges"], *entry["duplicates"])) for entry in entries)
 
     def to_avro(self) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ class NotAudited(Exception):
 
 
 def has_header(schema: Any) -> bool:
-    """True if a schema's first field is an AuditHeader, so that `HeaderReader` may read its messages."""
+    """True if a schema's first field is an AuditHeader, so that `read_header` may read its messages."""
     if not isinstance(schema, Mapping) or not schema.get("fields"):
         return False
     field = schema["fields"][0]

@@ -75,7 +75,6 @@ class SequenceRanges:
         return self._lasts[-1]
 
     def pairs(self) -> list[list[int]]:
-        """[[first, last], ...] as JSON writes it."""
         return [[first, last] for first, last in self]
 
     def __or__(self, other: SequenceRanges) -> SequenceRanges:
