@@ -136,7 +136,7 @@ class Broker:
 
     def _set_aside_deleted(self) -> None:
         """Put away the logs of topics that were deleted while this broker was not running."""
-        stray = [log for log in self._logs.found if self._current(log[:2], log[2]) is None]
+        stray = [log for log in self._logs.on_disk if self._current(log[:2], log[2]) is None]
         topics = {(name, topic_id) for name, _, topic_id in stray}
         gone = {topic for topic in topics if self.cluster.is_gone(*topic)}
         for name, number, topic_id in stray:

@@ -68,7 +68,6 @@ class Chain:
         return header.is_control and header.base_offset == self.filler_base and header.last_offset == end - 1
 
     def advance(self, header: BatchHeader) -> None:
-        """Step behind an accepted batch."""
         self.position += header.size
         needs_filler = self.filler_base is None and header.next_offset > self.position
         self.filler_base = header.next_offset if needs_filler else None

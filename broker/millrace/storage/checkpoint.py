@@ -45,7 +45,6 @@ class Checkpoint:
 
     @classmethod
     def of(cls, state: LogState, files: Files, producers: list[Any] | int) -> Checkpoint:
-        """The checkpoint of a flushed state."""
         return cls(
             flushed=state.end,
             high_watermark=state.high_watermark,

@@ -8,9 +8,9 @@ beside it:
     <base>.landmarks := sealed JSON {version, base, size,
         landmarks: [position, max timestamp before it, next offset before it, position, ...]}
 
-The log can be read without them: where they are missing, damaged or of other bytes, they are built anew from
-the headers. A landmark is never believed: the batch at its position states that position, or the landmark
-is taken for missing. Knows positions, not segments.
+The log can be read without them: where they are missing, damaged or of other bytes, they are rebuilt from
+the headers. A landmark is never believed: the batch at its position states that position, or the landmark is
+taken for missing. Knows positions, not segments.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class Landmarks:
         self.room, self.next_offset = noted.room, noted.next_offset
 
     def below(self, end: int) -> Landmarks:
-        """Those before a position, as a copy."""
         return Landmarks(self.values[: 3 * self._count_before(end)])
 
     def begin_with(self, built: Landmarks, end: int) -> None:
@@ -114,7 +113,6 @@ class Landmarks:
 
 
 def landmarks_path(segment_path: Path) -> Path:
-    """The file with the landmarks of a closed segment."""
     return segment_path.with_suffix(".landmarks")
 
 
@@ -152,15 +150,15 @@ def build_landmarks(file: LogFile, end: int) -> Landmarks:
     return landmarks
 
 
-def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, known: int = 0) -> int:
+def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, boundary: int = 0) -> int:
     """Position of the segment's batch that holds `offset`, else of the next one, else `limit`.
 
-    `limit` is a boundary: the end of the segment or of its flushed part. `known` may be another one, with no
-    batch before it that holds the offset. Behind a damaged batch only the next landmark leads on, or an
+    `limit` is a boundary: the end of the segment or of its flushed part. `boundary` may be another one, with
+    no batch before it that holds the offset. Behind a damaged batch only the next landmark leads on, or an
     offset that is the position of an intact batch. Raises CorruptMessage, and LandmarksMissing.
     """
     mark = landmarks.before_offset(offset, file.base)
-    start = chain.skip(file, max(mark, known), offset, WALKED_HEADERS)
+    start = chain.skip(file, max(mark, boundary), offset, WALKED_HEADERS)
     try:
         for position, header in short_walk(file, start, limit, mark):
             if header.next_offset > offset and header.base_offset == position:

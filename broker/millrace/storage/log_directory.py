@@ -47,7 +47,6 @@ _PARTITION_NAME = re.compile(r"(?P<topic>.+)-(?P<partition>\d+)-(?P<topic_id>[0-
 
 
 def partition_name(topic: str, partition: int, topic_id: UUID) -> str:
-    """The name of a partition's directory."""
     return f"{topic}-{partition}-{topic_id.hex}"
 
 
@@ -118,7 +117,7 @@ class LogDirectory:
         self.config = config
         self._clock = clock
         self._lock_fd = lock_fd
-        self._logs: dict[TopicPartition, tuple[UUID, PartitionLog]] = {}
+        self._logs: dict[TopicPartition, PartitionLog] = {}
         self._ids: dict[TopicPartition, set[UUID]] = {}
         """The topic ids there is a directory for: usually one."""
         self._aside: dict[Path, int] = {}
@@ -151,7 +150,7 @@ class LogDirectory:
                 self._aside[path] = int(foreign["time"])
 
     @property
-    def found(self) -> list[tuple[str, int, UUID]]:
+    def on_disk(self) -> list[tuple[str, int, UUID]]:
         """(topic, partition, topic id) of every partition there is a directory for."""
         return [(*partition, topic_id) for partition, ids in self._ids.items() for topic_id in ids]
 
@@ -165,9 +164,10 @@ class LogDirectory:
         MillraceError when the log lost bytes that were on the disk.
         """
         key = (topic, partition)
+        directory = self.path / partition_name(topic, partition, topic_id)
         with self._lock:
-            open_id, opened = self._logs.get(key, (None, None))
-            if opened is not None and open_id == topic_id:
+            opened = self._logs.get(key)
+            if opened is not None and opened.directory == directory:
                 return opened
             if opened is not None:
                 opened.close()
@@ -175,12 +175,11 @@ class LogDirectory:
             for foreign in self._ids.get(key, set()) - {topic_id}:
                 self._set_aside(topic, partition, foreign)
             self._ids[key] = {topic_id}
-        directory = self.path / partition_name(topic, partition, topic_id)
         opened = PartitionLog(
             directory, config or self.config, self._clock, producer_limit=self._producer_limit
         )
         with self._lock:
-            self._logs[key] = (topic_id, opened)
+            self._logs[key] = opened
         return opened
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
@@ -214,7 +213,7 @@ class LogDirectory:
     def delete(self, topic: str, partition: int) -> None:
         """Delete an open partition and its files; nothing happens when it is not open. For a thread."""
         with self._lock:
-            _, opened = self._logs.pop((topic, partition), (None, None))
+            opened = self._logs.pop((topic, partition), None)
             if opened is not None:
                 del self._ids[topic, partition]
         if opened is not None:
@@ -223,7 +222,7 @@ class LogDirectory:
     def close(self) -> None:
         """Close every log cleanly, side by side, and give up the lock; nobody may open one any more."""
         with ThreadPoolExecutor(CLOSING_THREADS, thread_name_prefix="close") as threads:
-            closing = [threads.submit(opened.close) for _, opened in self._logs.values()]
+            closing = [threads.submit(opened.close) for opened in self._logs.values()]
         self._logs.clear()
         os.close(self._lock_fd)
         for closed in closing:

@@ -85,7 +85,7 @@ class PartitionLog:
             if isinstance(error, OSError):
                 raise StorageError(f"cannot open the log in {directory}: {error}") from error
             raise
-        self._files = Files(recovered.segments, recovered.start_offset)
+        self._files = recovered.files
         self._appended = self._visible = recovered.state
         self._flushed = recovered.state
         """As of the last flush, published or not."""

@@ -54,7 +54,6 @@ class SentBatch(NamedTuple):
 
     @property
     def next_sequence(self) -> int:
-        """It wraps to 0 after 2^31 - 1."""
         return (self.base_sequence + self.records) & MAX_SEQUENCE
 
 
@@ -91,7 +90,6 @@ class ProducerLimit:
             longest_silent.forget(forgotten)
 
     def forgotten(self, states: ProducerStates, producer_id: int) -> None:
-        """Count a producer no longer; with the lock held."""
         self._seen.pop((states, producer_id), None)
 
 
@@ -169,7 +167,6 @@ class ProducerStates:
                 self.forget(next(iter(states)))
 
     def forget(self, producer_id: int) -> None:
-        """Remember a producer no more; with the limit's lock held."""
         self._states.pop(producer_id, None)
         self._limit.forgotten(self, producer_id)
 
@@ -188,7 +185,6 @@ class ProducerStates:
                 self.forget(producer_id)
 
     def clear(self) -> None:
-        """Forget all: the log is closed."""
         with self._limit.lock:
             for producer_id in list(self._states):
                 self.forget(producer_id)

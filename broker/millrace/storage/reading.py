@@ -97,7 +97,6 @@ class Reader:
             raise StorageError(f"cannot read {self._directory}: {error}") from error
 
     def _log_once(self, what: str) -> None:
-        """Clients ask again and again."""
         if what not in self._reported and len(self._reported) < MAX_REPORTED:
             self._reported.add(what)
             log.error("%s", what)

@@ -24,7 +24,15 @@ from millrace.storage.chain import ChainBroken, next_batch, walk_batches, walk_p
 from millrace.storage.checkpoint import Checkpoint
 from millrace.storage.landmarks import Landmarks, landmarks_path
 from millrace.storage.producer_state import FILE_NAME, ProducerStates
-from millrace.storage.segment import Segment, SegmentFacts, Sync, segment_path, segment_paths, sync_directory
+from millrace.storage.segment import (
+    Files,
+    Segment,
+    SegmentFacts,
+    Sync,
+    segment_path,
+    segment_paths,
+    sync_directory,
+)
 from millrace.storage.state import LogState, holds_offsets
 
 log = logging.getLogger(__name__)
@@ -36,9 +44,8 @@ COPY_BYTES = 1 << 20
 class Recovered:
     """A log ready to go on: everything in it is on disk."""
 
-    segments: tuple[Segment, ...]
+    files: Files
     state: LogState
-    start_offset: int
     checkpointed: int
     """Up to where the checkpoint in the directory says all of this; -1 when there is none."""
 
@@ -67,7 +74,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.
         if segments[-1].end == checkpoint.flushed and segments[-1].size > 0:
             _continue(segments[-1], state)
-            return Recovered(tuple(segments), state, start_offset, checkpoint.flushed)
+            return Recovered(Files(tuple(segments), start_offset), state, checkpoint.flushed)
     flushed = None if checkpoint is None else checkpoint.flushed
     scan = _Scan(state, producers, skip_damage=flushed is None)
     scan.run(segments)
@@ -80,7 +87,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
     else:
         kept = _cut(segments, scan.kept)
     _make_durable(directory, kept, flushed, sync)
-    return Recovered(tuple(kept), scan.kept, start_offset, -1 if flushed is None else flushed)
+    return Recovered(Files(tuple(kept), start_offset), scan.kept, -1 if flushed is None else flushed)
 
 
 def _read_checkpoint(directory: Path) -> Checkpoint | None:

@@ -30,7 +30,6 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def write(path: Path, fields: Mapping[str, Any]) -> None:
-    """Replace a sealed file."""
     text = json.dumps(fields, separators=(",", ":")).encode()
     replace_file(path, b"%s\n%08x\n" % (text, zlib.crc32(text)))
 

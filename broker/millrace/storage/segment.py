@@ -48,7 +48,6 @@ Sync: TypeAlias = Callable[[int], None]
 
 
 def segment_path(directory: Path, base: int) -> Path:
-    """The file of the segment that begins at position `base`."""
     return directory / f"{base:020d}.log"
 
 
@@ -267,5 +266,4 @@ class Files:
         return Files(self.segments[count:], gone if gone >= 0 else self.start_offset)
 
     def index_of(self, offset: int) -> int:
-        """Index of the segment whose range holds the offset; 0 for one before the first."""
         return max(0, bisect_right(self.segments, offset, key=lambda segment: segment.base) - 1)

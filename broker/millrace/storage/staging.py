@@ -33,7 +33,6 @@ class Staging:
         self.buffers: list[Buffer] = []
         self.size = 0
         self.end = state.end
-        """Log position behind everything placed so far."""
         self.producers: Staged = {}
         self._earlier_producers = producers
         self._segment = segment
@@ -106,7 +105,6 @@ class Staging:
         return base
 
     def place_position(self, position: MirrorPosition, timestamp: int) -> None:
-        """Put a position batch behind the others."""
         batch = control_batch(self.end, position.encode(self._high_watermark), timestamp=timestamp)
         self.buffers.append(batch)
         self._mirror = position

@@ -160,10 +160,10 @@ def test_what_was_set_aside_is_kept_as_long_as_its_messages_would_have_been(tmp_
     appended(logs.partition("t", 0, TOPIC_ID), batch(3))
     logs.close()
     logs = LogDirectory.open(tmp_path, LogConfig(retention_ms=60_000), clock)
-    assert logs.found == [("t", 0, TOPIC_ID)]
+    assert logs.on_disk == [("t", 0, TOPIC_ID)]
     logs.set_aside("t", 0, TOPIC_ID)
     (aside,) = tmp_path.glob("*.foreign-*")
-    assert (logs.found, len(log_files(aside))) == ([], 1)
+    assert (logs.on_disk, len(log_files(aside))) == ([], 1)
     clock.now += 59
     logs.delete_expired()
     logs.close()
@@ -220,9 +220,7 @@ def test_several_threads_open_logs_at_once(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("millrace.storage.log_directory.PartitionLog", open_together)
     with ThreadPoolExecutor(3) as threads:
         opened = list(threads.map(lambda number: logs.partition("t", number, TOPIC_ID), range(3)))
-    assert {key: log for key, (_, log) in logs._logs.items()} == {
-        ("t", number): opened[number] for number in range(3)
-    }
+    assert logs._logs == {("t", number): opened[number] for number in range(3)}
     logs.close()
 
 
