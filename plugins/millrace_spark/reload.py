@@ -27,7 +27,7 @@ from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
 from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
-from millrace_spark.warehouse.promotions import PinnedId, pinned_id
+from millrace_spark.warehouse.promotions import pinned_id
 from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 
 ATTEMPTS = 5
@@ -36,13 +36,12 @@ COUNTED = "_counted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReloadRun(writing.WritingRun):
-    """Everything one run needs; built in one place, by the job."""
+class ReloadRun:
+    """What one reading again is given."""
 
+    writing: writing.Writing
     reason: str
     """Why, for whoever reads the manifest."""
-    pin: Callable[[str, PinnedId | None], writing.Pinned]
-    """The source of a topic with its pinned schema."""
     publish_counts: Callable[[str, int, Sequence[SequenceCounts]], None]
     """Tells the auditor what every edition of (topic, load) holds; harmless to repeat."""
 
@@ -91,33 +90,35 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
 
     MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
     """
-    newest = newest_load(run.fs, topic)
+    fs = run.writing.fs
+    newest = newest_load(fs, topic)
     if newest is None:
-        raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
-    history = LoadHistory.of(run.fs, topic)
+        raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
+    history = LoadHistory.of(fs, topic)
     if unknown := sorted(set(loads) - set(history.numbers)):
         raise MillraceError(f"{topic} has no load={unknown[0]:010d}: its loads are 1 to {newest.load}")
     table = editions.reloads_table(topic)
     _heal(run, topic)
-    sweep_staging(run.fs, table)
+    sweep_staging(fs, table)
     manifests = [history.manifest(load) for load in loads]
     _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
-    pinned = run.pin(topic, pinned_id(run.fs, topic, newest))
+    pinned = run.writing.pin(topic, pinned_id(fs, topic, newest))
     return [_reload(run, topic, load, pinned) for load in loads]
 
 
 def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
-    return manifest.edition > 1 and manifest.run_id == run.run_id
+    return manifest.edition > 1 and manifest.run_id == run.writing.run_id
 
 
 def _heal(run: ReloadRun, topic: str) -> None:
     """Make good what a crash behind a rename left undone: the ledger's entry, the counts for the auditor."""
+    fs = run.writing.fs
     table = editions.reloads_table(topic)
-    recorded, counted = set(recorded_folders(run.fs, table)), set(run.fs.names(f"{table}/{COUNTED}"))
-    for load, numbers in editions.later_editions(run.fs, topic).items():
+    recorded, counted = set(recorded_folders(fs, table)), set(fs.names(f"{table}/{COUNTED}"))
+    for load, numbers in editions.later_editions(fs, topic).items():
         for edition in numbers:
             if (folder := editions.reload_folder(load, edition)) not in recorded:
-                record(run.fs, table, folder, editions.read_edition(run.fs, topic, load, edition))
+                record(fs, table, folder, editions.read_edition(fs, topic, load, edition))
         if _counted_name(load, numbers[-1]) not in counted:
             _count(run, topic, load, numbers[-1])
 
@@ -127,13 +128,13 @@ def _counted_name(load: int, edition: int) -> str:
 
 
 def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
-    counts = []
+    fs, counts = run.writing.fs, []
     for edition in range(1, newest + 1):
-        manifest = editions.read_edition(run.fs, topic, load, edition)
-        counts.append(sequences_of(run.fs, f"{topic}/{editions.edition_folder(load, edition)}", manifest))
+        manifest = editions.read_edition(fs, topic, load, edition)
+        counts.append(sequences_of(fs, f"{topic}/{editions.edition_folder(load, edition)}", manifest))
     run.publish_counts(topic, load, counts)
-    run.fs.create(f"{editions.reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
-    run.progress("counted")
+    fs.create(f"{editions.reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
+    run.writing.progress("counted")
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
@@ -141,14 +142,14 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     if not manifests:
         return
     try:
-        topic_id = run.client.topic(topic).topic_id.hex
+        topic_id = run.writing.client.topic(topic).topic_id.hex
     except UnknownTopicOrPartition:
-        raise MillraceError(f"topic {topic!r} does not exist on {run.client.bootstrap}") from None
-    earliest = run.client.list_offsets(topic, EARLIEST)
+        raise MillraceError(f"topic {topic!r} does not exist on {run.writing.client.bootstrap}") from None
+    earliest = run.writing.client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
         folder = editions.edition_folder(manifest.load, manifest.edition)
-        if different := another_log(run.client, topic_id, manifest):
+        if different := another_log(run.writing.client, topic_id, manifest):
             problems.append(f"{folder}: {different}")
             continue
         for part in manifest.partitions:
@@ -178,10 +179,10 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
 
 def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
     for _ in range(ATTEMPTS):
-        number = editions.later_editions(run.fs, topic).get(load, [1])[-1]
-        newest = editions.read_edition(run.fs, topic, load, number)
+        number = editions.later_editions(run.writing.fs, topic).get(load, [1])[-1]
+        newest = editions.read_edition(run.writing.fs, topic, load, number)
         if _is_own(run, newest):
-            before = editions.read_edition(run.fs, topic, load, newest.edition - 1)
+            before = editions.read_edition(run.writing.fs, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
         manifest = _attempt(run, newest, pinned)
@@ -195,40 +196,42 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
 
 def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
     """One try to publish the next edition; None when another run was first."""
+    fs, progress = run.writing.fs, run.writing.progress
     table = editions.reloads_table(replaced.topic)
     draft = dataclasses.replace(
         replaced,
         edition=replaced.edition + 1,
-        run_id=run.run_id,
-        sink=run.sink.name,
+        run_id=run.writing.run_id,
+        sink=run.writing.sink.name,
         table_schema_id=pinned.table_schema_id,
         promotion=pinned.promotion,
         reason=run.reason,
         previous=replaced.sha256,
     )
-    with staged(run.fs, table) as staging:
+    with staged(fs, table) as staging:
         limited, parts = _limited(run, replaced), _parts(run, replaced)
         written = writing.write_ranges(limited, draft, pinned.source, parts, staging)
         check_same_offsets(written, replaced)
         manifest = sealed(written)
-        run.progress("verified")
+        progress("verified")
         folder = editions.reload_folder(manifest.load, manifest.edition)
-        won = publish(run.fs, table, staging, folder, manifest, run.progress)
+        won = publish(fs, table, staging, folder, manifest, progress)
     return manifest if won else None
 
 
-def _limited(run: ReloadRun, replaced: LoadManifest) -> ReloadRun:
-    """The run as `write_ranges` gets it: what the load had already, gaps and rejected records, is no failure.
+def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
+    """The writing for which gaps and rejected records that the load had already are no failure.
 
     Other gaps than those are refused by `check_same_offsets`.
     """
     read = sum(part.read for part in replaced.partitions)
-    allowed = max(run.max_rejected.allowed(read), replaced.rejected)
-    return dataclasses.replace(run, accept_gaps=True, max_rejected=RejectedLimit(records=allowed))
+    allowed = max(run.writing.max_rejected.allowed(read), replaced.rejected)
+    return dataclasses.replace(run.writing, accept_gaps=True, max_rejected=RejectedLimit(records=allowed))
 
 
 def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
     """What to read: every partition's offsets as they were recorded."""
+    client = run.writing.client
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
         progress = writing.PartitionProgress(offset=part.start, base=part.start_base, origin=part.origin)
@@ -237,7 +240,7 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
             start, base = _start(part)
             loaded = dataclasses.replace(
                 loaded,
-                range=writing.range_of(run.client, topic, topic_id, part.partition, start, part.end, base),
+                range=writing.range_of(client, topic, topic_id, part.partition, start, part.end, base),
                 expired=[Gap(part.start, start, "expired")] if start > part.start else (),
             )
         parts.append(loaded)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
@@ -24,7 +24,7 @@ from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Load, Reload
 from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load.writing import Pinned
+from millrace_spark.load.writing import Pinned, Writing
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_spark.reload import ReloadResult, ReloadRun, loads_of, reload_topic
 from millrace_spark.source.data_source import RegistryLookup
@@ -83,12 +83,10 @@ def _load(spark: SparkSession, fs: Filesystem, request: Load, topic: str) -> Loa
             tell_auditor(topic, manifest.load, lambda: [sequences_of(fs, folder, manifest)])
 
         run = LoadRun(
-            **writing,
+            writing=dataclasses.replace(writing, max_rejected=limit, accept_gaps=request.accept_gaps),
             publish_counts=publish_counts,
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
-            max_rejected=limit,
             accept_new_topic=request.accept_new_topic,
-            accept_gaps=request.accept_gaps,
         )
         return load_topic(run, topic)
 
@@ -113,7 +111,7 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
         def publish_counts(topic: str, load: int, editions: Sequence[SequenceCounts]) -> None:
             tell_auditor(topic, load, lambda: editions)
 
-        run = ReloadRun(**writing, reason=request.reason, publish_counts=publish_counts)
+        run = ReloadRun(writing=writing, reason=request.reason, publish_counts=publish_counts)
         return reload_topic(run, request.topic, loads)
 
 
@@ -124,7 +122,7 @@ TellAuditor = Callable[[str, int, Callable[[], Sequence[SequenceCounts]]], None]
 @contextmanager
 def _writing(
     spark: SparkSession, fs: Filesystem, request: Load | Reload, what: str
-) -> Iterator[tuple[dict[str, Any], TellAuditor]]:
+) -> Iterator[tuple[Writing, TellAuditor]]:
     """What a run writes with, while its connections are open."""
     with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
         progress = to_stderr(what)
@@ -140,15 +138,15 @@ def _writing(
                     client.bootstrap, registry.address, topic=topic, load=load, editions=editions()
                 )
 
-        writing = {
-            "fs": fs,
-            "client": client,
-            "sink": sink_named(spark, fs, request.sink),
-            "run_id": request.run_id,
-            "cut_bytes": request.cut_bytes,
-            "pin": partial(_pin, registry, partial(ClusterClient, request.bootstrap)),
-            "progress": progress,
-        }
+        writing = Writing(
+            fs=fs,
+            client=client,
+            sink=sink_named(spark, fs, request.sink),
+            run_id=request.run_id,
+            cut_bytes=request.cut_bytes,
+            pin=partial(_pin, registry, partial(ClusterClient, request.bootstrap)),
+            progress=progress,
+        )
         yield writing, tell_auditor
 
 

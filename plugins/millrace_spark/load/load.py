@@ -25,7 +25,7 @@ from millrace_spark.warehouse.layout import check_topic_name, load_folder, read_
 from millrace_spark.warehouse.ledger import newest_load, record
 from millrace_spark.warehouse.manifest import LoadManifest, now, sealed
 from millrace_spark.warehouse.plan import Plan, PlannedEnd, check_planned_log, freeze
-from millrace_spark.warehouse.promotions import PinnedId, check_pinned, dropped_fields, pinned_id
+from millrace_spark.warehouse.promotions import check_pinned, dropped_fields, pinned_id
 from millrace_spark.warehouse.staging import publish, staged, sweep_staging
 
 ATTEMPTS = 20
@@ -33,11 +33,10 @@ ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRun(writing.WritingRun):
-    """Everything one run needs; built in one place, by the job."""
+class LoadRun:
+    """What one load is given."""
 
-    pin: Callable[[str, PinnedId | None], Pinned]
-    """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
+    writing: writing.Writing
     publish_counts: Callable[[LoadManifest], None]
     """Tells the auditor what a load holds; harmless to repeat."""
     bounds: Bounds = NO_BOUNDS
@@ -71,20 +70,21 @@ class LoadResult:
 
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
     """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
+    fs, client = run.writing.fs, run.writing.client
     check_topic_name(topic)
-    metadata = _metadata(run.client, topic)
+    metadata = _metadata(client, topic)
     topic_id = metadata.topic_id.hex
-    _check_same_log(run, topic_id, newest_load(run.fs, topic))  # before anything is written or counted
+    _check_same_log(run, topic_id, newest_load(fs, topic))  # before anything is written or counted
     newest = _heal(run, topic, None)
-    sweep_staging(run.fs, topic)
-    plan, fresh = freeze(run.fs, topic, run.run_id, lambda: _propose(run, metadata, newest))
-    run.progress("planned")
+    sweep_staging(fs, topic)
+    plan, fresh = freeze(fs, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
+    run.writing.progress("planned")
     for _ in range(ATTEMPTS):
         newest = _heal(run, topic, newest)
-        check_planned_log(plan, run.client.cluster_id, _metadata(run.client, topic).topic_id.hex)
+        check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
-            return _with_lag(run, newest, _nothing_to_do(run.fs, plan, newest, fresh))
+            return _with_lag(run, newest, _nothing_to_do(fs, plan, newest, fresh))
         if (result := _attempt(run, plan, newest)) is not None:
             return result
     raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
@@ -105,16 +105,18 @@ def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest |
     Called before every attempt: whoever publishes the next load hides this one from all later runs, and the
     driver that published it may have died right after its rename.
     """
-    newest = newest_load(run.fs, topic)
+    fs = run.writing.fs
+    newest = newest_load(fs, topic)
     if newest is not None and newest != seen:
-        record(run.fs, topic, load_folder(newest.load), newest)
+        record(fs, topic, load_folder(newest.load), newest)
         run.publish_counts(newest)
-        run.progress("healed")
+        run.writing.progress("healed")
     return newest
 
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
-    ends = run.client.list_offsets(metadata.name, LATEST, metadata.partitions)
+    client = run.writing.client
+    ends = client.list_offsets(metadata.name, LATEST, metadata.partitions)
     progress = _progress(metadata.topic_id.hex, newest)
     for partition, position in progress.items():
         if ends.get(partition, 0) < position.offset:
@@ -123,17 +125,17 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
                 f" up to {position.offset}: its log has lost messages; restore it before you load on"
             )
     if run.bounds != NO_BOUNDS:
-        waiting = _waiting(run.client, metadata.name, progress, ends)
-        positions = byte_positions(run.client)
-        bounded = bounded_ends(run.client, metadata.name, waiting, run.bounds, byte_positions=positions)
+        waiting = _waiting(client, metadata.name, progress, ends)
+        positions = byte_positions(client)
+        bounded = bounded_ends(client, metadata.name, waiting, run.bounds, byte_positions=positions)
         # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
         unmoved = {p: progress.get(p, UNREAD).offset for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved
     return Plan(
         topic=metadata.name,
         topic_id=metadata.topic_id.hex,
-        cluster_id=run.client.cluster_id,
-        run_id=run.run_id,
+        cluster_id=client.cluster_id,
+        run_id=run.writing.run_id,
         created=now(),
         ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
         max_bytes=run.bounds.max_bytes,
@@ -164,7 +166,7 @@ def _waiting(
 
 def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
     if newest is not None and not run.accept_new_topic:
-        check_same_log(run.client, topic_id, newest)
+        check_same_log(run.writing.client, topic_id, newest)
 
 
 def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
@@ -175,14 +177,15 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """One try to load from the published end to the plan's; None when another driver was first."""
-    with staged(run.fs, plan.topic) as staging:
+    fs, progress = run.writing.fs, run.writing.progress
+    with staged(fs, plan.topic) as staging:
         manifest, notes = _write(run, plan, newest, staging)
-        run.progress("verified")
-        won = publish(run.fs, plan.topic, staging, load_folder(manifest.load), manifest, run.progress)
+        progress("verified")
+        won = publish(fs, plan.topic, staging, load_folder(manifest.load), manifest, progress)
     if not won:
         return None
     run.publish_counts(manifest)
-    run.progress("counted")
+    progress("counted")
     return _with_lag(run, manifest, _published(manifest, notes))
 
 
@@ -190,12 +193,13 @@ def _write(
     run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str
 ) -> tuple[LoadManifest, list[str]]:
     """The load in the staging folder: its manifest, and notes for people."""
+    fs = run.writing.fs
     topic, progress = plan.topic, _progress(plan.topic_id, newest)
-    parts = writing.parts_of(run.client, topic, plan.topic_id, progress, plan.end_offsets)
+    parts = writing.parts_of(run.writing.client, topic, plan.topic_id, progress, plan.end_offsets)
     load = 1 if newest is None else newest.load + 1
-    _check_not_expired(run.fs, topic, load_folder(load))
-    pinned_before = pinned_id(run.fs, topic, newest)
-    pinned = run.pin(topic, pinned_before)
+    _check_not_expired(fs, topic, load_folder(load))
+    pinned_before = pinned_id(fs, topic, newest)
+    pinned = run.writing.pin(topic, pinned_before)
     if pinned_before is None:
         check_pinned(topic, pinned.table_schema_id, pinned.source.table_schema)
     draft = LoadManifest(
@@ -203,16 +207,16 @@ def _write(
         topic_id=plan.topic_id,
         cluster_id=plan.cluster_id,
         load=load,
-        run_id=run.run_id,
+        run_id=run.writing.run_id,
         created=now(),
-        sink=run.sink.name,
+        sink=run.writing.sink.name,
         table_schema_id=pinned.table_schema_id,
         promotion=pinned.promotion,
         partitions=(),
         files=(),
         previous=None if newest is None else newest.sha256,
     )
-    manifest = sealed(writing.write_ranges(run, draft, pinned.source, parts, staging))
+    manifest = sealed(writing.write_ranges(run.writing, draft, pinned.source, parts, staging))
     return manifest, _dropped_fields(pinned, manifest)
 
 
@@ -243,10 +247,10 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
 
 def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
     """The result, with what waits in the log behind the newest load."""
-    latest = run.client.list_offsets(result.topic, LATEST)
+    latest = run.writing.client.list_offsets(result.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    bytes_per_offset = 1.0 if byte_positions(run.client) else _bytes_per_offset(newest)
+    bytes_per_offset = 1.0 if byte_positions(run.writing.client) else _bytes_per_offset(newest)
     return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * bytes_per_offset))
 
 

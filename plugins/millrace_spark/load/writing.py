@@ -3,15 +3,15 @@
 Reads each range once through a sink, checks that the folder holds what the tasks say, accounts for every
 offset and record, and refuses what does not close. Decides neither what to read nor whether it is published.
 
-    parts = parts_of(run.client, topic, topic_id, progress, ends)   what of each partition is read
-    manifest = write_ranges(run, draft, source, parts, staging)     the draft with what was read
+    parts = parts_of(writing.client, topic, topic_id, progress, ends)   what of each partition is read
+    manifest = write_ranges(writing, draft, source, parts, staging)     the draft with what was read
 """
 
 from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,6 +28,7 @@ from millrace_spark.parquet.rejections import DEFAULT_LIMIT, Reasons, RejectedLi
 from millrace_spark.topic.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.warehouse.layout import spill_sequences
 from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
+from millrace_spark.warehouse.promotions import PinnedId
 from millrace_spark.warehouse.staging import Progress, check_files
 
 ORIGIN_FETCH_BYTES = 4 << 20
@@ -45,14 +46,16 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WritingRun:
-    """What writing needs; built in one place, by the job."""
+class Writing:
+    """What a load and a reading again write with; built in one place, by the job."""
 
     fs: Filesystem
     client: ClusterClient
     sink: Sink
     run_id: str
     cut_bytes: int
+    pin: Callable[[str, PinnedId | None], Pinned]
+    """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
     progress: Progress
     max_rejected: RejectedLimit = DEFAULT_LIMIT
     """More records set aside than this, and the load fails."""
@@ -167,27 +170,27 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 
 
 def write_ranges(
-    run: WritingRun, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], staging: str
+    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], staging: str
 ) -> LoadManifest:
     """Write the rows of the parts into the staging folder; the draft with what was read, not sealed yet.
 
     MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
     """
-    run.fs.make_folder(staging)
+    writing.fs.make_folder(staging)
     ranges = [part.range for part in parts if part.range is not None]
-    results = run.sink.write(source, cut_ranges(ranges, run.cut_bytes), staging)
-    run.progress("written")
+    results = writing.sink.write(source, cut_ranges(ranges, writing.cut_bytes), staging)
+    writing.progress("written")
     files = [file for result in results for file in result.files]
-    check_files(run.fs, staging, files)
+    check_files(writing.fs, staging, files)
     cuts: dict[int, list[RangeStats]] = {}
     counts = SequenceCounts()
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
         counts.merge(result.sequences)
-    partitions = [_account(run, part, cuts.get(part.partition, [])) for part in parts]
-    _check_gaps(run, draft.topic, partitions)
-    _check_rejected(run, draft.topic, partitions, results)
-    sequences, spilled = spill_sequences(run.fs, staging, counts)
+    partitions = [_account(writing, part, cuts.get(part.partition, [])) for part in parts]
+    _check_gaps(writing, draft.topic, partitions)
+    _check_rejected(writing, draft.topic, partitions, results)
+    sequences, spilled = spill_sequences(writing.fs, staging, counts)
     manifest = dataclasses.replace(
         draft,
         created=now(),
@@ -203,7 +206,7 @@ def write_ranges(
     return manifest
 
 
-def _account(run: WritingRun, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
+def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
     """The account of one partition; without news it stays where it was."""
     before = part.progress
     unread = PartitionRange(
@@ -219,7 +222,7 @@ def _account(run: WritingRun, part: LoadedPart, cuts: Sequence[RangeStats]) -> P
     stats = join_stats(part.range, cuts)
     origin = before.origin
     if origin is None and stats.control_batches:
-        origin = origin_of(run.client, part.range.topic, part.partition, part.range.start)
+        origin = origin_of(writing.client, part.range.topic, part.partition, part.range.start)
     return dataclasses.replace(
         unread,
         end=stats.last,
@@ -243,15 +246,15 @@ def byte_positions(client: ClusterClient) -> bool:
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
-def _check_gaps(run: WritingRun, topic: str, partitions: Sequence[PartitionRange]) -> None:
+def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """MillraceError for offsets that have neither a batch nor a reason to be missing.
 
     Retention is a reason, and compaction where a topic of an Apache Kafka cluster is compacted.
     """
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
-    if not absent or run.accept_gaps:
+    if not absent or writing.accept_gaps:
         return
-    policy = "" if byte_positions(run.client) else topic_setting(run.client, topic, "cleanup.policy")
+    policy = "" if byte_positions(writing.client) else topic_setting(writing.client, topic, "cleanup.policy")
     if "compact" in (policy or ""):
         return
     part, gap = absent[0]
@@ -263,16 +266,16 @@ def _check_gaps(run: WritingRun, topic: str, partitions: Sequence[PartitionRange
 
 
 def _check_rejected(
-    run: WritingRun, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
+    writing: Writing, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
 ) -> None:
     """MillraceError when more records could not be decoded than one mistaken producer explains."""
     read, rejected = sum(part.read for part in partitions), sum(part.rejected for part in partitions)
-    if rejected <= run.max_rejected.allowed(read):
+    if rejected <= writing.max_rejected.allowed(read):
         return
     reasons = Reasons()
     for result in results:
         reasons.merge(result.reasons)
     raise MillraceError(
-        f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {run.max_rejected}:"
+        f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {writing.max_rejected}:"
         f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"
     )

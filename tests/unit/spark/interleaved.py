@@ -240,12 +240,14 @@ class Scenario:
             reload_topic(self.reload_run(fs), TOPIC, sorted(self.random.sample(loads, min(2, len(loads)))))
 
     def reload_run(self, fs: LocalFilesystem) -> ReloadRun:
+        run = load_run(
+            self.log, self.folder, f"run {self.runs}", fs=fs, pin=self.pin, sink=DirectSink(fs, local_run)
+        )
         return ReloadRun(
-            fs=fs, client=self.log,  # type: ignore[arg-type]
-            sink=DirectSink(fs, local_run), run_id=f"run {self.runs}",
-            cut_bytes=2_000, progress=no_progress, reason="a test", pin=self.pin,
+            writing=run.writing,
+            reason="a test",
             publish_counts=lambda _, load, counts: self.counted.update({load: len(counts)}),
-        )  # fmt: skip
+        )
 
     def expire(self, fs: LocalFilesystem) -> None:
         expire_topic(ExpireRun(fs=fs, older_than_s=-1, reader_grace_s=-1, progress=no_progress), TOPIC)

@@ -26,7 +26,7 @@ from millrace.wire.fetch import FetchedPartition
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.direct import DirectSink, Source, write_cut
 from millrace_spark.load.load import LoadRun
-from millrace_spark.load.writing import Pinned
+from millrace_spark.load.writing import Pinned, Writing
 from millrace_spark.table.merge import DirectMerge, merge_files
 from millrace_spark.table.publish import HourlyRun
 from millrace_spark.warehouse.manifest import LoadManifest, Verdict
@@ -260,8 +260,10 @@ def load_run(
         "cut_bytes": 2_000,
         "publish_counts": publish_counts,
         "progress": progress,
+        **changes,
     }
-    return LoadRun(**{**settings, **changes})
+    writing = Writing(**{name: settings.pop(name) for name in Writing.__slots__ if name in settings})
+    return LoadRun(writing=writing, **settings)
 
 
 def hourly_run(warehouse: Path, *, progress: Progress = no_progress) -> HourlyRun:

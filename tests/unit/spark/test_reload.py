@@ -44,7 +44,9 @@ def fs_of(scene: Scenario) -> LocalFilesystem:
 def run_of(
     scene: Scenario, run_id: str = "again", progress: Callable[[str], None] = no_progress
 ) -> ReloadRun:
-    return dataclasses.replace(scene.reload_run(fs_of(scene)), run_id=run_id, progress=progress)
+    run = scene.reload_run(fs_of(scene))
+    writing = dataclasses.replace(run.writing, run_id=run_id, progress=progress)
+    return dataclasses.replace(run, writing=writing)
 
 
 def rows_by_hour(scene: Scenario) -> dict[str, tuple[int, int]]:

@@ -19,7 +19,7 @@ from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.load.direct import CutResult, CutTask, DirectSink, write_cut
-from millrace_spark.load.load import load_topic
+from millrace_spark.load.load import LoadRun, load_topic
 from millrace_spark.table.publish import publish_hours
 from millrace_spark.tables import dataset
 from millrace_spark.warehouse.layout import STAGING, read_load
@@ -310,7 +310,7 @@ def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        load_topic(dataclasses.replace(early, progress=stop), TOPIC)
+        load_topic(load_run(log, tmp_path, "early", progress=stop), TOPIC)
     log.append_events(1, [START] * 5)
     done: list[bool] = []
 
@@ -331,9 +331,11 @@ def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser
         if step == wanted:
             raise InterruptedError
 
-    winner = load_run(log, tmp_path, "winner", progress=partial(killed_at, "planned"), counts=counts)
+    def winner_at(step: str) -> LoadRun:
+        return load_run(log, tmp_path, "winner", progress=partial(killed_at, step), counts=counts)
+
     with pytest.raises(InterruptedError):
-        load_topic(winner, TOPIC)
+        load_topic(winner_at("planned"), TOPIC)
     log.append_events(1, [START] * 5)
     done: list[bool] = []
 
@@ -341,7 +343,7 @@ def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser
         if step == "synced" and not done:
             done.append(True)
             with pytest.raises(InterruptedError):
-                load_topic(dataclasses.replace(winner, progress=partial(killed_at, "published")), TOPIC)
+                load_topic(winner_at("published"), TOPIC)
 
     result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken, counts=counts), TOPIC)
     assert (result.load, result.rows) == (2, 5)
