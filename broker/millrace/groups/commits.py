@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from millrace.coordination.groups import CommittedOffset, ConsumerRegistry, Fence
 from millrace.errors import ErrorCode
@@ -20,7 +21,7 @@ from millrace.records.topic_partition import TopicPartition
 OFFSET_BYTES = 500
 """Counted for an offset that waits, beside its metadata."""
 
-Offsets = Mapping[TopicPartition, CommittedOffset]
+Offsets: TypeAlias = Mapping[TopicPartition, CommittedOffset]
 
 
 class Commits:

@@ -1,7 +1,7 @@
 """What clients may ask a broker about consumer groups: those it coordinates, and what it can say of others.
 
 Runs on the loop; every answer comes through a callback, at once or, where ZooKeeper must be asked, within a
-few seconds. Knows no sockets and no wire format of its own.
+few seconds. Knows Kafka's messages, but neither their bytes nor sockets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from millrace.config import BrokerConfig
 from millrace.coordination import groups as group_registry
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ErrorCode
+from millrace.groups.commits import Offsets
 from millrace.groups.group import Group, State
 from millrace.groups.holding import CoordinatedGroup, GroupOwnership, coordinator_of, is_group_name
 from millrace.groups.work import Failed
@@ -30,7 +31,6 @@ MAX_OFFSET_METADATA = 4096
 CONSUMER = "consumer"
 """The protocol type of groups of consumers. Kafka's tools show no others."""
 Codes: TypeAlias = Mapping[TopicPartition, ErrorCode]
-Offsets: TypeAlias = Mapping[TopicPartition, group_registry.CommittedOffset]
 
 
 class Groups:
@@ -295,12 +295,7 @@ class Groups:
 
     def list_groups(self, done: Callable[[Mapping[str, ListedGroup]], None], failed: Failed) -> None:
         """By name the groups coordinated here, and of the others this broker's share."""
-        held = {
-            group.name: ListedGroup(
-                group_id=group.name, protocol_type=group.members.protocol_type, group_state=group.state
-            )
-            for group in self.coordinated()
-        }
+        held = {g.name: _listed(g.name, g.state, g.members.protocol_type) for g in self.coordinated()}
 
         def share() -> dict[str, ListedGroup]:
             kinds = self._registry.groups()
@@ -308,9 +303,7 @@ class Groups:
             holders = self._registry.coordinators(others)
             brokers = self._cluster.brokers
             return {
-                name: ListedGroup(
-                    group_id=name, protocol_type=CONSUMER, group_state=self._state(name, kinds[name])
-                )
+                name: _listed(name, self._state(name, kinds[name]), CONSUMER)
                 for name in others
                 if holders.get(name, coordinator_of(name, brokers)) == self._broker_id
             }
@@ -343,3 +336,7 @@ class Groups:
 
 def _dead(name: str) -> DescribedGroup:
     return DescribedGroup(error_code=ErrorCode.NONE, group_id=name, group_state=State.DEAD)
+
+
+def _listed(name: str, state: State, protocol_type: str) -> ListedGroup:
+    return ListedGroup(group_id=name, protocol_type=protocol_type, group_state=state)
