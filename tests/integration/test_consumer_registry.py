@@ -161,7 +161,6 @@ def test_many_offsets_are_committed_and_deleted(registry: ConsumerRegistry) -> N
     registry.commit("g", many)
     assert registry.offsets("g") == many
     fence = registry.coordinate("g", 1)
-    assert isinstance(fence, Fence)
     registry.delete_group("g", fence=fence)
     assert registry.groups() == {}
 
@@ -181,9 +180,8 @@ def test_a_commit_is_all_or_nothing(lives: tuple[Life, Life]) -> None:
     ours, others = (life.registry for life in lives)
     ours.claim("g", GroupKind.CLASSIC)
     stale = ours.coordinate("g", 1)
-    assert isinstance(stale, Fence)
     ours.resign("g", stale)
-    assert isinstance(others.coordinate("g", 2), Fence)
+    others.coordinate("g", 2)
     with pytest.raises(NotCoordinator):
         ours.commit("g", {("clicks", number): at(1) for number in range(3)}, fence=stale)
     assert others.offsets("g") == {}
@@ -196,28 +194,28 @@ def test_one_broker_coordinates_and_the_other_is_told_which(lives: tuple[Life, L
     ours.claim("g", GroupKind.CLASSIC)
     assert others.coordinator("g") is None
     fence = ours.coordinate("g", 1)
-    assert isinstance(fence, Fence)
     assert ours.coordinate("g", 1) == fence, "asking twice changes nothing"
-    assert others.coordinate("g", 2) == 1
+    with pytest.raises(NotCoordinator, match="broker 1"):
+        others.coordinate("g", 2)
     assert others.coordinator("g") == 1
     assert others.coordinators(["g", "unknown"]) == {"g": 1}
     ours.commit("g", {("clicks", 0): at(1)}, fence=fence)
     ours.resign("g", fence)
     ours.resign("g", fence)
-    assert isinstance(others.coordinate("g", 2), Fence)
+    others.coordinate("g", 2)
     ours.resign("g", fence)  # too late: it must not end the other's turn
-    assert ours.coordinate("g", 1) == 2
+    with pytest.raises(NotCoordinator, match="broker 2"):
+        ours.coordinate("g", 1)
 
 
 def test_a_coordinator_that_comes_back_is_fenced(lives: tuple[Life, Life]) -> None:
     ours, others = lives
     ours.registry.claim("g", GroupKind.CLASSIC)
     fence = ours.registry.coordinate("g", 1)
-    assert isinstance(fence, Fence)
     ours.lose_session()
     with pytest.raises(NotCoordinator):  # before anybody else is it
         ours.registry.commit("g", {("clicks", 0): at(1)}, fence=fence)
-    assert isinstance(others.registry.coordinate("g", 2), Fence)
+    others.registry.coordinate("g", 2)
     with pytest.raises(NotCoordinator):
         ours.registry.commit("g", {("clicks", 0): at(2)}, fence=fence)
     with pytest.raises(NotCoordinator):
@@ -231,13 +229,10 @@ def test_a_coordinator_of_a_second_turn_does_not_revive_the_fence_of_the_first(
     ours, others = (life.registry for life in lives)
     ours.claim("g", GroupKind.CLASSIC)
     first = ours.coordinate("g", 1)
-    assert isinstance(first, Fence)
     ours.resign("g", first)
     between = others.coordinate("g", 2)
-    assert isinstance(between, Fence)
     others.resign("g", between)
     second = ours.coordinate("g", 1)
-    assert isinstance(second, Fence)
     assert not second.follows(first)
     with pytest.raises(NotCoordinator):
         ours.commit("g", {("clicks", 0): at(1)}, fence=first)
@@ -248,9 +243,7 @@ def test_a_restarted_broker_takes_over_what_its_earlier_life_coordinated(lives: 
     killed, restarted = (life.registry for life in lives)
     killed.claim("g", GroupKind.CLASSIC)
     former = killed.coordinate("g", 1)
-    assert isinstance(former, Fence)
-    fence = restarted.coordinate("g", 1)
-    assert isinstance(fence, Fence), "the session of the life before is not waited for"
+    fence = restarted.coordinate("g", 1)  # the session of the life before is not waited for
     assert fence.follows(former)
     with pytest.raises(NotCoordinator):
         killed.commit("g", {("clicks", 0): at(1)}, fence=former)
@@ -259,10 +252,13 @@ def test_a_restarted_broker_takes_over_what_its_earlier_life_coordinated(lives: 
 
 def test_brokers_that_race_for_a_group_make_one_coordinator(lives: tuple[Life, Life]) -> None:
     lives[0].registry.claim("g", GroupKind.CLASSIC)
-    found: dict[int, Fence | int] = {}
+    outcomes: dict[int, Fence | NotCoordinator] = {}
 
     def run(broker: int) -> None:
-        found[broker] = lives[broker - 1].registry.coordinate("g", broker)
+        try:
+            outcomes[broker] = lives[broker - 1].registry.coordinate("g", broker)
+        except NotCoordinator as error:
+            outcomes[broker] = error
 
     threads = [threading.Thread(target=run, args=(broker,)) for broker in (1, 2)]
     for thread in threads:
@@ -271,8 +267,8 @@ def test_brokers_that_race_for_a_group_make_one_coordinator(lives: tuple[Life, L
         thread.join(20)
     winner = lives[0].registry.coordinator("g")
     assert winner in (1, 2)
-    assert isinstance(found[winner], Fence)
-    assert found[3 - winner] == winner
+    assert isinstance(outcomes[winner], Fence)
+    assert f"broker {winner}" in str(outcomes[3 - winner])
 
 
 def test_members_come_and_go_and_watchers_are_told(lives: tuple[Life, Life]) -> None:
@@ -340,7 +336,7 @@ def test_only_a_group_that_nobody_uses_is_deleted(lives: tuple[Life, Life]) -> N
     assert ours.groups() == {}
     ours.claim("g", GroupKind.CLASSIC)
     assert ours.offsets("g") == {}
-    assert isinstance(ours.coordinate("g", 1), Fence)
+    ours.coordinate("g", 1)
     with pytest.raises(NotCoordinator, match="broker 1"):
         others.delete_group("g")
 

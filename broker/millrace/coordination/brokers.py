@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError
 
 from millrace.coordination.session import Session
 from millrace.coordination.state import MAX_ENTRY_BYTES, BrokerAddress
@@ -58,10 +58,9 @@ def register(session: Session, path: str, record: Record) -> Record | None:
             return None
         except NodeExistsError:
             pass
-        try:
-            present, stat = session.call(session.client.get_async, path)
-        except NoNodeError:
+        if (node := session.get(path)) is None:
             continue
+        present, stat = node
         holder: Record = json.loads(present)
         if holder["boot"] == record["boot"] and stat.ephemeralOwner == session.id:
             if present != data:

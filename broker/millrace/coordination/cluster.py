@@ -74,7 +74,7 @@ class Cluster:
         """Its registries, created if need be; MillraceError within 10 s when ZooKeeper is not there."""
         self = cls(Session.connect(zookeeper, timeout_ms=session_timeout_ms), cluster)
         try:
-            if not create and not self.session.read_all([self._id]):
+            if not create and self.session.get(self._id) is None:
                 raise MillraceError(
                     f"no cluster {cluster!r} in ZooKeeper at {zookeeper}: start a broker of it"
                 )
@@ -253,11 +253,10 @@ class Cluster:
         return UnknownTopicOrPartition(f"no topic {name} in cluster {self.name}")
 
     def _read_topic(self, name: str) -> tuple[TopicState, int]:
-        try:
-            data, stat = self._call(self._client.get_async, self._topic(name))
-        except NoNodeError:
-            raise self._unknown(name) from None
-        return decode_topic(name, data), stat.version
+        node = self.session.get(self._topic(name))
+        if node is None:
+            raise self._unknown(name)
+        return decode_topic(name, node[0]), node[1].version
 
     # Snapshots
 
@@ -345,13 +344,12 @@ class Cluster:
 
     def _check_identity(self) -> None:
         """MillraceError when ZooKeeper does not hold this cluster any more."""
-        with suppress(NoNodeError):
-            if self._call(self._client.get_async, self._id)[0].decode() == self.cluster_id:
-                return
-        raise MillraceError(
-            f"ZooKeeper at {self.session.zookeeper} was wiped or holds another cluster {self.name}, not "
-            f"{self.cluster_id}: restore its data; no log is deleted until then"
-        )
+        node = self.session.get(self._id)
+        if node is None or node[0].decode() != self.cluster_id:
+            raise MillraceError(
+                f"ZooKeeper at {self.session.zookeeper} was wiped or holds another cluster {self.name}, not "
+                f"{self.cluster_id}: restore its data; no log is deleted until then"
+            )
 
     def _children(self, path: str) -> list[str]:
         try:

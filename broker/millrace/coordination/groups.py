@@ -110,10 +110,8 @@ class ConsumerRegistry:
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 
     def kind(self, group: str) -> GroupKind | None:
-        try:
-            return _decode_kind(self._call(self._client.get_async, self._group(group))[0])
-        except NoNodeError:
-            return None
+        node = self._session.get(self._group(group))
+        return _decode_kind(node[0]) if node is not None else None
 
     def claim(self, group: str, kind: GroupKind) -> None:
         """Make sure that the group exists; InconsistentGroupKind when it is of the other kind."""
@@ -155,10 +153,13 @@ class ConsumerRegistry:
         if self._session.children(f"{self._group(group)}/ids") or self.owners(group):
             raise errors.GroupNotEmpty(f"group {group!r} has consumers: stop them first")
         if fence is None and (broker := self.coordinator(group)) is not None:
-            raise errors.NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
+            raise self._coordinated(group, broker)
 
     def _unknown(self, group: str) -> errors.UnknownGroup:
         return errors.UnknownGroup(f"no group {group!r} in cluster {self._cluster}")
+
+    def _coordinated(self, group: str, broker: int) -> errors.NotCoordinator:
+        return errors.NotCoordinator(f"group {group!r} is coordinated by broker {broker}: ask that one")
 
     # Offsets
 
@@ -246,8 +247,8 @@ class ConsumerRegistry:
 
     # Coordinators of classic groups
 
-    def coordinate(self, group: str, broker_id: int) -> Fence | int:
-        """Become the coordinator of a group that was claimed, or say which live broker is it already.
+    def coordinate(self, group: str, broker_id: int) -> Fence:
+        """Become the coordinator of a group that was claimed; NotCoordinator when another live broker is it.
 
         What an earlier life of the same broker has left is taken over at once.
         """
@@ -260,15 +261,15 @@ class ConsumerRegistry:
             change.set_data(path, kind)
 
         for _ in range(TRIES):
-            try:
-                kind, stat = self._call(self._client.get_async, path)  # first: its version must not be newer
-            except NoNodeError:
-                raise self._unknown(group) from None
-            holder = self._session.read_all([node]).get(node)
+            present = self._session.get(path)  # first: its version must not be newer
+            if present is None:
+                raise self._unknown(group)
+            kind, stat = present
+            holder = self._session.get(node)
             if holder is not None and holder[1].ephemeralOwner == self._session.id:
                 return Fence(checks=((path, stat.version), (node, -1)), broken=errors.NotCoordinator)
             if holder is not None and int(holder[0]) != broker_id:
-                return int(holder[0])
+                raise self._coordinated(group, int(holder[0]))
             unchanged = Fence(checks=((path, stat.version),), broken=errors.NotCoordinator)
             # A conflict: somebody was faster, or a try whose answer was lost has succeeded.
             with suppress(errors.NotCoordinator):

@@ -107,6 +107,10 @@ class Session:
                 nodes[path] = self.call(read, path)
         return nodes
 
+    def get(self, path: str) -> tuple[bytes, Any] | None:
+        """Data and stat of a node; None when it is not there."""
+        return self.read_all([path]).get(path)
+
     def children(self, path: str, watch: Callable[[Any], None] | None = None) -> list[str]:
         """The names of a node's children, sorted; none when the node is not there, and nothing is watched."""
         try:

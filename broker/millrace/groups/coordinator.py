@@ -330,8 +330,7 @@ class Groups:
     def _left_over(self, name: str) -> group_registry.Fence | None:
         """In a thread: the fence of a node of this broker's for a group that is not coordinated here."""
         ours = self._registry.coordinator(name) == self._broker_id
-        fence = self._registry.coordinate(name, self._broker_id) if ours else None
-        return fence if isinstance(fence, group_registry.Fence) else None
+        return self._registry.coordinate(name, self._broker_id) if ours else None
 
 
 def _dead(name: str) -> DescribedGroup:

@@ -143,12 +143,9 @@ class GroupOwnership:
             self._take_over(name)
 
     def _take_over(self, name: str) -> None:
-        def done(holder: Fence | int) -> None:
-            if isinstance(holder, int):
-                failed(ErrorCode.NOT_COORDINATOR)
-                return
+        def done(fence: Fence) -> None:
             log.info("coordinating group %r", name)
-            held = self._held[name] = self._coordinate(name, holder)
+            held = self._held[name] = self._coordinate(name, fence)
             for waiting in self._taking.pop(name):
                 waiting.succeed(held)
 
@@ -158,14 +155,14 @@ class GroupOwnership:
 
         self.work.run(partial(self._take_ours, name), done, failed)
 
-    def _take_ours(self, name: str) -> Fence | int:
+    def _take_ours(self, name: str) -> Fence:
         """In a thread: become the coordinator if the choice is on us or the node is ours, left over."""
         if self.is_ours(name) or self._registry.coordinator(name) == self._config.broker_id:
             return self._take(name)
         raise NotCoordinator(f"group {name!r} is another broker's")
 
-    def _take(self, name: str) -> Fence | int:
-        """In a thread: become the coordinator, or say who is it."""
+    def _take(self, name: str) -> Fence:
+        """In a thread: become the coordinator unless another broker is it."""
         for _ in range(CLAIMS):
             self._registry.claim(name, GroupKind.CLASSIC)
             with suppress(UnknownGroup):  # deleted in between, as one that had nothing
@@ -220,13 +217,13 @@ class GroupOwnership:
     def _ask_who_coordinates(self, name: str, held: CoordinatedGroup) -> None:
         standstills = self._standstills
 
-        def done(holder: Fence | int) -> None:
-            if isinstance(holder, Fence) and holder.follows(held.commits.fence):
-                held.commits.fence = holder
-                if standstills == self._standstills:  # else it was asked once more
-                    held.trust()
-            else:
+        def done(fence: Fence) -> None:
+            if not fence.follows(held.commits.fence):
                 self._fenced(name, held.group)
+                return
+            held.commits.fence = fence
+            if standstills == self._standstills:  # else it was asked once more
+                held.trust()
 
         def failed(code: ErrorCode) -> None:
             if code is ErrorCode.COORDINATOR_NOT_AVAILABLE:

@@ -74,13 +74,13 @@ class MemoryRegistry:
         if self.entries.setdefault(group, Entry(kind)).kind != kind:
             raise InconsistentGroupKind("other kind")
 
-    def coordinate(self, group: str, broker_id: int) -> Fence | int:
+    def coordinate(self, group: str, broker_id: int) -> Fence:
         self._ask()
         if group not in self.entries:
             raise UnknownGroup("none")
         entry = self.entries[group]
         if entry.coordinator not in (None, broker_id):
-            return entry.coordinator or 0
+            raise NotCoordinator(f"group {group!r} is coordinated by broker {entry.coordinator}")
         if entry.coordinator is None:
             entry.coordinator = broker_id
             entry.version += 1
