@@ -16,26 +16,26 @@ STYLES = {"complete": "green", "incomplete": "red", "unknown": "yellow"}
 _WIDE = 250
 
 
-def print_completeness(found: Completeness, *, by_window: bool) -> None:
+def print_completeness(answer: Completeness, *, by_window: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = _WIDE  # in a file or a pipe nothing is cut off
-    tiers = tiers_of(found.windows)
-    table = Table(title=f"{found.topic}, times in UTC")
+    tiers = tiers_of(answer.windows)
+    table = Table(title=f"{answer.topic}, times in UTC")
     table.add_column("window" if by_window else "hour", no_wrap=True)
     for name in ("acknowledged", "failed", *tiers, "revision"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    for row in found.windows if by_window else by_hour(found.windows):
+    for row in answer.windows if by_window else by_hour(answer.windows):
         time = _minute(row.start) if by_window else row.start.strftime("%Y-%m-%d %H")
         counts = (row.acknowledged, row.failed, *(row.tiers.get(tier, 0) for tier in tiers), row.revision)
         table.add_row(time, *map(str, counts), styled(row.verdict))
     console.print(table)
-    for line in [*_findings(found.windows), *_reasons(found.windows)]:
+    for line in [*_findings(answer.windows), *_reasons(answer.windows)]:
         console.print(line, markup=False)
-    before = "not even the first window yet" if found.watermark is None else _minute(found.watermark)
+    before = "not even the first window yet" if answer.watermark is None else _minute(answer.watermark)
     console.print(
-        f"{found.topic}: {styled(found.verdict)}; from its beginning it is complete up to: {before}"
+        f"{answer.topic}: {styled(answer.verdict)}; from its beginning it is complete up to: {before}"
     )
 
 

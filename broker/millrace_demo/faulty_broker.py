@@ -39,15 +39,15 @@ def once(fault: Callable[[Run, int], Run]) -> Runs:
         recorded: MirrorPosition | None, before: MirrorPosition, fetched: FetchedPartition, rules: OffsetRules
     ) -> Iterator[Run]:
         nonlocal done
-        for found in runs_of(recorded, before, fetched, rules):
-            counts = [BatchHeader.of(batch).records_count for batch in found.batches]
+        for mirror_run in runs_of(recorded, before, fetched, rules):
+            counts = [BatchHeader.of(batch).records_count for batch in mirror_run.batches]
             large = [index for index, count in enumerate(counts) if count >= MIN_RECORDS]
             if done or not large or before.origin.topic != TOPIC:
-                yield found
+                yield mirror_run
                 continue
             done = True
             log.warning("fault: %d records of %s", counts[large[0]], before.origin)
-            yield fault(found, large[0])
+            yield fault(mirror_run, large[0])
 
     return faulty_runs_of
 

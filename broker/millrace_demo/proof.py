@@ -78,10 +78,9 @@ def compare(published: Iterable[Published], files: Mapping[str, Sequence[Path]])
         instances, sequences = _rows(files.get(topic, ()))
         loaded += len(sequences)
         for entry in entries:
-            found = sequences[instances == entry.instance]
-            findings += _compare_instance(entry, found)
-        known = np.isin(instances, [entry.instance for entry in entries])
-        for stranger in np.unique(instances[~known]):
+            findings += _compare_instance(entry, sequences[instances == entry.instance])
+        expected = np.isin(instances, [entry.instance for entry in entries])
+        for stranger in np.unique(instances[~expected]):
             ranges = _ranges(sequences[instances == stranger])
             findings.append(Finding("never acknowledged", topic, "unknown", int(stranger), ranges))
     total = sum(entry.count for entries in by_topic.values() for entry in entries)
@@ -98,11 +97,11 @@ def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:
     return table["instance"].to_numpy(), table["sequence"].to_numpy()
 
 
-def _compare_instance(entry: Published, found: Sequences) -> list[Finding]:
+def _compare_instance(entry: Published, loaded: Sequences) -> list[Finding]:
     expected = np.concatenate(
         [np.arange(first, last + 1) for first, last in entry.ranges] or [np.empty(0, np.int64)]
     )
-    unique, counts = np.unique(found, return_counts=True)
+    unique, counts = np.unique(loaded, return_counts=True)
     kinds = {
         "lost": np.setdiff1d(expected, unique),
         "duplicated": unique[counts > 1],

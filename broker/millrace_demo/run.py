@@ -83,28 +83,28 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     """The whole path once in `options.scratch`; MillraceError when a step cannot be done at all."""
     began = time.monotonic()
 
-    def tell(step: str) -> None:
+    def print_step(step: str) -> None:
         console.print(f"{time.monotonic() - began:6.1f} s  {step}", highlight=False, markup=False)
 
     with _everything_up(options) as endpoints:
-        tell(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
+        print_step(f"up: {', '.join(endpoints.bootstraps)}, registry, auditor, ZooKeeper")
         register_schemas(endpoints, options.schemas)
         published, span = _publish(options, endpoints, console)
         topics = sorted({entry.topic for entry in published})
-        tell(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
-        tell("running the DAG warehouse_load through Airflow")
-        dag_failure = _run_dag(options, endpoints, topics, span, tell)
-        tell("the DAG failed" if dag_failure else "the DAG succeeded")
+        print_step(f"published {sum(entry.count for entry in published):,} events of {' and '.join(topics)}")
+        print_step("running the DAG warehouse_load through Airflow")
+        dag_failure = _run_dag(options, endpoints, topics, span, print_step)
+        print_step("the DAG failed" if dag_failure else "the DAG succeeded")
         answers = [completeness(endpoints.auditor_url, topic, *span) for topic in topics]
         mirrored = sum(_count_records(endpoints.bootstraps[endpoints.aggregate], topic) for topic in topics)
-        tell(f"read {mirrored:,} messages back from the aggregate cluster")
+        print_step(f"read {mirrored:,} messages back from the aggregate cluster")
 
-    tell("stopped all processes")
+    print_step("stopped all processes")
     warehouse = options.scratch / "warehouse"
     loads = {topic: sorted((warehouse / topic).glob("load=*/date=*/hour=*/*.parquet")) for topic in topics}
     proof = compare(published, loads)
     hours = hours_of(answers, warehouse)
-    tell(f"compared {proof.published:,} acknowledged messages with {proof.loaded:,} rows")
+    print_step(f"compared {proof.published:,} acknowledged messages with {proof.loaded:,} rows")
     print_hours(hours, console)
     failures = _failures(proof, answers, hours, mirrored, dag_failure)
     if options.fault and not failures:
@@ -145,15 +145,15 @@ def _failures(
 
 def _audit_findings(answers: Sequence[Completeness]) -> list[str]:
     """What the auditor names, one line for each kind, tier and instance."""
-    found: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
+    by_instance: dict[tuple[str, str, str, int, str], list[Sequence[int]]] = {}
     for answer in answers:
         for window in answer.windows:
             for item in window.findings:
                 key = (item.kind, item.tier, item.server, item.instance, answer.topic)
-                found.setdefault(key, []).extend(item.sequences)
+                by_instance.setdefault(key, []).extend(item.sequences)
     return [
         f"audit at tier {tier}: {Finding(kind, topic, server, instance, list(merged(sequences)))}"
-        for (kind, tier, server, instance, topic), sequences in found.items()
+        for (kind, tier, server, instance, topic), sequences in by_instance.items()
     ]
 
 
@@ -219,9 +219,9 @@ def _run_dag(
     endpoints: Endpoints,
     topics: Sequence[str],
     span: Span,
-    tell: Callable[[str], None],
+    print_step: Callable[[str], None],
 ) -> str | None:
-    """Run the DAG once through Airflow, telling each task's end; None, or why it failed."""
+    """Run the DAG once through Airflow, printing each task's end; None, or why it failed."""
     command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
     command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
     command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
@@ -250,7 +250,7 @@ def _run_dag(
         try:
             for line in airflow.stdout:
                 last = line.rstrip()
-                tell(f"  {last}")
+                print_step(f"  {last}")
         except BaseException:
             _end(airflow)
             raise

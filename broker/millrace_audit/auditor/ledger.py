@@ -107,11 +107,11 @@ def _report(session: Session, report: messages.Report) -> None:
 
 def _report_windows(session: Session, report: messages.Report, topic: str, promised: int) -> None:
     """What a report says of one topic; `promised` is what its instance had closed before."""
-    told = {window.window: window for window in report.windows if window.topic == topic}
-    windows = _windows(session, topic, told)
+    reported = {window.window: window for window in report.windows if window.topic == topic}
+    windows = _windows(session, topic, reported)
     mine = store.ReportedRow.instance == report.instance
-    rows = {row.window: row for row in _rows(session, store.ReportedRow, topic, told, mine)}
-    for start, news in told.items():
+    rows = {row.window: row for row in _rows(session, store.ReportedRow, topic, reported, mine)}
+    for start, news in reported.items():
         window = windows[start]
         late = promised >= start + WINDOW_MS  # it had said that nothing would follow
         if window.settled is not None or (late and window.revision == 0):

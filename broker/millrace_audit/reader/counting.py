@@ -7,6 +7,7 @@ whose server, service and instance are, byte for byte, those of the message befo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, BatchHeader, read_varint
@@ -24,8 +25,12 @@ class BatchCounter:
     """Counts batches; `is_audited(schema_id)` says whether messages of that schema begin with a header."""
 
     def __init__(self, is_audited: Callable[[int], bool]) -> None:
-        self._is_audited = is_audited
-        self._known: dict[bytes, bool] = {}
+        # Messages that are not ours may begin with anything: not all of it is remembered.
+        @lru_cache(10_000)
+        def audited(prefix: bytes) -> bool:
+            return prefix[0] == 0 and is_audited(int.from_bytes(prefix[1:], "big"))
+
+        self._audited = audited
 
     def count(self, header: BatchHeader, batch: Buffer, counts: SequenceCounts) -> int:
         """Add a whole data batch to `counts`; the number of its messages that carry no audit header.
@@ -45,15 +50,6 @@ class BatchCounter:
             raise CorruptMessage(f"the batch at offset {header.base_offset} ends inside a record") from error
         run.end()
         return foreign
-
-    def _audited(self, prefix: bytes) -> bool:
-        known = self._known.get(prefix)
-        if known is None:
-            known = prefix[0] == 0 and self._is_audited(int.from_bytes(prefix[1:], "big"))
-            # Messages that are not ours may begin with anything: do not remember all of it.
-            if known or len(self._known) < 10_000:
-                self._known[prefix] = known
-        return known
 
 
 class _Run:
