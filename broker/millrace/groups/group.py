@@ -146,8 +146,7 @@ class Group:
         """Go on without a member, named by its id, its instance id or both."""
         if self.state is State.DEAD:
             return ErrorCode.NOT_COORDINATOR
-        if self.members.expect_no_longer(identity.member_id):
-            self._expected_gone()
+        if self._expect_no_longer(identity.member_id):
             return ErrorCode.NONE
         if identity.group_instance_id is None:
             member = self.members.get(identity.member_id)
@@ -219,7 +218,7 @@ class Group:
         elif len(self.members) + self.members.expected >= self._config.group_max_size:
             answer(messages.JoinGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED))
         elif needs_id:
-            deadline = Deadline(self._mailbox, lambda: self._expected_over(member_id))
+            deadline = Deadline(self._mailbox, lambda: self._expect_no_longer(member_id))
             deadline.set(request.session_timeout / 1000)
             self.members.expect(member_id, deadline)
             code = ErrorCode.MEMBER_ID_REQUIRED
@@ -390,10 +389,8 @@ class Group:
         self.state, self._protocol, self._gathering_until = State.EMPTY, "", None
         self._phase.cancel()
 
-    def _expected_over(self, member_id: str) -> None:
-        self.members.expect_no_longer(member_id)
-        self._expected_gone()
-
-    def _expected_gone(self) -> None:
-        if self.state is State.PREPARING:
+    def _expect_no_longer(self, member_id: str) -> bool:
+        was_expected = self.members.expect_no_longer(member_id)
+        if was_expected and self.state is State.PREPARING:
             self._rebalance()
+        return was_expected

@@ -19,7 +19,7 @@ class Deadline:
 
     __slots__ = ("_at", "_mailbox", "_passed", "_timer", "_timer_at")
 
-    def __init__(self, mailbox: Mailbox, passed: Callable[[], None]) -> None:
+    def __init__(self, mailbox: Mailbox, passed: Callable[[], object]) -> None:
         self._mailbox, self._passed = mailbox, passed
         self._at = self._timer_at = 0.0
         self._timer: Timer | None = None
