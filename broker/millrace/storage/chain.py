@@ -94,6 +94,12 @@ class HeaderReader:
         return header
 
 
+def header_at(file: LogFile, position: int, limit: int) -> BatchHeader | None:
+    """The header of the batch, no filler, that stands at a position and ends at or before `limit`."""
+    header = HeaderReader(file).header(position)
+    return header if header is not None and Chain(position).accepts(header, limit) else None
+
+
 class ChainBroken(Exception):
     """No good batch stands at `position`.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from millrace.errors import CorruptMessage, StorageError
 from millrace.records import BatchHeader, filler_size
 from millrace.storage import chain, sealed
-from millrace.storage.chain import Chain, ChainBroken, LogFile
+from millrace.storage.chain import ChainBroken, LogFile
 
 SPAN_BYTES = 1 << 20
 """From one landmark to the next at most, unless a single batch is larger."""
@@ -164,17 +164,11 @@ def locate(landmarks: Landmarks, file: LogFile, offset: int, limit: int, boundar
             if header.next_offset > offset and header.base_offset == position:
                 return position
     except ChainBroken as error:
-        if not _stands_at(file, offset, limit):
+        there = chain.header_at(file, offset, limit)
+        if there is None or chain.read_batch(file, offset, there) is None:
             raise CorruptMessage(f"a damaged batch at position {error.position}") from None
         return offset
     return limit
-
-
-def _stands_at(file: LogFile, position: int, limit: int) -> bool:
-    header = chain.HeaderReader(file).header(position)
-    if header is None or not Chain(position).accepts(header, limit):
-        return False
-    return chain.read_batch(file, position, header) is not None
 
 
 def short_walk(file: LogFile, start: int, limit: int, mark: int) -> Iterator[tuple[int, BatchHeader]]:

@@ -321,13 +321,12 @@ class PartitionLog:
     def read(self, offset: int, max_bytes: int) -> FileSlice | None:
         """Whole batches from the one that holds `offset`, or the next one; None when none is visible yet.
 
-        At least one batch whatever `max_bytes`; the last may be cut off, unless a landmark lies in the slice:
-        then it ends at the last one. Never reaches into another segment nor past the last visible data
-        batch. The first batch's header is checked, and its CRC too when it was on the disk before this log
-        was opened; then the slice ends before the first batch that does not stand where it must, too. The
-        rest is sent unseen, as clients check CRCs themselves. Raises OffsetOutOfRange, CorruptMessage when
-        the batch to start with is damaged, LandmarksMissing when `build_landmarks` has to run first, or
-        StorageError. For one thread at a time.
+        At least one batch whatever `max_bytes`; the last may be cut off, unless the slice ends at a landmark.
+        It never reaches into another segment nor past the last visible data batch. Of what was on the disk
+        before this log was opened the first batch's CRC is checked, and that each batch stands where it must.
+        The rest is sent unseen: clients check CRCs themselves. Raises OffsetOutOfRange, CorruptMessage when
+        the first batch is damaged, LandmarksMissing when `build_landmarks` has to run first, or StorageError.
+        For one thread at a time.
         """
         if self._closed:
             raise StorageError(f"{self.directory} is closed")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from millrace.errors import CorruptMessage, OffsetOutOfRange, StorageError
 from millrace.records import BatchHeader, filler_size
 from millrace.records.file_slice import FileSlice
-from millrace.storage.chain import Chain, ChainBroken, HeaderReader, LogFile, read_batch, skip, walk
+from millrace.storage.chain import ChainBroken, LogFile, header_at, read_batch, skip, walk
 from millrace.storage.landmarks import WALKED_HEADERS, Landmarks, LandmarksMissing, locate
 from millrace.storage.segment import Files, Segment
 from millrace.storage.state import LogState
@@ -168,8 +168,8 @@ class Reader:
 
     def _first_header(self, file: LogFile, position: int, limit: int) -> BatchHeader:
         """The header of the batch a slice begins with; CorruptMessage when it is damaged."""
-        header = HeaderReader(file).header(position)
-        if header is None or not Chain(position).accepts(header, limit):
+        header = header_at(file, position, limit)
+        if header is None:
             raise CorruptMessage(f"a damaged batch at position {position} in {file.name}")
         if position < self._recovered_end and read_batch(file, position, header) is None:
             raise CorruptMessage(f"the batch at position {position} in {file.name} fails its CRC")
