@@ -49,21 +49,21 @@ class ClusterClient:
     @property
     def cluster_id(self) -> str:
         if self._cluster_id is None:
-            self._retry(lambda deadline: self._metadata((), deadline))
+            self.retry(lambda deadline: self._metadata((), deadline))
         return self._cluster_id or ""
 
     def topic(self, name: str) -> TopicMetadata:
         """The topic as it is now; raises UnknownTopicOrPartition when the cluster has none of that name."""
-        return self._retry(lambda deadline: self._topic(name, deadline))
+        return self.retry(lambda deadline: self._topic(name, deadline))
 
     def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
         """Every topic of the cluster by name, or of those named the ones that are there."""
         wanted = None if names is None else tuple(names)
-        response = self._retry(lambda deadline: self._metadata(wanted, deadline))
+        response = self.retry(lambda deadline: self._metadata(wanted, deadline))
         return metadata.topics_of(response)
 
     def broker_ids(self) -> list[int]:
-        self._retry(lambda deadline: self._metadata((), deadline))
+        self.retry(lambda deadline: self._metadata((), deadline))
         return sorted(self._brokers)
 
     @property
@@ -80,7 +80,7 @@ class ClusterClient:
         """
         wanted = set(self.topic(topic).partitions if partitions is None else partitions)
         offsets: dict[int, int] = {}
-        self._retry(lambda deadline: self._list_offsets(topic, timestamp, wanted, offsets, deadline))
+        self.retry(lambda deadline: self._list_offsets(topic, timestamp, wanted, offsets, deadline))
         none_as_late = [partition for partition, offset in offsets.items() if offset < 0]
         if none_as_late and timestamp != LATEST:
             offsets |= self.list_offsets(topic, LATEST, none_as_late)
@@ -121,7 +121,7 @@ class ClusterClient:
                     break
                 fetched.clear()
 
-        self._retry(attempt)
+        self.retry(attempt)
         return {p: self._with_bounds(topic, p, part) for p, part in fetched.items()}
 
     def _with_bounds(self, topic: str, partition: int, fetched: FetchedPartition) -> FetchedPartition:
@@ -158,8 +158,8 @@ class ClusterClient:
             except UnknownTopicOrPartition as error:  # a broker of Apache Kafka hears of it a moment later
                 raise TryAgain(str(error)) from error
 
-        self._retry(attempt)
-        self._retry(wait_for_leaders)
+        self.retry(attempt)
+        self.retry(wait_for_leaders)
 
     def delete_topic(self, name: str) -> None:
         """Delete the topic and all its messages; UnknownTopicOrPartition when there is none."""
@@ -172,7 +172,7 @@ class ClusterClient:
             for result in response.responses:
                 raise_error(result.error_code, f"topic {name!r} on {self.bootstrap}")
 
-        self._retry(attempt)
+        self.retry(attempt)
         self._leaders.pop(name, None)
 
     def mirror_append(self, topic: str, request: mirror_append.MirrorAppend) -> mirror_append.MirrorAppended:
@@ -205,7 +205,7 @@ class ClusterClient:
             raise_error(answer.error, answer.message)
             return answer
 
-        return self._retry(attempt)
+        return self.retry(attempt)
 
     def call(
         self, broker_id: int | None, api_key: ApiKey, version: int, request: object, response: type[T]
@@ -216,7 +216,24 @@ class ClusterClient:
 
     def ask(self, broker_id: int | None, api_key: int, version: int, body: bytes) -> memoryview:
         """The raw response of one broker, or of any when `broker_id` is None; retries lost connections."""
-        return self._retry(lambda deadline: self._ask(broker_id, api_key, version, body, deadline))
+        return self.retry(lambda deadline: self._ask(broker_id, api_key, version, body, deadline))
+
+    def retry(self, attempt: Callable[[float], T]) -> T:
+        """What the attempt returns, made until the client's time is up if it raises TryAgain.
+
+        It is given the end of that time, as `time.monotonic` counts.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        pause = _BACKOFF_S
+        while True:
+            try:
+                return attempt(deadline)
+            except (TryAgain, ConnectionFailed) as error:
+                self._leaders.clear()
+                if time.monotonic() + pause >= deadline:
+                    raise MillraceError(f"{error} (gave up after {self._timeout_s:g} s)") from error
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
 
     def close(self) -> None:
         """Close every connection; the client may be used again and will reconnect."""
@@ -231,19 +248,6 @@ class ClusterClient:
         self.close()
 
     # One attempt each: raises TryAgain or ConnectionFailed when it is worth repeating.
-
-    def _retry(self, attempt: Callable[[float], T]) -> T:
-        deadline = time.monotonic() + self._timeout_s
-        pause = _BACKOFF_S
-        while True:
-            try:
-                return attempt(deadline)
-            except (TryAgain, ConnectionFailed) as error:
-                self._leaders.clear()
-                if time.monotonic() + pause >= deadline:
-                    raise MillraceError(f"{error} (gave up after {self._timeout_s:g} s)") from error
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
 
     def _connect(self, address: tuple[str, int], deadline: float) -> Connection:
         connection = self._connections.get(address)

@@ -6,13 +6,13 @@ and Apache Kafka. Joins no group.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.errors import BrokerError, ErrorCode, GroupNotEmpty, MillraceError, UnknownGroup
+from millrace.client.errors import TryAgain
+from millrace.errors import BrokerError, ErrorCode, GroupNotEmpty, UnknownGroup
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire import group_messages as messages
 from millrace.wire.consumer_protocol import decode_assignment
@@ -20,7 +20,6 @@ from millrace.wire.fetch import error_name
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey
 
-_PAUSE_S = 0.2
 _MOVED = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -49,15 +48,11 @@ class GroupDescription:
     members: tuple[Member, ...]
 
 
-class _Moved(Exception):
-    """The broker that was asked does not coordinate the group."""
-
-
 class GroupClient:
-    """Asks a cluster about its groups; each call returns within about `timeout_s` or raises MillraceError."""
+    """Asks a cluster about its groups; each call returns in about twice the client's time or raises."""
 
-    def __init__(self, client: ClusterClient, *, timeout_s: float = 10) -> None:
-        self._client, self._timeout_s = client, timeout_s
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
 
     def groups(self) -> dict[str, GroupDescription]:
         """Every group of the cluster by name."""
@@ -150,14 +145,7 @@ class GroupClient:
         return response.node_id
 
     def _at_coordinator(self, group: str, attempt: Callable[[int], T]) -> T:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return attempt(self._coordinator(group))
-            except _Moved as error:
-                if time.monotonic() + _PAUSE_S >= deadline:
-                    raise MillraceError(f"{error} (gave up after {self._timeout_s:g} s)") from None
-            time.sleep(_PAUSE_S)
+        return self._client.retry(lambda _: attempt(self._coordinator(group)))
 
 
 def _description(group: messages.DescribedGroup) -> GroupDescription:
@@ -179,7 +167,7 @@ def _check(code: int, what: str) -> None:
     if not code:
         return
     if code in _MOVED:
-        raise _Moved(f"{what}: {error_name(code)}")
+        raise TryAgain(f"{what}: {error_name(code)}")
     if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.NON_EMPTY_GROUP):
         raise GroupNotEmpty(f"{what}: the group has members; stop them first")
     if code == ErrorCode.GROUP_ID_NOT_FOUND:

@@ -150,7 +150,7 @@ def delete(group: str, bootstrap: str) -> None:
 def _client(bootstrap: str) -> Iterator[tuple[ClusterClient, GroupClient]]:
     with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as cluster:
         try:
-            yield cluster, GroupClient(cluster, timeout_s=TIMEOUT_S)
+            yield cluster, GroupClient(cluster)
         except UnknownGroup as error:
             raise MillraceError(f"{error}: see `millrace groups list --bootstrap {bootstrap}`") from None
 

@@ -52,24 +52,23 @@ class Translated(NamedTuple):
 
 
 class _Append(NamedTuple):
-    """What one append wrote: its data batches with their places, and the position behind them."""
+    """What one append wrote: data batches, and the position batch behind them; each with its base here."""
 
     batches: list[tuple[int, BatchHeader]]
-    at: int
-    """Of the position batch."""
+    position_base: int
     position: MirrorPosition
 
-    def origins(self) -> list[int]:
+    def origin_bases(self) -> list[int]:
         """The origin's base offset of each batch: the last one ends where the position says."""
         cursor, numbered = self.position.cursor, self.position.numbered
         end = cursor.next_offset if numbered or cursor.next_base is None else cursor.next_base
-        found = []
+        bases = []
         for _, header in reversed(self.batches):
             if numbered and header.is_control:
                 raise CorruptMessage(f"batch {header.base_offset} was repaired: its offsets are not known")
             end -= header.last_offset_delta + 1 if numbered else header.size + filler_size(header)
-            found.append(end)
-        return found[::-1]
+            bases.append(end)
+        return bases[::-1]
 
 
 def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
@@ -81,24 +80,23 @@ def offset_in_copy(visible: LogState, files: Files, offset: int) -> Translated:
     if last is None:
         return Translated(Outcome.NOT_COPIED)
     if offset >= last.cursor.next_offset:
-        done = offset <= max(last.cursor.next_offset, last.cursor.next_base or 0)
-        return (
-            Translated(Outcome.TRANSLATED, visible.high_watermark) if done else Translated(Outcome.NOT_COPIED)
-        )
+        if offset > max(last.cursor.next_offset, last.cursor.next_base or 0):
+            return Translated(Outcome.NOT_COPIED)
+        return Translated(Outcome.TRANSLATED, visible.high_watermark)
     if offset < last.start:
         return Translated(Outcome.BEFORE_START)
     start = max(last.reset_at, files.segments[0].base)
     first = files.index_of(start)
-    _, head = next(_positions(files.segments[first], start, visible.end))
-    if offset < head.cursor.next_offset:
+    head = next(_appends(files.segments[first], start, visible.end))
+    if offset < head.position.cursor.next_offset:
         reset = 0 < last.reset_at == start
         return Translated(Outcome.BEFORE_RESET if reset else Outcome.NOT_RETAINED)
     segment = _segment_of(files, first, offset, visible.end)
-    found = _append_of(segment, max(start, segment.base), offset, visible.end)
-    for (place, header), base in zip(found.batches, found.origins(), strict=True):
-        if offset < base + header.last_offset_delta + 1:
-            return Translated(Outcome.TRANSLATED, place + max(0, offset - base))
-    return Translated(Outcome.TRANSLATED, min(found.at, visible.high_watermark))
+    append = _append_of(segment, max(start, segment.base), offset, visible.end)
+    for (base, header), origin_base in zip(append.batches, append.origin_bases(), strict=True):
+        if offset < origin_base + header.last_offset_delta + 1:
+            return Translated(Outcome.TRANSLATED, base + max(0, offset - origin_base))
+    return Translated(Outcome.TRANSLATED, min(append.position_base, visible.high_watermark))
 
 
 def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated:
@@ -118,10 +116,10 @@ def offset_at_origin(visible: LogState, files: Files, offset: int) -> Translated
         if at == limit and index + 1 < len(files.segments):
             segment = files.segments[index + 1]
             at = segment.base
-    found = next(_appends(segment, at, visible.end))
-    if not found.batches:
-        return Translated(Outcome.TRANSLATED, found.position.cursor.next_offset)
-    return Translated(Outcome.TRANSLATED, found.origins()[0] + max(0, offset - found.batches[0][0]))
+    append = next(_appends(segment, at, visible.end))
+    if not append.batches:
+        return Translated(Outcome.TRANSLATED, append.position.cursor.next_offset)
+    return Translated(Outcome.TRANSLATED, append.origin_bases()[0] + max(0, offset - append.batches[0][0]))
 
 
 def translate(snapshot: Callable[[], tuple[LogState, Files]], offset: int, *, to_origin: bool) -> Translated:
@@ -142,7 +140,7 @@ def _segment_of(files: Files, first: int, offset: int, end: int) -> Segment:
     def begins_at(segment: Segment) -> int:
         if segment.base >= end:
             return offset + 1  # nothing of it is visible
-        return next(_positions(segment, segment.base, end))[1].cursor.next_offset
+        return next(_appends(segment, segment.base, end)).position.cursor.next_offset
 
     later = files.segments[first + 1 :]
     return files.segments[first + bisect_right(later, offset, key=begins_at)]
@@ -154,16 +152,16 @@ def _append_of(segment: Segment, low: int, offset: int, end: int) -> _Append:
     while high - low > SHORT_WALK_BYTES:
         middle = (low + high) // 2
         start = _locate(segment, middle, limit)
-        at, position = next(_positions(segment, start, end), (limit, None))
-        if position is None or at >= high or position.cursor.next_offset > offset:
+        append = next(_appends(segment, start, end), None)
+        if append is None or append.position_base >= high or append.position.cursor.next_offset > offset:
             high = middle
-        elif at > low:
-            low = at
+        elif append.position_base > low:
+            low = append.position_base
         else:
             break  # the middle lies in the position batch at `low`
-    for found in _appends(segment, low, end):
-        if found.position.cursor.next_offset > offset:
-            return found
+    for append in _appends(segment, low, end):
+        if append.position.cursor.next_offset > offset:
+            return append
     raise CorruptMessage(f"no position behind origin offset {offset} in {segment.path}")
 
 
@@ -173,11 +171,6 @@ def _locate(segment: Segment, offset: int, limit: int) -> int:
         return locate(segment.known_landmarks(), file, offset, limit)
     except LandmarksMissing:
         return locate(segment.build_landmarks(), file, offset, limit)
-
-
-def _positions(segment: Segment, start: int, end: int) -> Iterator[tuple[int, MirrorPosition]]:
-    """(place, position) of every position batch from a boundary on."""
-    return ((found.at, found.position) for found in _appends(segment, start, end))
 
 
 def _appends(segment: Segment, start: int, end: int) -> Iterator[_Append]:

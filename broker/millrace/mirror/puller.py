@@ -112,28 +112,24 @@ class Pull:
         return mine == (other.origin, other.target, other.rules, other.leader)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A partition in a fetch under way: what must be recorded when its answer is appended."""
+@dataclass(slots=True)
+class _Fetch:
+    """One partition in a fetch: what must be recorded when its answer is appended, and what came."""
 
     pull: Pull
     recorded: MirrorPosition | None
     before: MirrorPosition
+    error: int = 0
+    high_watermark: int = -1
+    runs: Sequence[Run] = ()
+    problem: MillraceError | None = None
+    """Why there are no runs."""
 
-
-class _Answer:
-    """What came for one partition: the runs to append, or why there are none."""
-
-    __slots__ = ("before", "fetched", "problem", "pull", "recorded", "runs")
-
-    def __init__(self, request: _Request, fetched: FetchedPartition) -> None:
-        self.pull, self.recorded, self.before = request.pull, request.recorded, request.before
-        self.fetched = fetched
-        self.runs: list[Run] = []
-        self.problem: MillraceError | None = None
-        if not fetched.error:
+    def take(self, answer: FetchedPartition) -> None:
+        self.error, self.high_watermark = answer.error, answer.high_watermark
+        if not answer.error:
             try:
-                self.runs = list(runs_of(self.recorded, self.before, fetched, self.pull.rules))
+                self.runs = list(runs_of(self.recorded, self.before, answer, self.pull.rules))
             except MillraceError as error:
                 self.problem = error
 
@@ -156,7 +152,7 @@ class BrokerPuller(Puller):
         super().__init__(f"mirror {name}", client_id, log, f"mirror of {name} waits")
         self._target, self._states, self._allowance, self._refresh = target, states, allowance, refresh
         self._assignment: tuple[tuple[str, int], Mapping[TopicPartition, Pull]] = (("", 0), {})
-        self._requests: dict[TopicPartition, _Request] = {}
+        self._requested: dict[TopicPartition, _Fetch] = {}
         self._requested_at, self._last_bytes = 0.0, 0
         self._buffers: list[bytearray | None] = [None, None]
         self._large_answers = False
@@ -179,20 +175,21 @@ class BrokerPuller(Puller):
         if broker.idle and not self._request(broker, ahead=None):
             self.sleep(FETCH_WAIT_MS / 1000)
             return
-        requests = self._requests
+        requested = self._requested
         answers = broker.receive(self._next_buffer())
         self._last_bytes = broker.answer_bytes
         self._large_answers = self._large_answers or self._last_bytes > SMALL_ANSWER_BYTES
         self._allowance.took(self._last_bytes)
-        news: list[tuple[_Request, FetchedPartition]] = []
-        for name, fetched in answers.items():
-            request = requests.get(name)
-            if request is None:
+        news: list[tuple[_Fetch, FetchedPartition]] = []
+        for name, answer in answers.items():
+            fetch = requested.get(name)
+            if fetch is None:
                 continue
-            if fetched.records or fetched.error:
-                news.append((request, fetched))
-            elif request.pull.high_watermark != fetched.high_watermark or not request.pull.running:
-                self._note(_Answer(request, fetched))
+            if answer.records or answer.error:
+                news.append((fetch, answer))
+            elif fetch.pull.high_watermark != answer.high_watermark or not fetch.pull.running:
+                fetch.take(answer)
+                self._note(fetch)
         if news:
             self._take(broker, news)
 
@@ -203,26 +200,25 @@ class BrokerPuller(Puller):
             self._buffers[0] = bytearray(ANSWER_BYTES + FRAMING_BYTES)
         return self._buffers[0]
 
-    def _take(self, broker: BrokerFetcher, news: list[tuple[_Request, FetchedPartition]]) -> None:
+    def _take(self, broker: BrokerFetcher, news: list[tuple[_Fetch, FetchedPartition]]) -> None:
         # A fetch is by name: before anything is copied, make sure which topics have answered.
-        broker.request_topic_ids({request.pull.origin.topic for request, _ in news})
-        answers = [_Answer(request, fetched) for request, fetched in news]
-        ahead = {a.pull.topic_partition: a.runs[-1].position for a in answers if a.runs}
+        broker.request_topic_ids({fetch.pull.origin.topic for fetch, _ in news})
+        for fetch, answer in news:
+            fetch.take(answer)
+        fetches = [fetch for fetch, _ in news]
+        ahead = {fetch.pull.topic_partition: fetch.runs[-1].position for fetch in fetches if fetch.runs}
         self.serve_last(ahead)
-        if self._last_bytes >= MUCH_BYTES and not any(answer.fetched.error for answer in answers):
+        if self._last_bytes >= MUCH_BYTES and not any(fetch.error for fetch in fetches):
             self._request(broker, ahead=ahead)
         ids = broker.receive_topic_ids()
-        same = [a for a in answers if ids.get(a.pull.origin.topic) == a.pull.origin.topic_id]
-        if len(same) < len(answers):
+        same = [f for f in fetches if ids.get(f.pull.origin.topic) == f.pull.origin.topic_id]
+        if len(same) < len(fetches):
             self._refresh()
-        with_runs = [answer for answer in same if answer.runs]
-        for answer in with_runs:
-            answer.pull.high_watermark = answer.fetched.high_watermark
-        self._append(with_runs)
-        for answer in same:
-            if not answer.runs and not answer.fetched.error:
-                self._note(answer)
-        self._handle_errors(broker, [answer for answer in same if answer.fetched.error])
+        self._append([fetch for fetch in same if fetch.runs])
+        for fetch in same:
+            if not fetch.runs and not fetch.error:
+                self._note(fetch)
+        self._handle_errors(broker, [fetch for fetch in same if fetch.error])
 
     # Asking
 
@@ -240,17 +236,17 @@ class BrokerPuller(Puller):
             return False
         if self.stopping.is_set():
             return False
-        requests = self._requests_now(broker, ahead)
-        if not requests:
+        fetches = self._fetches(broker, ahead)
+        if not fetches:
             return False
         most = self._allowance.most()
         limits = FetchLimits(
             max_bytes=most, partition_max_bytes=min(PARTITION_BYTES, most), max_wait_ms=FETCH_WAIT_MS
         )
         broker.request(
-            {name: max(r.before.cursor.next_offset, r.pull.skip_to) for name, r in requests.items()}, limits
+            {name: max(f.before.cursor.next_offset, f.pull.skip_to) for name, f in fetches.items()}, limits
         )
-        self._requests, self._requested_at = requests, time.monotonic()
+        self._requested, self._requested_at = fetches, time.monotonic()
         return True
 
     def _keep_pace(self, wait: float) -> None:
@@ -261,10 +257,10 @@ class BrokerPuller(Puller):
             self.stopping.wait(min(wait, STOP_CHECK_SECONDS))
             wait -= STOP_CHECK_SECONDS
 
-    def _requests_now(
+    def _fetches(
         self, broker: BrokerFetcher, ahead: Mapping[TopicPartition, MirrorPosition] | None
-    ) -> dict[TopicPartition, _Request]:
-        now, requests = time.monotonic(), dict[TopicPartition, _Request]()
+    ) -> dict[TopicPartition, _Fetch]:
+        now, fetches = time.monotonic(), dict[TopicPartition, _Fetch]()
         without_start: list[Pull] = []
         pulls = self._assignment[1]
         for name in self.in_turn(pulls.keys()):
@@ -283,14 +279,14 @@ class BrokerPuller(Puller):
                 if recorded is None and pull.start < 0:
                     without_start.append(pull)
                     continue
-            requests[name] = _Request(pull, recorded, recorded or beginning(pull.origin, pull.start))
+            fetches[name] = _Fetch(pull, recorded, recorded or beginning(pull.origin, pull.start))
         if without_start and ahead is None:  # else another answer is on its way
             self._find_starts(broker, without_start)
             for pull in without_start:
                 if pull.start >= 0:
-                    request = _Request(pull, None, beginning(pull.origin, pull.start))
-                    requests[pull.topic_partition] = request
-        return requests
+                    before = beginning(pull.origin, pull.start)
+                    fetches[pull.topic_partition] = _Fetch(pull, None, before)
+        return fetches
 
     def _find_starts(self, broker: BrokerFetcher, pulls: Collection[Pull]) -> None:
         bounds = broker.bounds([pull.topic_partition for pull in pulls])
@@ -303,18 +299,19 @@ class BrokerPuller(Puller):
 
     # Appending
 
-    def _append(self, answers: list[_Answer]) -> None:
+    def _append(self, fetches: list[_Fetch]) -> None:
         """Append runs to logs that stand where they stood when the runs were asked for."""
         appends, pulls = list[TargetAppend](), list[Pull]()
-        for answer in answers:
-            pull = answer.pull
+        for fetch in fetches:
+            pull = fetch.pull
+            pull.high_watermark = fetch.high_watermark
             try:
                 recorded = self._target.mirror_position(pull.origin.topic, pull.target)
             except _NOT_HERE:
                 continue
-            if _offset(recorded) != _offset(answer.recorded):
+            if _offset(recorded) != _offset(fetch.recorded):
                 continue  # somebody else was faster, or an append before this one failed
-            for run in answer.runs:
+            for run in fetch.runs:
                 visible = self._states.when_visible(pull.origin.cluster, pull.origin.topic, pull.target, run)
                 appends.append(TargetAppend(pull.origin.topic, pull.target, run, visible))
                 pulls.append(pull)
@@ -350,41 +347,41 @@ class BrokerPuller(Puller):
 
     # What else an answer may mean
 
-    def _note(self, answer: _Answer) -> None:
+    def _note(self, fetch: _Fetch) -> None:
         """Report what an answer without anything to append means."""
-        pull = answer.pull
-        if pull.high_watermark != answer.fetched.high_watermark:
-            pull.high_watermark, pull.running = answer.fetched.high_watermark, False
-        if isinstance(answer.problem, OriginChanged):
-            self._stops(answer, answer.problem)
-        elif answer.problem is not None:
-            self._waits(pull, str(answer.problem))
+        pull = fetch.pull
+        if pull.high_watermark != fetch.high_watermark:
+            pull.high_watermark, pull.running = fetch.high_watermark, False
+        if isinstance(fetch.problem, OriginChanged):
+            self._stops(fetch, fetch.problem)
+        elif fetch.problem is not None:
+            self._waits(pull, str(fetch.problem))
         elif not pull.running:
             self._is_running(pull)
 
-    def _handle_errors(self, broker: BrokerFetcher, failed: list[_Answer]) -> None:
-        lost = [a for a in failed if a.fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE]
-        bounds = broker.bounds([answer.pull.topic_partition for answer in lost]) if lost else {}
-        for answer in failed:
-            pull = answer.pull
+    def _handle_errors(self, broker: BrokerFetcher, failed: list[_Fetch]) -> None:
+        lost = [f.pull.topic_partition for f in failed if f.error == ErrorCode.OFFSET_OUT_OF_RANGE]
+        bounds = broker.bounds(lost) if lost else {}
+        for fetch in failed:
+            pull = fetch.pull
             if pull.topic_partition in bounds:
-                self._out_of_range(answer, *bounds[pull.topic_partition])
-            else:
-                if answer.fetched.error in _MOVED:
-                    self._refresh()
-                self._waits(pull, f"the origin answers {error_name(answer.fetched.error)}")
+                self._out_of_range(fetch, *bounds[pull.topic_partition])
+                continue
+            if fetch.error in _MOVED:
+                self._refresh()
+            self._waits(pull, f"the origin answers {error_name(fetch.error)}")
 
-    def _out_of_range(self, answer: _Answer, earliest: int, high_watermark: int) -> None:
+    def _out_of_range(self, fetch: _Fetch, earliest: int, high_watermark: int) -> None:
         """Stop when offsets that were to be read are gone; else find where reading goes on."""
-        pull = answer.pull
+        pull = fetch.pull
         pull.high_watermark = high_watermark
-        if answer.recorded is None:
+        if fetch.recorded is None:
             pull.start = earliest
             return
         try:
-            pull.skip_to = readable_from(answer.before.cursor, earliest, high_watermark, pull.rules)
+            pull.skip_to = readable_from(fetch.before.cursor, earliest, high_watermark, pull.rules)
         except OriginChanged as error:
-            self._stops(answer, error)
+            self._stops(fetch, error)
 
     # What people see
 
@@ -392,9 +389,9 @@ class BrokerPuller(Puller):
         pull.pause, pull.running = 0.0, True
         self._report(pull, State.RUNNING)
 
-    def _stops(self, answer: _Answer, why: OriginChanged) -> None:
-        pull = answer.pull
-        pull.stopped, pull.stopped_at, pull.running = True, answer.recorded, False
+    def _stops(self, fetch: _Fetch, why: OriginChanged) -> None:
+        pull = fetch.pull
+        pull.stopped, pull.stopped_at, pull.running = True, fetch.recorded, False
         self._report(pull, State.STOPPED, str(why))
 
     def _waits(self, pull: Pull, reason: str) -> None:

@@ -9,7 +9,6 @@ mirrored partition and answered in the request's order. A broker that does not k
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +26,6 @@ from millrace.wire.messages import ApiKey
 MAX_OFFSETS = 1_000
 """Most offsets in one request: each may read a MiB of headers."""
 TIMEOUT_SECONDS = 10.0
-PAUSE_SECONDS = 0.2
 ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
 EXPLAINED = {
     Outcome.TRANSLATED: "translated",
@@ -71,27 +69,23 @@ def translate(
         to_origin=to_origin, topic=topic, partition=partition, offsets=(offset,)
     )
     body = encode(request, _API, _V0)
-    give_up_at = time.monotonic() + TIMEOUT_SECONDS
-    while True:
+
+    def attempt(_: float) -> Translated:
         leader = client.topic(topic).partitions.get(partition, -1)
+        if leader < 0:
+            raise TryAgain(f"nobody leads {topic}-{partition} on {client.bootstrap}")
+        raw = client.ask(leader, _API, _V0, body)
+        if int.from_bytes(raw[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
+            raise MillraceError(f"{client.bootstrap} is no Millrace cluster: only those translate offsets")
+        response = decode(TranslateOffsetsResponse, _API, _V0, raw)
+        raise_error(response.error_code, f"{topic}-{partition}", response.message)
         try:
-            if leader < 0:
-                raise TryAgain(f"nobody leads {topic}-{partition} on {client.bootstrap}")
-            raw = client.ask(leader, _API, _V0, body)
-            if int.from_bytes(raw[:2], "big") == ErrorCode.UNSUPPORTED_VERSION:
-                raise MillraceError(
-                    f"{client.bootstrap} is no Millrace cluster: only those translate offsets"
-                )
-            response = decode(TranslateOffsetsResponse, _API, _V0, raw)
-            raise_error(response.error_code, f"{topic}-{partition}", response.message)
             (result,) = response.results
             return Translated(Outcome(result.outcome), result.offset)
         except ValueError:
             raise InvalidRequest("a TranslateOffsets response is malformed") from None
-        except TryAgain as again:
-            if time.monotonic() > give_up_at:
-                raise MillraceError(f"{again} (gave up after {TIMEOUT_SECONDS:g} s)") from None
-            time.sleep(PAUSE_SECONDS)
+
+    return client.retry(attempt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,7 @@ class OriginWatch(threading.Thread):
         self._settings: dict[tuple[str, UUID], Mapping[str, str]] = {}
         self._targets: dict[str, tuple[TopicState, Mapping[Origin, int]]] = {}
         self._shown: set[TopicPartition] = set()
-        """Target partitions that nobody pulls and of which people were told why."""
+        """Target partitions that nobody pulls, and that have a state which says why."""
         self._logged: dict[str, str] = {}
         """Topic, or "" for the origin -> what was logged of it last."""
         self._brokers: tuple[Mapping[int, BrokerAddress], float] = ({}, 0.0)
@@ -112,12 +112,12 @@ class OriginWatch(threading.Thread):
         self._learn_settings(topics, wanted)
         settled = self._brokers_have_settled()
         pulls: list[Pull] = []
-        shown: set[TopicPartition] = set()
+        idle = self._of_missing_topics(topics)
         for topic in wanted:
             choice, by_name = chosen[topic]
             try:
                 self._check_source(topics[topic], by_name)
-                targets = self._allocated(topics[topic], settled, shown)
+                targets = self._allocated(topics[topic], settled, idle)
                 self._logged.pop(topic, None)
             except MillraceError as error:
                 if by_name or not isinstance(error, _LeftOut):
@@ -125,7 +125,7 @@ class OriginWatch(threading.Thread):
                 continue
             if choice is Choice.PULLED:
                 pulls += self._led_here(topics[topic], targets)
-        self._show_missing(topics, shown)
+        self._show(idle)
         self._assign(self._client.addresses, pulls)
 
     # What there is
@@ -158,7 +158,7 @@ class OriginWatch(threading.Thread):
     # Where it goes
 
     def _allocated(
-        self, topic: TopicMetadata, settled: bool, shown: set[TopicPartition]
+        self, topic: TopicMetadata, settled: bool, idle: dict[TopicPartition, MirrorState]
     ) -> Mapping[Origin, int]:
         """The targets of the topic's partitions; those without one get it, unless they were created anew."""
         origins = [Origin(self._origin_name, topic.name, topic.topic_id, n) for n in topic.partitions]
@@ -168,7 +168,7 @@ class OriginWatch(threading.Thread):
         for origin in origins:
             former = state.former_origin(origin) if state is not None and origin not in targets else None
             if former is not None:
-                self._show_recreated(former, shown)
+                idle |= self._of_recreated_topic(former)
             elif origin not in targets:
                 new.append(origin)
         if new and not settled:
@@ -212,30 +212,32 @@ class OriginWatch(threading.Thread):
 
     # What people see of partitions that nobody pulls
 
-    def _show_recreated(self, former: Origin, shown: set[TopicPartition]) -> None:
+    def _of_recreated_topic(self, former: Origin) -> dict[TopicPartition, MirrorState]:
         target = self._targets_of(former.topic).get(former)
-        if target is not None and self._leads(former.topic, target):
-            detail = (
-                f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to go on "
-                "with the new one: millrace mirror reset"
-            )
-            shown.add((former.topic, target))
-            self._states.put(former.topic, target, MirrorState(former, State.STOPPED, detail))
+        if target is None or not self._leads(former.topic, target):
+            return {}
+        detail = (
+            f"{former.cluster} {former.topic}-{former.partition} was deleted and created anew: to go on with "
+            "the new one: millrace mirror reset"
+        )
+        return {(former.topic, target): MirrorState(former, State.STOPPED, detail)}
 
-    def _show_missing(self, topics: Mapping[str, TopicMetadata], shown: set[TopicPartition]) -> None:
-        """Say of partitions led here that the origin has no such topic; forget what was said before."""
-        for name in self._cluster.topics:
-            if name in topics or choose(self._config, name)[0] is not Choice.PULLED:
-                continue
-            for origin, target in self._targets_of(name).items():
-                of_this_topic = origin.cluster == self._origin_name and origin.topic == name
-                if of_this_topic and self._leads(name, target):
-                    detail = f"{self._origin_name} has no topic {name} now"
-                    shown.add((name, target))
-                    self._states.put(name, target, MirrorState(origin, State.WAITING, detail))
-        for topic, number in self._shown - shown:
-            self._states.forget(topic, number)
-        self._shown = shown
+    def _of_missing_topics(self, topics: Mapping[str, TopicMetadata]) -> dict[TopicPartition, MirrorState]:
+        """Partitions led here of which the origin has no such topic."""
+        return {
+            (name, target): MirrorState(origin, State.WAITING, f"{self._origin_name} has no topic {name} now")
+            for name in self._cluster.topics
+            if name not in topics and choose(self._config, name)[0] is Choice.PULLED
+            for origin, target in self._targets_of(name).items()
+            if origin.cluster == self._origin_name and origin.topic == name and self._leads(name, target)
+        }
+
+    def _show(self, idle: Mapping[TopicPartition, MirrorState]) -> None:
+        for (topic, target), state in idle.items():
+            self._states.put(topic, target, state)
+        for topic, target in self._shown - idle.keys():
+            self._states.forget(topic, target)
+        self._shown = set(idle)
 
     def _log_once(self, topic: str, reason: str, error: Exception | None = None) -> None:
         if self._logged.get(topic) != reason:
