@@ -25,7 +25,7 @@ from millrace_spark.table.sources import LoadHistory
 from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import sequences_of
-from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
+from millrace_spark.warehouse.ledger import record, recorded_folders, require_load
 from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import pinned_id
 from millrace_spark.warehouse.staging import publish, staged, sweep_staging
@@ -67,13 +67,12 @@ def loads_of(fs: Filesystem, topic: str, hours: Sequence[str]) -> list[int]:
 
     A rejected record has no time that can be read: its load counts if it has rows on both sides, or none.
     """
-    if newest_load(fs, topic) is None:
-        raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
+    require_load(fs, topic)
     history = LoadHistory.of(fs, topic)
     index = hour_index(fs, topic, len(history.numbers))
     loads: set[int] = set()
     for hour in hours:
-        loads |= set(history.having(hour, index))
+        loads |= set(history.loads_with_rows(hour, index))
         if numbers := revision_numbers(fs, topic, hour):
             parts = read_revision(fs, topic, hour, numbers[-1]).manifest.loads
             loads |= {part.load for part in parts if part.rows}
@@ -91,9 +90,7 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
     """
     fs = run.writing.fs
-    newest = newest_load(fs, topic)
-    if newest is None:
-        raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
+    newest = require_load(fs, topic)
     history = LoadHistory.of(fs, topic)
     if unknown := sorted(set(loads) - set(history.numbers)):
         raise MillraceError(f"{topic} has no load={unknown[0]:010d}: its loads are 1 to {newest.load}")
@@ -230,7 +227,6 @@ def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
 
 
 def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
-    """What to read: every partition's offsets as they were recorded."""
     client = run.writing.client
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:

@@ -115,7 +115,6 @@ def _account(result: CutResult) -> Mapping[str, Any]:
 
 
 def _result(account: Mapping[str, Any]) -> CutResult:
-    """What `_account` was made from."""
     packed = base64.b64decode(account["sequences"])
     return CutResult(RangeStats.from_json(account["stats"]), [], packed, account["reasons"])
 
@@ -212,7 +211,7 @@ class SparkMerge:
         path = "_metadata.file_path"
         frame = self._spark.read.schema(schema).parquet(*paths)
         for source in (source for source in sources if source.replaced):
-            frame = frame.where(_rest(source))
+            frame = frame.where(_row_condition(source))
         frame = frame.select(
             *(f"`{name}`" for name in schema.names),
             functions.regexp_extract(path, "/date=([0-9-]{10})/", 1).alias("date"),
@@ -230,7 +229,7 @@ class SparkMerge:
         return [literal(self._fs.uri(path)) for path in paths]
 
 
-def _rest(source: HourSource) -> str:
+def _row_condition(source: HourSource) -> str:
     """The rows of an hour that stay, as a condition: those of its base that no newer edition holds."""
     gone = " OR ".join(
         f"(_partition = {range_.partition} AND _offset >= {range_.start} AND _offset < {range_.end})"

@@ -113,7 +113,7 @@ def _columns(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Sc
     That revision is among those that are read, or else it is looked for from the newest hour backwards.
     """
     newest = max(revisions, key=lambda revision: _age(revision.manifest))
-    last, others = _newest_promotion(fs, topic), _backwards(fs, topic)
+    last, others = _newest_promotion(fs, topic), _newest_hour_first(fs, topic)
     while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
         newest = max(newest, other, key=lambda revision: _age(revision.manifest))
     with fs.local_copy(_paths([newest])[0]) as file:
@@ -137,7 +137,7 @@ def _newest_promotion(fs: Filesystem, topic: str) -> int:
     return 0 if newest is None else newest.promotion or 0
 
 
-def _backwards(fs: Filesystem, topic: str) -> Iterator[Revision]:
+def _newest_hour_first(fs: Filesystem, topic: str) -> Iterator[Revision]:
     """The newest revision of every hour with rows, the newest hour first; damaged ones are left out."""
     for hour in reversed(hours(fs, topic)):
         try:

@@ -356,7 +356,6 @@ def _wait_until_ready(jvm: Any, conf: Any, root: str) -> None:
 
 
 def _ask_namenode(jvm: Any, conf: Any, root: str) -> None:
-    """HdfsNotReady unless the NameNode answers and takes changes."""
     with explaining(root):
         fs = jvm.org.apache.hadoop.fs.FileSystem.newInstance(jvm.java.net.URI.create(root), conf)
         try:

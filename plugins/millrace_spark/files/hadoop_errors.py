@@ -107,6 +107,5 @@ def _translated(error: Exception, root: str) -> Exception:
 
 
 def _message(error: Exception) -> str:
-    """The first line of what Java says of it."""
     text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
     return next(iter(text.splitlines()), "")

@@ -159,7 +159,6 @@ class WebHdfsClient:
             time.sleep(PAUSE_S)
 
     def _data_url(self, method: str, path: str, **parameters: str) -> str:
-        """The URL at a DataNode for the bytes of a file."""
         return str(self._ask(method, path, noredirect="true", **parameters)["Location"])
 
     def _ask(self, method: str, path: str, **parameters: str) -> Any:
@@ -195,7 +194,6 @@ class WebHdfsClient:
 
 
 def _refusal(answer: httpx.Response, path: str) -> Exception:
-    """What to raise for an answer that is none of the good ones."""
     try:
         remote = answer.json()["RemoteException"]
         name, message = str(remote["javaClassName"]), str(remote["message"]).split("\n", 1)[0]

@@ -192,7 +192,6 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
 def _write(
     run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str
 ) -> tuple[LoadManifest, list[str]]:
-    """The load in the staging folder: its manifest, and notes for people."""
     fs = run.writing.fs
     topic, progress = plan.topic, _progress(plan.topic_id, newest)
     parts = writing.parts_of(run.writing.client, topic, plan.topic_id, progress, plan.end_offsets)
@@ -246,7 +245,6 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
 
 
 def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
-    """The result, with what waits in the log behind the newest load."""
     latest = run.writing.client.list_offsets(result.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())

@@ -207,7 +207,6 @@ def write_ranges(
 
 
 def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
-    """The account of one partition; without news it stays where it was."""
     before = part.progress
     unread = PartitionRange(
         partition=part.partition,

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.table import revisions
 from millrace_spark.table.revisions import Revision
 from millrace_spark.table.sources import LoadHistory
 from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import HOURLY, PLANS
-from millrace_spark.warehouse.ledger import newest_load, recorded_at, recorded_folders
+from millrace_spark.warehouse.ledger import recorded_at, recorded_folders, require_load
 from millrace_spark.warehouse.manifest import HourManifest, LoadManifest, LoadPart, encode
 from millrace_spark.warehouse.staging import STALE_STAGING_S, Progress, sweep_staging
 
@@ -57,7 +56,7 @@ class ExpireResult:
     """Old loads and revisions that stay -> why."""
 
 
-ProblemOf = Callable[[str], str | None]
+DamageOf = Callable[[str], str | None]
 """What is wrong with the files of an hour's newest revision; None when they are the published ones."""
 
 
@@ -72,18 +71,17 @@ class _Expiring:
 
 def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
     """Delete what is old and not needed; MillraceError when the history has a hole or a copy is damaged."""
-    if newest_load(run.fs, topic) is None:
-        raise MillraceError(f"no load of {topic} in {run.fs.root}: check the warehouse and the topic")
+    require_load(run.fs, topic)
     if not run.dry_run:
-        _finish(run, topic)
+        _finish_deletions(run, topic)
         for table in (topic, f"{topic}{HOURLY}", editions.reloads_table(topic)):
             sweep_staging(run.fs, table)
     kept: dict[str, str] = {}
     newest = {revision.manifest.hour: revision for revision in revisions.newest_revisions(run.fs, topic)}
-    problem_of = functools.cache(lambda hour: _problem(run.fs, newest[hour]))
+    damage_of = functools.cache(lambda hour: _damage(run.fs, newest[hour]))
     # Loads first: the revision that stands for one is checked while all that led to it is still there.
-    loads = [_delete(run, load) for load in _old_loads(run, topic, newest, problem_of, kept)]
-    superseded = [_delete(run, old) for old in _old_revisions(run, topic, newest, problem_of, kept)]
+    loads = [_delete(run, load) for load in _old_loads(run, topic, newest, damage_of, kept)]
+    superseded = [_delete(run, old) for old in _old_revisions(run, topic, newest, damage_of, kept)]
     plans = _old_plans(run, topic)
     return ExpireResult(
         topic=topic,
@@ -109,7 +107,7 @@ def _delete(run: ExpireRun, expiring: _Expiring) -> editions.ExpiredEntry:
     return entry
 
 
-def _finish(run: ExpireRun, topic: str) -> None:
+def _finish_deletions(run: ExpireRun, topic: str) -> None:
     """Delete what earlier runs had only written down, and what a power cut has brought back.
 
     A deletion is checked for a day, as long as somebody may be in the middle of it, and until all is gone.
@@ -134,21 +132,21 @@ def _folder(name: str) -> str:
 
 
 def _old_loads(
-    run: ExpireRun, topic: str, newest: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+    run: ExpireRun, topic: str, newest: Mapping[str, Revision], damage_of: DamageOf, kept: dict[str, str]
 ) -> Iterator[_Expiring]:
     """Every edition of every old load that is folded, the newest edition of each last."""
     history = LoadHistory.of(run.fs, topic)
     for load in history.numbers:
         if history.has_expired(load):
             continue
-        if not _old(run, history.manifest(load, 1).created):
+        if not _is_old(run, history.manifest(load, 1).created):
             return  # the later ones are younger
         manifests = [history.manifest(load, number) for number in range(1, history.edition(load) + 1)]
-        if not _old(run, manifests[-1].created):
+        if not _is_old(run, manifests[-1].created):
             continue
         touched = sorted({hour for manifest in manifests for hour in manifest.rows_by_hour()})
         holding = {hour: newest[hour].manifest for hour in touched if hour in newest}
-        damaged = next(filter(None, map(problem_of, holding)), None)
+        damaged = next(filter(None, map(damage_of, holding)), None)
         if reason := _not_folded(manifests[-1], holding) or damaged:
             kept[history.folder(load)] = reason
             continue
@@ -173,8 +171,7 @@ def _not_folded(newest: LoadManifest, holding: Mapping[str, HourManifest]) -> st
     return None
 
 
-def _problem(fs: Filesystem, revision: Revision) -> str | None:
-    """What is wrong with a revision's files; None when they are the published ones."""
+def _damage(fs: Filesystem, revision: Revision) -> str | None:
     for file in revision.manifest.files:
         path = f"{revision.folder}/{file.path}"
         try:
@@ -187,7 +184,7 @@ def _problem(fs: Filesystem, revision: Revision) -> str | None:
 
 
 def _old_revisions(
-    run: ExpireRun, topic: str, newest: Mapping[str, Revision], problem_of: ProblemOf, kept: dict[str, str]
+    run: ExpireRun, topic: str, newest: Mapping[str, Revision], damage_of: DamageOf, kept: dict[str, str]
 ) -> Iterator[_Expiring]:
     """Every revision whose successor has been there for long enough, while the newest one is whole."""
     table = f"{topic}{HOURLY}"
@@ -203,7 +200,7 @@ def _old_revisions(
             # Not what its manifest says: a driver may stand still for hours before it publishes.
             if recorded_at(run.fs, table, next_folder) > run.clock() - age_s:
                 continue
-            if reason := problem_of(hour):
+            if reason := damage_of(hour):
                 kept[f"{table}/{folder}"] = reason
             else:
                 manifest = revisions.read_revision(run.fs, topic, hour, number).manifest
@@ -239,5 +236,5 @@ def _expiring(
     return _Expiring(table, entry, sorted({file.path.partition("/")[0] for file in files}))
 
 
-def _old(run: ExpireRun, created: str) -> bool:
+def _is_old(run: ExpireRun, created: str) -> bool:
     return datetime.fromisoformat(created).timestamp() <= run.clock() - run.older_than_s

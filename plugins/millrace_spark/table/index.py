@@ -80,7 +80,6 @@ def _read(fs: Filesystem, topic: str, newest: int) -> HourIndex | None:
 
 
 def _write(fs: Filesystem, topic: str, index: HourIndex) -> None:
-    """Write the index down in the place of earlier ones."""
     mine = f"{index.through:010d}-{index.load_sha256[:8]}.json"
     others = [name for name in fs.names(f"{topic}/{HOURS}") if name != mine and not name.startswith(".")]
     fs.delete(f"{topic}/{HOURS}/{mine}")  # one that does not count, or the same

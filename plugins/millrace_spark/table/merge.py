@@ -23,12 +23,7 @@ import pyarrow.parquet as pq
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.files.task_storage import TaskStorage
-from millrace_spark.parquet.hour_files import (
-    ROW_GROUP_BYTES,
-    ROW_GROUP_ROWS,
-    data_file,
-    hour_folder,
-)
+from millrace_spark.parquet.hour_files import ROW_GROUP_BYTES, ROW_GROUP_ROWS, data_file, hour_folder
 from millrace_spark.table.sources import HourSource
 from millrace_spark.warehouse.manifest import DataFile, OffsetRange
 from millrace_spark.warehouse.staging import tasks_folder
@@ -105,7 +100,7 @@ def _batches(task: MergeTask, newest: Path, schema: pa.Schema) -> Iterator[pa.Re
             for fragment in ds.dataset(str(file), schema=schema, format="parquet").get_fragments():
                 # One row group after the other: read as a whole, a file full of rows is decoded ahead.
                 for row_group in fragment.split_by_row_group():
-                    yield from row_group.to_batches(schema=schema, filter=_rest(source.left_out))
+                    yield from row_group.to_batches(schema=schema, filter=_row_filter(source.left_out))
 
 
 @contextmanager
@@ -135,7 +130,7 @@ def not_published(path: str) -> MillraceError:
     )
 
 
-def _rest(left_out: Sequence[OffsetRange]) -> Any:
+def _row_filter(left_out: Sequence[OffsetRange]) -> Any:
     """The rows that stay, as a filter; None when all do."""
     if not left_out:
         return None
@@ -163,7 +158,6 @@ class DirectMerge:
         return files
 
     def _tasks(self, source: HourSource, target: str) -> Iterator[MergeTask]:
-        """A task for about MERGE_BYTES of an hour's files, in their order."""
         inputs: list[list[MergeInput]] = []
         size = MERGE_BYTES
         for folder, file in source.files:

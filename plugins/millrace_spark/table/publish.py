@@ -15,7 +15,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.parquet.hour_files import HOUR_MS, hour_folder, hour_of
 from millrace_spark.table.merge import Merge
-from millrace_spark.table.revisions import read_revision, revision_folder, revision_numbers
+from millrace_spark.table.revisions import revision_folder, revision_numbers
 from millrace_spark.table.sources import (
     HourSource,
     Unpublished,
@@ -23,17 +23,9 @@ from millrace_spark.table.sources import (
     hours_with_news,
     unpublished_hours,
 )
-from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS
+from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS, read_checked
 from millrace_spark.warehouse.ledger import newest_load, record, recorded_folders
-from millrace_spark.warehouse.manifest import (
-    UNASKED,
-    DataFile,
-    HourManifest,
-    Verdict,
-    check_hash,
-    now,
-    sealed,
-)
+from millrace_spark.warehouse.manifest import UNASKED, DataFile, HourManifest, Verdict, now, sealed
 from millrace_spark.warehouse.staging import Progress, check_files, publish, staged, sweep_staging
 
 ATTEMPTS = 5
@@ -151,7 +143,6 @@ def publish_unpublished_hours(run: HourlyRun, topic: str, unproven_after_s: floa
 
 
 def _waiting(topic: str, hour: Unpublished, verdict: Verdict) -> HourResult:
-    """That an hour is not published, why, and what publishes it."""
     reason = f" ({verdict.reasons[0]})" if verdict.reasons else ""
     if verdict.verdict == "incomplete":
         message = f"not published{reason}: `millrace hourly {topic} --hour {hour.hour}` does it all the same"
@@ -171,9 +162,7 @@ def _newest(run: HourlyRun, topic: str, hour: str, recorded: set[str]) -> HourMa
     if not numbers:
         return None
     folder = revision_folder(hour, numbers[-1])
-    manifest = read_revision(run.fs, topic, hour, numbers[-1]).manifest
-    if problem := check_hash(manifest):
-        raise MillraceError(f"{table}/{folder}: {problem}")
+    manifest = read_checked(run.fs, HourManifest, f"{table}/{folder}")
     if folder not in recorded:
         record(run.fs, table, folder, manifest)
     return manifest

@@ -124,7 +124,7 @@ class LoadHistory:
             self._manifests[key] = manifest
         return self._manifests[key]
 
-    def having(self, hour: str, index: HourIndex) -> list[int]:
+    def loads_with_rows(self, hour: str, index: HourIndex) -> list[int]:
         """The loads whose newest edition has rows of an hour that have not expired, ascending."""
         first = {load for load in index.loads(hour) if load not in self.editions}
         later = {load for load in self.editions if self.manifest(load).rows_by_hour().get(hour)}
@@ -171,7 +171,7 @@ def unpublished_hours(fs: Filesystem, topic: str) -> list[Unpublished]:
     moved = {hour for load in history.editions for hour in history.manifest(load).rows_by_hour()}
     unpublished = []
     for hour in without_revision(fs, topic, index.hours.keys() | moved):
-        loads = [history.manifest(load) for load in history.having(hour, index)]
+        loads = [history.manifest(load) for load in history.loads_with_rows(hour, index)]
         if rows := sum(load.rows_by_hour().get(hour, 0) for load in loads):
             loaded = min(datetime.fromisoformat(load.created) for load in loads)
             unpublished.append(Unpublished(hour, rows, loaded))
@@ -196,7 +196,7 @@ def hours_with_news(fs: Filesystem, topic: str, run_id: str) -> list[str]:
     }
     index = hour_index(fs, topic, len(history.numbers))
     for hour, parts in folded.items():
-        if any(load not in parts for load in history.having(hour, index)):
+        if any(load not in parts for load in history.loads_with_rows(hour, index)):
             news.add(hour)
     return sorted(news)
 
@@ -211,8 +211,8 @@ def hour_sources(
     sources = []
     for hour, base in bases.items():
         folded = _editions(base)
-        lacking = [load for load in history.having(hour, index) if folded.get(load) != history.edition(load)]
-        news = [history.manifest(load) for load in lacking]
+        loads = history.loads_with_rows(hour, index)
+        news = [history.manifest(load) for load in loads if folded.get(load) != history.edition(load)]
         if base is None:
             sources.append(_rebuild_hour(history, hour, revisions[hour], news))
         else:
@@ -266,7 +266,7 @@ def _add_to_revision(history: LoadHistory, base: HourManifest, news: Sequence[Lo
     parts |= {manifest.load: _part(base.hour, manifest) for manifest in news}
     replaced = [history.manifest(part.load, part.edition) for part in stale if part.rows]
     kept = [part for part in base.loads if part not in stale]
-    if replaced and not _tell_apart(history, replaced, kept):
+    if replaced and not _can_tell_apart(history, replaced, kept):
         manifests = [*(history.manifest(part.load) for part in kept), *news]
         return _rebuild_hour(history, base.hour, base, manifests)
     folder = f"{history.topic}{HOURLY}/{revision_folder(base.hour, base.revision)}"
@@ -285,7 +285,7 @@ def _add_to_revision(history: LoadHistory, base: HourManifest, news: Sequence[Lo
     )
 
 
-def _tell_apart(history: LoadHistory, replaced: Sequence[LoadManifest], kept: Sequence[LoadPart]) -> bool:
+def _can_tell_apart(history: LoadHistory, replaced: Sequence[LoadManifest], kept: Sequence[LoadPart]) -> bool:
     """True if partition and offset say of each row whether it is one of the replaced.
 
     Not so in an hour of two topics of one name, the second created when the first was deleted.

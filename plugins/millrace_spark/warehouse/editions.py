@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.warehouse.layout import load_folder, read_load, read_manifest
+from millrace_spark.warehouse.layout import load_folder, read_checked
 from millrace_spark.warehouse.ledger import recorded_folders
-from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, check_hash
+from millrace_spark.warehouse.manifest import FORMAT, LoadManifest
 
 RELOADS = "_reloads"
 EXPIRED = "_expired"
@@ -34,7 +34,6 @@ class ExpiredEntry:
     sha256: str
     """Of the folder's manifest, which stays."""
     expired: str
-    """When, UTC, ISO 8601."""
     rows: int
     files: int
     bytes: int
@@ -60,13 +59,7 @@ def edition_folder(load: int, edition: int) -> str:
 
 def read_edition(fs: Filesystem, topic: str, load: int, edition: int) -> LoadManifest:
     """The manifest of an edition; MillraceError when it is not there or was edited."""
-    if edition == 1:
-        manifest = read_load(fs, topic, load)
-    else:
-        manifest = read_manifest(fs, LoadManifest, f"{topic}/{edition_folder(load, edition)}")
-    if problem := check_hash(manifest):
-        raise MillraceError(f"{topic}/{edition_folder(load, edition)}: {problem}; restore it from a copy")
-    return manifest
+    return read_checked(fs, LoadManifest, f"{topic}/{edition_folder(load, edition)}")
 
 
 def later_editions(fs: Filesystem, topic: str) -> dict[int, list[int]]:

@@ -32,6 +32,7 @@ from millrace_spark.warehouse.manifest import (
     M,
     ProducerSequences,
     SpilledFile,
+    check_hash,
     decode,
 )
 
@@ -83,6 +84,14 @@ def read_manifest(fs: Filesystem, cls: type[M], folder: str) -> M:
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing: restore the folder from a copy, or move it away") from None
     return decode(cls, content, path)
+
+
+def read_checked(fs: Filesystem, cls: type[M], folder: str) -> M:
+    """The manifest in a folder; MillraceError when it is missing or broken, or was edited."""
+    manifest = read_manifest(fs, cls, folder)
+    if problem := check_hash(manifest):
+        raise MillraceError(f"{folder}: {problem}; restore it from a copy")
+    return manifest
 
 
 def spill_sequences(

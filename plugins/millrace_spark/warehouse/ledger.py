@@ -12,16 +12,8 @@ from dataclasses import dataclass
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.warehouse.layout import LEDGER, load_folder, load_numbers, read_load
-from millrace_spark.warehouse.manifest import (
-    FORMAT,
-    LoadManifest,
-    Manifest,
-    OffsetRange,
-    check_hash,
-    decode,
-    encode,
-)
+from millrace_spark.warehouse.layout import LEDGER, load_folder, load_numbers, read_checked
+from millrace_spark.warehouse.manifest import FORMAT, LoadManifest, Manifest, OffsetRange, decode, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +75,14 @@ def recorded_folders(fs: Filesystem, table: str) -> list[str]:
     return [name.removesuffix(".json").replace(",", "/") for name in names if not name.startswith(".")]
 
 
+def require_load(fs: Filesystem, topic: str) -> LoadManifest:
+    """The newest load's manifest; MillraceError when there is none, or when history has a hole."""
+    newest = newest_load(fs, topic)
+    if newest is None:
+        raise MillraceError(f"no load of {topic} in {fs.root}: check the warehouse and the topic")
+    return newest
+
+
 def newest_load(fs: Filesystem, topic: str) -> LoadManifest | None:
     """The newest load's manifest, None before the first load; MillraceError when history has a hole.
 
@@ -96,9 +96,4 @@ def newest_load(fs: Filesystem, topic: str) -> LoadManifest | None:
             f"{topic}/{missing} was published and is gone: restore it from a copy; to load its offsets again"
             f" on purpose, delete {_path(topic, missing)} and every later load with its entry"
         )
-    if not numbers:
-        return None
-    newest = read_load(fs, topic, numbers[-1])
-    if problem := check_hash(newest):
-        raise MillraceError(f"{topic}/{load_folder(newest.load)}: {problem}; restore it from a copy")
-    return newest
+    return read_checked(fs, LoadManifest, f"{topic}/{load_folder(numbers[-1])}") if numbers else None

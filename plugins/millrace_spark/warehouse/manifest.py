@@ -78,12 +78,9 @@ class PartitionRange:
     gaps: Sequence[Gap] = ()
     """Beside a reader's reasons there is `control`: the offsets have expired, and no record was in them."""
     min_time_ms: int | None = None
-    """Smallest event time of the rows written, from the audit header."""
     max_time_ms: int | None = None
     schema_ids: Sequence[int] = ()
-    """Registry ids of the schemas the rows were written with."""
     origin: OriginPartition | None = None
-    """Where a mirrored partition comes from, when its position batches say so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +138,6 @@ class LoadManifest:
     """1 for the first reading of these offsets; each re-load of the same ones is the next."""
     run_id: str
     created: str
-    """UTC, ISO 8601."""
     sink: str
     """`direct` or `spark`: who wrote the Parquet files."""
     table_schema_id: int
@@ -180,7 +176,6 @@ class LoadManifest:
 
     @property
     def ends(self) -> dict[int, int]:
-        """The next offset to read, by partition."""
         return {partition.partition: partition.end for partition in self.partitions}
 
     def rows_by_hour(self) -> dict[str, int]:

@@ -45,11 +45,9 @@ class Promotion:
 
     topic: str
     number: int
-    """1 for the first promotion of the table."""
     schema_id: int
     previous_schema_id: int
     created: str
-    """UTC, ISO 8601."""
     by: str
     """user@machine."""
     reason: str
@@ -70,7 +68,6 @@ class PromoteResult:
 
     topic: str
     schema_id: int
-    """The table's schema from now on."""
     promotion: Promotion | None
     """None when it was the table's schema already."""
     changes: Sequence[str]

@@ -24,7 +24,8 @@ STALE_STAGING_S = 24 * 3600
 """How long a staging folder must lie untouched before others may delete it."""
 HASHED_AT_ONCE = 8
 """Most files that a driver hashes at a time: neither hashing nor the JVM's reading holds Python's lock."""
-SWEPT, TASKS = ".swept", ".tasks"
+SWEPT = ".swept"
+TASKS = ".tasks"
 
 Progress = Callable[[str], None]
 """Called with the name of each step when it is done: a progress line, or a test that ends the process."""

@@ -21,12 +21,7 @@ from millrace_spark.load.load import load_topic
 from millrace_spark.load.writing import Pinned
 from millrace_spark.table.expire import ExpireRun, expire_topic
 from millrace_spark.table.merge import MergeInput, MergeTask, merge_files
-from millrace_spark.table.publish import (
-    HourResult,
-    hours_between,
-    publish_hours,
-    publish_late_hours,
-)
+from millrace_spark.table.publish import HourResult, hours_between, publish_hours, publish_late_hours
 from millrace_spark.table.revisions import newest_revisions, read_revision, revision_numbers
 from millrace_spark.tables import dataset
 from millrace_spark.verify import verify

@@ -23,13 +23,7 @@ from millrace_spark.load.load import LoadResult, load_topic
 from millrace_spark.table.publish import publish_hours
 from millrace_spark.tables import dataset
 from millrace_spark.warehouse.layout import read_load
-from millrace_spark.warehouse.promotions import (
-    HistoryEntry,
-    Promotion,
-    history,
-    promote,
-    promotions,
-)
+from millrace_spark.warehouse.promotions import HistoryEntry, Promotion, history, promote, promotions
 from tests.support import REPOSITORY, WAIT_S
 from tests.unit.spark.memory_log import (
     HOUR,
