@@ -44,7 +44,7 @@ def load(request: Load, invocation: Invocation) -> None:
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics)
-    answer = submit_job("load", request, fair, fast_start=request.sink == "direct")
+    answer = submit_job("load", request, fair)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
@@ -114,7 +114,7 @@ def reload(request: Reload, invocation: Invocation) -> None:
     elif request.hours or request.start or request.end:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     early.check_table(request.warehouse, request.topic, request.loads)
-    loads = submit_job("reload", request, invocation, fast_start=request.sink == "direct")
+    loads = submit_job("reload", request, invocation)
     invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
 
 

@@ -99,7 +99,7 @@ def run_job(
         return json.loads(json.dumps(job(None, request, progress), default=dataclasses.asdict))
 
 
-def submit_job(name: str, request: Any, invocation: Invocation, *, fast_start: bool = True) -> Any:
+def submit_job(name: str, request: Any, invocation: Invocation) -> Any:
     """The answer of the job under spark-submit, its steps shown; MillraceError with the job's own line."""
     from millrace_spark.commands.early import check_master
     from millrace_spark.jobs.submit import submit
@@ -111,7 +111,7 @@ def submit_job(name: str, request: Any, invocation: Invocation, *, fast_start: b
             dataclasses.asdict(request),
             master=invocation.master,
             on_line=on_line,
-            fast_start=fast_start,
+            fast_start=getattr(request, "sink", "direct") == "direct",
             conf=invocation.conf,
             archives=invocation.archives,
         )

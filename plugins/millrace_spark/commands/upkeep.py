@@ -35,7 +35,7 @@ def hourly(request: Hourly, invocation: Invocation) -> None:
             "which hours? give --hour, as often as needed, or --from and --to, or --late, or --unpublished"
         )
     early.check_table(request.warehouse, request.topic)
-    hours = submit_job("hourly", request, invocation, fast_start=request.sink == "direct")
+    hours = submit_job("hourly", request, invocation)
     which = "hour" if request.unpublished else "published hour"
     invocation.print({"topic": request.topic, "hours": hours}, partial(_show_hours, which))
 

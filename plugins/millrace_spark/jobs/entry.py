@@ -61,11 +61,14 @@ def main() -> None:
     name, file = sys.argv[1:]
     request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
     try:
-        answer = {"result": _result(name, request)}
+        answer: dict[str, Any] = {"result": _result(name, request)}
     except MillraceError as error:
         answer = {"error": str(error)}
     except Exception as error:
-        answer = _failure(error)
+        answer = {"error": said(error)}
+        if not explained(str(error), of_hadoop=False):
+            traceback.print_exc()
+            answer["unforeseen"] = True
     print(json.dumps(answer, default=dataclasses.asdict), flush=True)
     sys.exit(1 if "error" in answer else 0)
 
@@ -93,28 +96,18 @@ def _session() -> SparkSession:
     try:
         return SparkSession.builder.getOrCreate()
     except Exception as error:
-        raise MillraceError(_no_session(error)) from error
-
-
-def _no_session(error: Exception) -> str:
-    """One line for a master that is not there, or settings that Spark refuses: Java's own words, no stack."""
-    lines = str(error).splitlines()
-    reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0] if lines else "")
-    return f"Spark does not start ({reason}): check that the --master is up, and the --conf settings"
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    """The answer for an exception; one that nobody foresaw is written down whole, for whoever mends it."""
-    if explained(str(error), of_hadoop=False):
-        return {"error": said(error)}
-    traceback.print_exc()
-    return {"error": said(error), "unforeseen": True}
+        # No master there, or settings that Spark refuses: Java's own words say it, without their stack.
+        lines = str(error).splitlines() or [""]
+        reason = next((line[2:] for line in lines if line.startswith(": ")), lines[0])
+        raise MillraceError(
+            f"Spark does not start ({reason}): check that the --master is up, and the --conf settings"
+        ) from error
 
 
 def said(error: Exception) -> str:
-    """One line for an exception that nobody foresaw: what HDFS refuses is known all the same."""
-    if known := explained(str(error), of_hadoop=False):
-        return str(known)
+    """One line for an exception that nobody foresaw, or for what HDFS refuses."""
+    if explanation := explained(str(error), of_hadoop=False):
+        return str(explanation)
     if jvm_has_ended():
         return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
     text = next(iter(str(error).splitlines()), "")

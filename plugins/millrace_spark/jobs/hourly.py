@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,12 +33,12 @@ TOGETHER = 50
 
 
 def publish(spark: SparkSession, request: Hourly) -> list[HourResult]:
-    """Publish every hour that has news: those asked for, those with late rows, those never published."""
+    """Publish every hour that has news: those named, those with late rows, those never published."""
     fs = open_filesystem(request.warehouse, spark)
     run = HourlyRun(
         fs=fs,
         merge=_merge(spark, fs, request.sink),
-        verdict_of=verdict_from(request.auditor),
+        verdict_of=partial(verdict_of, request.auditor),
         run_id=request.run_id,
         progress=_hour_by_hour(to_stderr(f"hourly {request.topic}")),
     )
@@ -48,7 +47,9 @@ def publish(spark: SparkSession, request: Hourly) -> list[HourResult]:
         results += publish_late_hours(run, request.topic)
     if request.unpublished:
         results += publish_unpublished_hours(run, request.topic, request.unproven_after_s)
-    return list({each.hour: each for each in results}.values())  # of an hour the last, which is the newest
+    return list(
+        {result.hour: result for result in results}.values()
+    )  # of an hour the last, which is the newest
 
 
 def _hour_by_hour(progress: Progress) -> Progress:
@@ -69,24 +70,18 @@ def _merge(spark: SparkSession, fs: Filesystem, sink: str) -> Merge:
     return SparkMerge(spark, fs)
 
 
-def verdict_from(auditor: str) -> Callable[[str, str], Verdict]:
-    """Asks the auditor at that URL about (topic, hour); without one every verdict is `unasked`."""
-
-    def verdict_of(topic: str, hour: str) -> Verdict:
-        if not auditor:
-            return Verdict(verdict=UNASKED)
-        if hour == LAST:
-            return Verdict(
-                verdict="unknown", reasons=["the calendar ends with this hour: nobody can be asked"]
-            )
-        start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
-        answer = completeness(auditor, topic, start, start + timedelta(hours=1))
-        reasons = [reason for window in answer.windows for reason in window.reasons]
-        return Verdict(
-            verdict=answer.verdict,
-            watermark=None if answer.watermark is None else answer.watermark.isoformat(),
-            checked=datetime.now(UTC).isoformat(timespec="seconds"),
-            reasons=list(dict.fromkeys(reasons)),
-        )
-
-    return verdict_of
+def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
+    """What the auditor at that URL says of an hour; without one every verdict is `unasked`."""
+    if not auditor:
+        return Verdict(verdict=UNASKED)
+    if hour == LAST:
+        return Verdict(verdict="unknown", reasons=["the calendar ends with this hour: nobody can be asked"])
+    start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
+    answer = completeness(auditor, topic, start, start + timedelta(hours=1))
+    reasons = [reason for window in answer.windows for reason in window.reasons]
+    return Verdict(
+        verdict=answer.verdict,
+        watermark=None if answer.watermark is None else answer.watermark.isoformat(),
+        checked=datetime.now(UTC).isoformat(timespec="seconds"),
+        reasons=list(dict.fromkeys(reasons)),
+    )

@@ -20,7 +20,7 @@ from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_audit.answer import Completeness
 from millrace_spark.jobs import entry
-from millrace_spark.jobs.hourly import publish, verdict_from
+from millrace_spark.jobs.hourly import publish, verdict_of
 from millrace_spark.jobs.load import TopicFailure, load_topics
 from millrace_spark.jobs.verbs import Hourly, Load
 from millrace_spark.load.load import LoadResult, LoadRun, load_topic
@@ -52,7 +52,7 @@ def test_the_verdict_of_an_hour_is_the_auditor_s_with_its_reasons_once(
         )  # fmt: skip
 
     monkeypatch.setattr(millrace_spark.jobs.hourly, "completeness", answer)
-    verdict = verdict_from("http://auditor")(TOPIC, "2015-05-17T10")
+    verdict = verdict_of("http://auditor", TOPIC, "2015-05-17T10")
     assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
     assert verdict.reasons == ["web1 is silent"]
     (question,) = asked
@@ -83,12 +83,12 @@ def test_a_job_says_one_line_for_each_hour_it_publishes(
 
 
 def test_nobody_is_asked_about_the_last_hour_of_the_calendar() -> None:
-    verdict = verdict_from("http://127.0.0.1:1")(TOPIC, "9999-12-31T23")
+    verdict = verdict_of("http://127.0.0.1:1", TOPIC, "9999-12-31T23")
     assert (verdict.verdict, len(verdict.reasons)) == ("unknown", 1)
 
 
 def test_without_an_auditor_nobody_is_asked() -> None:
-    assert verdict_from("")(TOPIC, "2015-05-17T10").verdict == "unasked"
+    assert verdict_of("", TOPIC, "2015-05-17T10").verdict == "unasked"
 
 
 def test_a_position_batch_tells_where_a_partition_comes_from() -> None:

@@ -88,6 +88,14 @@ def test_a_record_of_expiry_that_is_about_nothing_or_another_folder_is_named(sce
     assert any("_expired/load=0000000001.json is about" in each for each in found), found
 
 
+def test_a_record_of_expiry_that_cannot_be_read_is_named(scene: Scenario) -> None:
+    fs = LocalFilesystem(str(scene.folder))
+    for table, folder in ((TOPIC, "load=0000000001"), (f"{TOPIC}.hourly", REVISION)):
+        fs.create(expired_path(table, folder), b"{")
+    for path in ("PageView/_expired/load=0000000001.json", "PageView.hourly/_expired/date="):
+        assert any(path in problem and "is not JSON" in problem for problem in scene.problems())
+
+
 def test_a_promotion_that_is_missing_is_named(scene: Scenario) -> None:
     fs = scene.filesystem()
     promotion = promote(fs, TOPIC, WIDER_ID, "a column", {7: SCHEMA, WIDER_ID: WIDER}.get).promotion
