@@ -21,58 +21,60 @@ from millrace.storage.state import LogState
 
 FILE_NAME = "checkpoint"
 VERSION = 3
-_PLAIN_FIELDS = ("flushed", "high_watermark", "data_end", "start", "start_offset", "producers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """The log as of one flush; every position up to `flushed` is on disk."""
+    """The log as of one flush."""
 
-    flushed: int
-    high_watermark: int
-    data_end: int
-    """Position behind the last data batch below `flushed`."""
+    state: LogState
+    """Every position up to its end is on disk; `messages` is 0."""
     start: int
     """Base of the first segment: a file above it that is missing is a loss, a file below it a leftover."""
     start_offset: int
     """Offset after the last record that retention deleted; `start` when it is unknown."""
     segments: tuple[SegmentFacts, ...]
     landmarks: Mapping[int, Landmarks]
-    """Of the segments, by base, whose landmarks are in no file of their own; those below `flushed`."""
+    """Of the segments, by base, whose landmarks are in no file of their own; those below the state's end."""
     producers: list[Any] | int
     """What `ProducerStates.save` gave: the producers, or a position."""
-    mirror: MirrorPosition | None
+
+    @property
+    def flushed(self) -> int:
+        return self.state.end
 
     @classmethod
     def of(cls, state: LogState, files: Files, producers: list[Any] | int) -> Checkpoint:
+        flushed = [segment for segment in files.segments if segment.base < state.end]
         return cls(
-            flushed=state.end,
-            high_watermark=state.high_watermark,
-            data_end=state.data_end,
+            state=state._replace(messages=0),
             start=files.segments[0].base,
             start_offset=files.start_offset,
-            segments=tuple(segment.facts for segment in files.segments if segment.base < state.end),
+            segments=tuple(segment.facts for segment in flushed),
             landmarks={
                 segment.base: landmarks.below(state.end)
-                for segment in files.segments
-                if segment.base < state.end and (landmarks := segment.landmarks) is not None
+                for segment in flushed
+                if (landmarks := segment.landmarks) is not None
             },
             producers=producers,
-            mirror=state.mirror,
         )
 
     def write(self, directory: Path) -> None:
         """Replace the directory's checkpoint; when this returns, the new one survives a power cut."""
-        sealed.write(
-            directory / FILE_NAME,
-            {
-                "version": VERSION,
-                **{name: getattr(self, name) for name in _PLAIN_FIELDS},
-                "segments": [astuple(facts) for facts in self.segments],
-                "landmarks": [[base, marks.values.tolist()] for base, marks in self.landmarks.items()],
-                "mirror": None if self.mirror is None else self.mirror.encode(self.high_watermark).decode(),
-            },
-        )
+        state, mirror = self.state, self.state.mirror
+        fields = {
+            "version": VERSION,
+            "flushed": state.end,
+            "high_watermark": state.high_watermark,
+            "data_end": state.data_end,
+            "start": self.start,
+            "start_offset": self.start_offset,
+            "segments": [astuple(facts) for facts in self.segments],
+            "landmarks": [[base, marks.values.tolist()] for base, marks in self.landmarks.items()],
+            "producers": self.producers,
+            "mirror": None if mirror is None else mirror.encode(state.high_watermark).decode(),
+        }
+        sealed.write(directory / FILE_NAME, fields)
         sync_directory(directory)
 
     @classmethod
@@ -91,9 +93,12 @@ class Checkpoint:
             segments = [(base, max_timestamp, end) for base, max_timestamp, _, end in segments]
         # Version 1 had no landmarks, 2 had others: new ones are built when a look-up needs them.
         landmarks = fields["landmarks"] if version == VERSION else []
+        position = None if mirror is None else MirrorPosition.decode(mirror.encode())
         return cls(
-            **{name: fields[name] for name in _PLAIN_FIELDS},
+            state=LogState(fields["flushed"], fields["high_watermark"], fields["data_end"], 0, position),
+            start=fields["start"],
+            start_offset=fields["start_offset"],
             segments=tuple(SegmentFacts(*facts) for facts in segments),
             landmarks={base: Landmarks(array("q", values)) for base, values in landmarks},
-            mirror=None if mirror is None else MirrorPosition.decode(mirror.encode()),
+            producers=fields["producers"],
         )

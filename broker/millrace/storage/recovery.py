@@ -66,9 +66,7 @@ def recover(directory: Path, producers: ProducerStates, now: float, sync: Sync) 
         state, start_offset = LogState(first, first, first, 0, None), first
     else:
         _load_producers(directory, checkpoint, producers, segments)
-        state = LogState(
-            checkpoint.flushed, checkpoint.high_watermark, checkpoint.data_end, 0, checkpoint.mirror
-        )
+        state = checkpoint.state
         gone = segments[0].base > checkpoint.start
         start_offset = segments[0].base if gone else checkpoint.start_offset
         # An empty last file may be one whose name a crash kept from being synced: the long way does it.

@@ -111,8 +111,8 @@ def _note_in_checkpoint(directory: Path, damage: Damage, batch: bytes) -> None:
     end = damage.position + damage.length
     landmarks = dict(checkpoint.landmarks)
     landmarks.pop(int(damage.path.stem), None)
-    checkpoint = replace(checkpoint, landmarks=landmarks)
-    if damage.filler_base is None and end >= checkpoint.data_end:
-        high_watermark = max(checkpoint.high_watermark, BatchHeader.of(batch).next_offset)
-        checkpoint = replace(checkpoint, high_watermark=high_watermark, data_end=end)
-    checkpoint.write(directory)
+    state = checkpoint.state
+    if damage.filler_base is None and end >= state.data_end:
+        high_watermark = max(state.high_watermark, BatchHeader.of(batch).next_offset)
+        state = state._replace(high_watermark=high_watermark, data_end=end)
+    replace(checkpoint, landmarks=landmarks, state=state).write(directory)

@@ -12,18 +12,16 @@ from millrace.storage.checkpoint import FILE_NAME, Checkpoint
 from millrace.storage.landmarks import Landmarks
 from millrace.storage.partition_log import CHECKPOINT_INTERVAL_S
 from millrace.storage.segment import SegmentFacts
+from millrace.storage.state import LogState
 from tests.unit.storage.logs import Clock, appended, batch, flush, open_log, position
 
 CHECKPOINT = Checkpoint(
-    flushed=900,
-    high_watermark=850,
-    data_end=880,
+    state=LogState(900, 850, 880, 0, position(77, start=5, next_base=80, batches=1, records=2, dropped=3)),
     start=300,
     start_offset=290,
     segments=(SegmentFacts(300, 5, 450), SegmentFacts(500)),
     landmarks={500: Landmarks(array("q", [500, -1, 500, 700, 6, 695]))},
     producers=[[7, 0, 1.5, [[0, 300, 3, 400]]]],
-    mirror=position(77, start=5, next_base=80, batches=1, records=2, dropped=3),
 )
 
 
