@@ -48,7 +48,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "connections": (_GAUGE, "Connections open now.", ()),
     "buffered_bytes": (
         _GAUGE,
-        "Bytes held for clients; a request without an answer counts 2 KiB.",
+        "Bytes held for clients; a request without an answer counts 4 KiB.",
         (),
     ),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),

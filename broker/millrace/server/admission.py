@@ -4,8 +4,8 @@ Keeps the counts and says who has to wait; closes nothing itself. Knows no socke
 
 A connection holds the bytes of requests that are not whole or not served and of answers that are not taken,
 and REQUEST_BYTES for each request without an answer. Once the sum of all exceeds `max_buffered_bytes`, who
-holds more than an even share is not read, until an eighth of the sum is free again. The owner of the oldest
-unfinished request is always read: otherwise all could wait for each other.
+holds more than a quarter of an even share is not read, until an eighth of the sum is free again. The owner of
+the oldest unfinished request is always read: otherwise all could wait for each other.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from millrace.config import ClientLimits
 
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
-REQUEST_BYTES = 2 << 10
-"""What a request without an answer counts for: a fetch that waits takes 2.5 KB."""
+REQUEST_BYTES = 4 << 10
+"""What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
 
 
 class Holder(Protocol):
@@ -94,8 +94,8 @@ class Admission(Generic[H]):
 
     @property
     def share(self) -> int:
-        """An even share of the limit in bytes."""
-        return self._limits.max_buffered_bytes // max(1, self.open)
+        """A quarter of an even share of the limit in bytes: what is above the limit stays small, too."""
+        return self._limits.max_buffered_bytes // 4 // max(1, self.open)
 
     def is_full(self, holder: H) -> bool:
         """True while the client must take answers before it may ask for more."""

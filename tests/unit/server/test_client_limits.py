@@ -247,8 +247,8 @@ def admitted(*, open_connections: int, limit: int = 1000) -> Admission[Held]:
     return admission
 
 
-def test_only_the_oldest_unfinished_request_is_read_beyond_an_even_share_when_the_budget_is_spent() -> None:
-    admission = admitted(open_connections=4)
+def test_only_the_oldest_unfinished_request_is_read_beyond_a_share_when_the_budget_is_spent() -> None:
+    admission = admitted(open_connections=1)
     oldest, second, third, small = Held(), Held(), Held(), Held()
     for holder, held in ((oldest, 450), (second, 300), (small, 100), (third, 300)):
         admission.note(holder, held, unfinished=True, now=1.0)
@@ -316,7 +316,8 @@ def test_a_client_that_waits_for_its_turn_and_hangs_up_costs_no_time(start: Star
     before = running.turns
     clients[-1].socket.shutdown(socket.SHUT_WR)
     assert clients[-1].at_end()
-    assert running.turns - before < 20
+    time.sleep(0.1)
+    assert running.turns - before < 100
 
 
 def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
@@ -381,7 +382,7 @@ def test_unread_answers_of_all_connections_share_the_budget(start: Start, connec
 def test_each_connection_gets_its_share_of_the_budget_when_too_many_requests_wait(
     start: Start, connect: Connect
 ) -> None:
-    running = start(max_queued_requests=100, max_buffered_bytes=1 << 20)
+    running = start(max_queued_requests=100, max_buffered_bytes=4 << 20)
     running.serve = lambda request, text: None
     hoarders = [connect(running) for _ in range(50)]
     for client in hoarders:
