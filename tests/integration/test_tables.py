@@ -120,9 +120,12 @@ def test_spark_reads_and_writes_a_warehouse_whatever_its_path_is_called(
     log.append_events(0, [START, START + 1])
     load_topic(load_run(log, warehouse), TOPIC)
     run = HourlyRun(
-        fs=fs, merge=SparkMerge(spark, fs), verdict_of=hourly_run(warehouse).verdict_of, run_id="spark",
+        fs=fs,
+        merge=SparkMerge(spark, fs),
+        verdict_of=hourly_run(warehouse).verdict_of,
+        run_id="spark",
         progress=no_progress,
-    )  # fmt: skip
+    )
     (result,) = publish_hours(run, TOPIC, ["2015-05-17T10"])
     assert (result.published, result.rows) == (True, 2)
 

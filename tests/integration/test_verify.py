@@ -64,10 +64,13 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
         (result,) = load_topics(
             spark,
             Load(
-                topics=[TOPIC], bootstrap=offline.cluster.bootstrap, registry=offline.registry,
-                warehouse=str(warehouse), run_id=f"run {turn}",
+                topics=[TOPIC],
+                bootstrap=offline.cluster.bootstrap,
+                registry=offline.registry,
+                warehouse=str(warehouse),
+                run_id=f"run {turn}",
             ),
-        )  # fmt: skip
+        )
         assert result.rows == 100
     publish(spark, Hourly(topic=TOPIC, hours=HOURS, warehouse=str(warehouse), run_id="hours"))
     return warehouse

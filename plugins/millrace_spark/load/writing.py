@@ -100,7 +100,7 @@ def parts_of(
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
     """What to read of every partition, up to `ends`, and what of it has expired already."""
-    news = [p for p, end in ends.items() if not progress.get(p, UNREAD).is_at(end)]
+    news = {p for p, end in ends.items() if not progress.get(p, UNREAD).is_at(end)}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
     for partition in sorted(progress.keys() | ends.keys()):

@@ -174,9 +174,13 @@ class Scenario:
     def step(self) -> None:
         """Do one thing, perhaps cut off in the middle; then look at everything."""
         actions: dict[Callable[[LocalFilesystem], object], int] = {
-            self.load: 3, self.hours: 3, self.late: 2, self.reload: 3, self.expire: 3,
+            self.load: 3,
+            self.hours: 3,
+            self.late: 2,
+            self.reload: 3,
+            self.expire: 3,
             self.fix: int(not self.fixed),
-        }  # fmt: skip
+        }
         (action,) = self.random.choices(list(actions), list(actions.values()))
         most = 4 if action == self.expire else 15
         cut = self.random.choice([None, None, self.random.randint(1, most)])
@@ -223,9 +227,12 @@ class Scenario:
     def hourly_run(self, fs: LocalFilesystem) -> HourlyRun:
         merge = DirectMerge(fs, lambda tasks: local_run(tasks, merge_files))
         return HourlyRun(
-            fs=fs, merge=merge, verdict_of=lambda *_: Verdict(verdict="unasked"), run_id=uuid.uuid4().hex,
+            fs=fs,
+            merge=merge,
+            verdict_of=lambda *_: Verdict(verdict="unasked"),
+            run_id=uuid.uuid4().hex,
             progress=no_progress,
-        )  # fmt: skip
+        )
 
     def hours(self, fs: LocalFilesystem) -> None:
         hours = self.random.sample(HOURS, self.random.choice([1, 2, 4, 4]))

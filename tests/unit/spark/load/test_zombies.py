@@ -43,8 +43,12 @@ def haunted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("haunted")
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.spark.load.zombie", str(folder)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folder
 

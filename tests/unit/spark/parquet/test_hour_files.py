@@ -112,16 +112,26 @@ EVERY_TYPE = {
         {"name": f"f{number}", "type": each}
         for number, each in enumerate(
             [
-                "null", "boolean", "int", "long", "float", "double", "bytes", "string",
-                {"type": "int", "logicalType": "date"}, {"type": "long", "logicalType": "timestamp-millis"},
+                "null",
+                "boolean",
+                "int",
+                "long",
+                "float",
+                "double",
+                "bytes",
+                "string",
+                {"type": "int", "logicalType": "date"},
+                {"type": "long", "logicalType": "timestamp-millis"},
                 {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
-                {"type": "fixed", "name": "F", "size": 3}, {"type": "enum", "name": "E", "symbols": ["A"]},
-                {"type": "array", "items": {"type": "map", "values": "long"}}, ["null", "long", "string"],
+                {"type": "fixed", "name": "F", "size": 3},
+                {"type": "enum", "name": "E", "symbols": ["A"]},
+                {"type": "array", "items": {"type": "map", "values": "long"}},
+                ["null", "long", "string"],
                 {"type": "map", "values": ["null", {"type": "array", "items": "string"}]},
             ]
         )
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])

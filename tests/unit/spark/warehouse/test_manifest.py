@@ -28,9 +28,16 @@ from millrace_spark.warehouse.manifest import (
 FILE = DataFile(path="date=2015-05-17/hour=10/a.parquet", rows=9, records=9, bytes=100, sha256="00")
 BAD_FILE = DataFile(path="_rejected/a.parquet", rows=1, records=1, bytes=100, sha256="00")
 PART = PartitionRange(
-    partition=0, start=0, end=100, end_base=120, read=10, written=9, rejected=1, data_batches=2,
+    partition=0,
+    start=0,
+    end=100,
+    end_base=120,
+    read=10,
+    written=9,
+    rejected=1,
+    data_batches=2,
     origin=OriginPartition(cluster="dc1", topic="PageView", topic_id="ab", partition=3),
-)  # fmt: skip
+)
 
 
 def manifest(**changes: Any) -> LoadManifest:
@@ -110,9 +117,7 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
 
 
 def test_a_gap_alone_accounts_for_a_range() -> None:
-    part = PartitionRange(
-        partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),)
-    )  # fmt: skip
+    part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
     assert check_law(manifest(partitions=(part,), files=(), sequences=())) == []
 
 

@@ -290,8 +290,9 @@ def test_every_widening_that_is_allowed_can_be_read_from_old_files(
     (newest,) = tmp_path.glob(f"{TOPIC}/load=0000000002/date=*/hour=*/*.parquet")
     every = ds.dataset(
         [str(path) for path in tmp_path.glob(f"{TOPIC}/load=*/date=*/hour=*/*.parquet")],
-        schema=pq.read_schema(newest), format="parquet",
-    )  # fmt: skip
+        schema=pq.read_schema(newest),
+        format="parquet",
+    )
     expected = [("k", 1)] if isinstance(value, dict) else value
     assert every.to_table()["n"].to_pylist() == [expected, expected]
 
@@ -400,8 +401,12 @@ def test_killed_anywhere_in_a_promotion_it_is_recorded_whole_or_not_at_all(
     run(log, tmp_path, "first")
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(tmp_path)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     # Whoever tries again has one promotion, the dead one's or his own.
