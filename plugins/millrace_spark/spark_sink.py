@@ -13,6 +13,7 @@ import json
 import urllib.parse
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -120,12 +121,9 @@ def _result(account: Mapping[str, Any]) -> CutResult:
 
 
 def _decoded(source: Source, cut: Cut, stats: RangeStats) -> Iterator[DecodedBatch]:
-    client = source.connect()
-    try:
+    with closing(source.connect()) as client:
         decoder = Decoder(source.table_schema, source.lookup)
         yield from decoder.decode(cut, read_cut(client, cut, stats), stats)
-    finally:
-        client.close()
 
 
 def rejected_of(source: Source, cut: Cut) -> Iterator[tuple[Any, ...]]:

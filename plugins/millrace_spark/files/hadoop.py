@@ -126,12 +126,8 @@ class HadoopFilesystem:
         return sorted((status.path, status.bytes) for status in self._listed(folder, recursive=True))
 
     def read(self, path: str) -> bytes:
-        with explaining(self.root):
-            stream = self._fs.open(self._path(path))
-            try:
-                return bytes(stream.readAllBytes())
-            finally:
-                stream.close()
+        with explaining(self.root), closing(self._fs.open(self._path(path))) as stream:
+            return bytes(stream.readAllBytes())
 
     def write(self, path: str, content: bytes) -> None:
         with explaining(self.root):
@@ -177,13 +173,10 @@ class HadoopFilesystem:
         # Files that were closed a moment ago may not be reported by all of their DataNodes yet. They are
         # synced on those that have: HDFS would look for another one instead, and might find none.
         conf.set("dfs.client.block.write.replace-datanode-on-failure.policy", "NEVER")
-        fs = self._jvm.org.apache.hadoop.fs.FileSystem.newInstance(self._java_uri, conf)
-        try:
-            with ThreadPoolExecutor(THREADS) as threads:
-                sync = partial(self._sync_one, fs, folder)
-                list(threads.map(sync, self._listed(folder, recursive=True)))
-        finally:
-            fs.close()
+        new_instance = self._jvm.org.apache.hadoop.fs.FileSystem.newInstance
+        with closing(new_instance(self._java_uri, conf)) as fs, ThreadPoolExecutor(THREADS) as threads:
+            sync = partial(self._sync_one, fs, folder)
+            list(threads.map(sync, self._listed(folder, recursive=True)))
 
     def _sync_one(self, fs: Any, folder: str, status: _Status) -> None:
         path = f"{folder}/{status.path}"
@@ -247,12 +240,9 @@ class HadoopFilesystem:
 
     def sha256(self, path: str) -> str:
         digest = self._jvm.java.security.MessageDigest.getInstance("SHA-256")
-        with explaining(self.root):
-            stream = self._jvm.java.security.DigestInputStream(self._fs.open(self._path(path)), digest)
-            try:
-                stream.transferTo(self._jvm.java.io.OutputStream.nullOutputStream())
-            finally:
-                stream.close()
+        digesting = self._jvm.java.security.DigestInputStream
+        with explaining(self.root), closing(digesting(self._fs.open(self._path(path)), digest)) as stream:
+            stream.transferTo(self._jvm.java.io.OutputStream.nullOutputStream())
         return bytes(digest.digest()).hex()
 
     def age_s(self, path: str) -> float:
@@ -356,12 +346,9 @@ def _wait_until_ready(jvm: Any, conf: Any, root: str) -> None:
 
 
 def _ask_namenode(jvm: Any, conf: Any, root: str) -> None:
-    with explaining(root):
-        fs = jvm.org.apache.hadoop.fs.FileSystem.newInstance(jvm.java.net.URI.create(root), conf)
-        try:
-            safe_mode = fs.isInSafeMode()
-        finally:
-            fs.close()
+    new_instance = jvm.org.apache.hadoop.fs.FileSystem.newInstance
+    with explaining(root), closing(new_instance(jvm.java.net.URI.create(root), conf)) as fs:
+        safe_mode = fs.isInSafeMode()
     if safe_mode:
         raise HdfsNotReady(
             f"{root}: the NameNode is in safe mode: see `hdfs dfsadmin -safemode get`, and run again when it"

@@ -13,6 +13,7 @@ import json
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,16 +118,12 @@ def write_cut(task: CutTask) -> CutResult:
     decoder = Decoder(task.source.table_schema, task.source.lookup)
     # In the order of the cuts, so that a table reads in the order of the log; unique by the attempt.
     name = f"part-{task.index:05d}-{uuid.uuid4().hex[:12]}"
-    with task.storage.writing(task.folder) as folder:
+    with task.storage.writing(task.folder) as folder, closing(task.source.connect()) as client:
         files, rejected = HourFiles(folder, name, decoder.arrow_schema), RejectedFile(folder, name)
-        client = task.source.connect()
-        try:
-            for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
-                files.add(batch.rows)
-                count_sequences(batch.rows, counts)
-                rejected.add(batch.rejected)
-                reasons.add(batch.rejected)
-        finally:
-            client.close()
+        for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
+            files.add(batch.rows)
+            count_sequences(batch.rows, counts)
+            rejected.add(batch.rejected)
+            reasons.add(batch.rejected)
         written = files.close() + rejected.close()
     return CutResult.of(stats, written, counts, reasons)
