@@ -206,13 +206,8 @@ def from_mapping(cls: type[T], values: Mapping[str, Any], where: str) -> T:
             close = difflib.get_close_matches(key, fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(fields)}"
             raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
-    missing = [
-        name
-        for name, f in fields.items()
-        if name not in values
-        and f.default is dataclasses.MISSING
-        and f.default_factory is dataclasses.MISSING
-    ]
+    required = [f.name for f in fields.values() if f.default is f.default_factory is dataclasses.MISSING]
+    missing = [name for name in required if name not in values]
     if missing:
         raise ConfigError(f"{where}: missing key {missing[0]!r}")
     return cls(**{key: _convert(hints[key], value, f"{where}: {key}") for key, value in values.items()})

@@ -49,10 +49,9 @@ log = logging.getLogger("millrace.broker")
 T = TypeVar("T")
 
 RETENTION_INTERVAL_S = 5.0
-ZOOKEEPER_THREADS = 4
-LOOK_UP_THREADS = 4
-OPENING_THREADS = 8
-"""Each opening waits for two syncs after a crash: eight at once wait hardly longer than one."""
+POOLS = {"zookeeper": 4, "look-up": 4, "open": 8, "delete": 1, "confirm": 1}
+"""Threads by what they wait for, so that one kind of work holds up no other. Each opening waits for two syncs
+after a crash: eight at once wait hardly longer than one."""
 RECORD_DELAY_S = 1.0
 """The broker's record in ZooKeeper is written once for all partitions that come and go in this time."""
 
@@ -99,16 +98,13 @@ class Broker:
         self.parked_partitions = 0
         """Partitions on which fetches wait, counted once for each fetch."""
         self.flushes = FlushThreads(mailbox)
-        # Pools of their own: what waits for ZooKeeper, or for a log to open, holds up nothing else.
-        self._zookeeper = ThreadPoolExecutor(ZOOKEEPER_THREADS, thread_name_prefix="zookeeper")
-        self._look_ups = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="look-up")
-        self._openers = ThreadPoolExecutor(OPENING_THREADS, thread_name_prefix="open")
-        self._deletions = ThreadPoolExecutor(1, thread_name_prefix="delete")
+        self._pools = {
+            name: ThreadPoolExecutor(threads, thread_name_prefix=name) for name, threads in POOLS.items()
+        }
         self._lacking_landmarks: set[Partition] = set()
-        self._confirming = ThreadPoolExecutor(1, thread_name_prefix="confirm")
         self._standstill = Standstill(
             mailbox,
-            lambda then: self._submit(self._confirming, cluster.confirm, then),
+            lambda then: self._submit("confirm", cluster.confirm, then),
             self._topics_confirmed,
             self._topics_unconfirmed,
             clock,
@@ -124,7 +120,7 @@ class Broker:
         self.cluster.on_change(lambda: self.mailbox.post(self.refresh))  # first: topics come while logs open
         self._set_aside_deleted()
         led = self._led()
-        logs = [self._openers.submit(self._open_log, key, topic) for key, topic in led.items()]
+        logs = [self._pools["open"].submit(self._open_log, key, topic) for key, topic in led.items()]
         for (key, topic), opened in zip(led.items(), logs, strict=True):
             try:
                 self._serve(key, topic, opened.result())
@@ -241,7 +237,7 @@ class Broker:
 
         hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
         hosted.state = State.OPENING
-        hosted.opening = self._submit(self._openers, lambda: self._open_log(key, topic), opened)
+        hosted.opening = self._submit("open", lambda: self._open_log(key, topic), opened)
 
     def _serve(self, key: TopicPartition, topic: TopicState, opened: PartitionLog) -> None:
         partition = Partition(
@@ -296,7 +292,7 @@ class Broker:
             self.refresh()
 
         self._hosted[key] = Hosted(self._hosted[key].topic_id, State.DELETING)
-        self._submit(self._deletions, lambda: self._logs.delete(*key), deleted)
+        self._submit("delete", lambda: self._logs.delete(*key), deleted)
 
     def _record_soon(self) -> None:
         """Have the broker's record in ZooKeeper say which partitions are stored here."""
@@ -334,7 +330,7 @@ class Broker:
             self._retry_failed()
             self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
 
-        self._submit(self._deletions, work, again)
+        self._submit("delete", work, again)
 
     # Records
 
@@ -382,7 +378,7 @@ class Broker:
         From any thread. The future brings, for each append, None or what the log raised: PositionMismatch
         when it stands elsewhere by now, StorageError, a BrokerError for a partition that is not led here.
         """
-        return self.call(lambda: [self._append_mirrored(append) for append in appends])
+        return self.mailbox.call(lambda: [self._append_mirrored(append) for append in appends])
 
     def _append_mirrored(self, append: TargetAppend) -> Exception | None:
         run = append.run
@@ -451,22 +447,16 @@ class Broker:
 
     # Threads
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the loop; from any thread. The future brings its result or exception."""
-        return self.mailbox.call(function)
-
     def in_zookeeper_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
         """Run `work`, which waits for ZooKeeper, in a thread; then `then` on the loop with its outcome."""
-        self._submit(self._zookeeper, work, then)
+        self._submit("zookeeper", work, then)
 
     def in_look_up_thread(self, work: Callable[[], T], then: Callable[[Future[T]], None]) -> None:
         """Run `work`, which reads logs, in a thread; then `then` on the loop with its outcome."""
-        self._submit(self._look_ups, work, then)
+        self._submit("look-up", work, then)
 
-    def _submit(
-        self, pool: ThreadPoolExecutor, work: Callable[[], T], then: Callable[[Future[T]], None]
-    ) -> Future[T]:
-        future = pool.submit(work)
+    def _submit(self, pool: str, work: Callable[[], T], then: Callable[[Future[T]], None]) -> Future[T]:
+        future = self._pools[pool].submit(work)
         future.add_done_callback(lambda done: self.mailbox.post(lambda: then(done)))
         return future
 
@@ -484,6 +474,6 @@ class Broker:
     def close(self) -> None:
         """End the threads and close the logs; `finalize` comes first."""
         self.mailbox.stop()
-        for pool in (self._zookeeper, self._look_ups, self._openers, self._deletions, self._confirming):
+        for pool in self._pools.values():
             pool.shutdown(wait=True, cancel_futures=True)
         self._logs.close()

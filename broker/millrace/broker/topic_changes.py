@@ -79,13 +79,13 @@ def alter_topic(
         change(_topic(broker, name))
     else:
         broker.cluster.change_topic(name, change)
-        broker.call(broker.refresh).result()
+        broker.mailbox.call(broker.refresh).result()
 
 
 def delete_topic(broker: Broker, name: str) -> None:
     """Delete a topic; its logs here are gone soon after."""
     broker.cluster.delete_topic(name)
-    broker.call(broker.refresh).result()
+    broker.mailbox.call(broker.refresh).result()
 
 
 def _check_limit(broker: Broker, name: str, count: int) -> None:
@@ -108,6 +108,6 @@ def _wait_until_open(broker: Broker, name: str, timeout_s: float) -> None:
         broker.refresh()
         return broker.opening(name)
 
-    _, late = concurrent.futures.wait(broker.call(opening).result(), min(timeout_s, OPENING_SECONDS))
+    _, late = concurrent.futures.wait(broker.mailbox.call(opening).result(), min(timeout_s, OPENING_SECONDS))
     if late:
         raise RequestTimedOut(f"topic {name} is there; {len(late)} of its partitions are being opened yet")

@@ -26,7 +26,7 @@ class Health:
 
     def _loop(self) -> list[str]:
         try:
-            self._broker.call(lambda: None).result(LOOP_TIMEOUT_S)
+            self._broker.mailbox.call(lambda: None).result(LOOP_TIMEOUT_S)
         except (TimeoutError, CancelledError):
             return [f"the broker's loop has not answered within {LOOP_TIMEOUT_S:.0f} s"]
         return []

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from millrace.broker import topic_changes
-from millrace.broker.broker import ZOOKEEPER_THREADS, Broker
+from millrace.broker.broker import POOLS, Broker
 from millrace.config import LogConfig
 from millrace.coordination.state import PartitionState, TopicState
 from millrace.errors import BrokerError, NotLeader, StorageError, UnknownTopicOrPartition
@@ -151,7 +151,7 @@ def test_a_broker_opens_its_logs_side_by_side(start: Start, monkeypatch: pytest.
 def test_a_look_up_does_not_wait_for_work_that_waits_for_zookeeper(start: Start) -> None:
     running = start()
     go_on, answers = threading.Event(), list[Any]()
-    for _ in range(2 * ZOOKEEPER_THREADS):
+    for _ in range(2 * POOLS["zookeeper"]):
         running.broker.in_zookeeper_thread(lambda: go_on.wait(WAIT_S), lambda _: None)
     running.broker.in_look_up_thread(lambda: "found", answers.append)
     running.until("the look-up is answered", lambda: answers)
