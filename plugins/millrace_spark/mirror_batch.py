@@ -96,10 +96,13 @@ class _Copy:
         self._target_partition = answer.partition
         self._recorded: MirrorPosition | None = answer.position
         self._first, self._high_watermark = origin.bounds(self._topic, self._partition)
-        self._before = answer.position or self._beginning()
         self._bytes = 0
         self._skip_to = -1
         """A fetch offset past the recorded one that leaves out no record; -1: none."""
+
+    @property
+    def _before(self) -> MirrorPosition:
+        return self._recorded or self._beginning()
 
     def to_the_end(self) -> MirroredPartition:
         """Fetch and append until the recorded position reaches the end, or enough was copied."""
@@ -110,7 +113,7 @@ class _Copy:
             for run in self._next_runs():
                 if not self._append(run):
                     break
-            if self._before is not before:
+            if self._before != before:
                 give_up_at = time.monotonic() + TIMEOUT_S
             elif time.monotonic() > give_up_at:
                 at = f"offset {before.cursor.next_offset}, its end was {self._task.end}"
@@ -190,9 +193,8 @@ class _Copy:
         except PositionMismatch as error:
             # A retry whose first try did get through, or a second driver: go on from what is recorded.
             self._recorded = error.recorded
-            self._before = error.recorded or self._beginning()
             return False
-        self._recorded = self._before = position
+        self._recorded = position
         self._bytes += len(request.records)
         return True
 
@@ -202,9 +204,7 @@ class _Copy:
     def _out_of_range(self) -> None:
         """OriginChanged when offsets that were to be read are gone; else find where reading goes on."""
         self._first, last = self._origin.bounds(self._topic, self._partition)
-        if self._recorded is None:
-            self._before = self._beginning()
-        else:
+        if self._recorded is not None:
             self._skip_to = readable_from(self._recorded.cursor, self._first, last, self._rules)
 
 

@@ -111,7 +111,6 @@ class BrokerFetcher:
         }
 
     def request_topic_ids(self, topics: Collection[str]) -> None:
-        """Ask which topics bear these names now."""
         self._send(ApiKey.METADATA, metadata.VERSION, metadata.encode_request(topics))
 
     def receive_topic_ids(self) -> dict[str, UUID]:
@@ -160,7 +159,6 @@ class Puller(threading.Thread, ABC):
         self._wake.set()
 
     def stop(self) -> None:
-        """Let the thread end soon."""
         self.stopping.set()
         self._wake.set()
 
@@ -180,7 +178,6 @@ class Puller(threading.Thread, ABC):
     # In the thread
 
     def run(self) -> None:
-        """Read until `stop`."""
         pause, logged = FIRST_PAUSE_SECONDS, ""
         while not self.stopping.is_set():
             unexpected: Exception | None = None

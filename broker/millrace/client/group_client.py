@@ -55,7 +55,6 @@ class GroupClient:
         self._client = client
 
     def groups(self) -> dict[str, GroupDescription]:
-        """Every group of the cluster by name."""
         descriptions: dict[str, GroupDescription] = {}
         request = messages.ListGroupsRequest()
         for broker_id in self._client.broker_ids():

@@ -35,7 +35,6 @@ def encode_request(topics: Iterable[str] | None) -> bytes:
 
 
 def decode_response(body: memoryview) -> MetadataResponse:
-    """The answer in `body`."""
     return decode(MetadataResponse, ApiKey.METADATA, VERSION, body)
 
 

@@ -129,7 +129,6 @@ class Consumer:
 
     @property
     def owned(self) -> list[TopicPartition]:
-        """The (topic, partition) pairs that this consumer reads now."""
         return sorted(self._rebalancer.owned) if self._rebalancer is not None else []
 
     def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:

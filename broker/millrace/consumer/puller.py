@@ -68,7 +68,6 @@ class Pullers:
         return state.leader if state is not None and state.leader in self.cluster.brokers else None
 
     def stop(self) -> None:
-        """Pull nothing more."""
         self._closed = True
         for puller in list(self._pullers.values()):
             puller.stop()

@@ -68,11 +68,9 @@ class Registration:
         return self.fence
 
     def lost(self) -> None:
-        """The registration is known to be gone: trust it no longer."""
         self._trusted_until, self.fence = 0.0, None
 
     def stop(self) -> None:
-        """Prove nothing any more."""
         self._closing.set()
         self._trusted_until = 0.0
 

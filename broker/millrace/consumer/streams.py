@@ -117,7 +117,6 @@ class MessageStream(Iterator[Message]):
     # The application's side
 
     def __next__(self) -> Message:
-        """The next message, as soon as there is one; StopIteration once the consumer is closed."""
         with self._changed:
             if self._in_hand is not None:
                 self._put_down(self._in_hand)
@@ -189,7 +188,6 @@ class MessageStream(Iterator[Message]):
 
     @property
     def room(self) -> int:
-        """Bytes that the queue still takes."""
         return self._limit - self._queued
 
     def put(self, partition: OwnedPartition, life: int, pulled: Pulled) -> None:
@@ -271,7 +269,6 @@ class MessageStream(Iterator[Message]):
         return True
 
     def close(self) -> None:
-        """Let the iterator end."""
         with self._changed:
             self._closed = True
             self._queue.clear()
@@ -285,7 +282,6 @@ def _message(partition: OwnedPartition, record: Record) -> Message:
 
 
 def damaged(partition: OwnedPartition, offset: int, error: CorruptMessage) -> str:
-    """What the application is told of a damaged batch."""
     return (
         f"{partition} is damaged at offset {offset}: {error}; have it repaired (millrace log repair) "
         "or seek behind it"

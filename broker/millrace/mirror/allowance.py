@@ -34,7 +34,6 @@ class Allowance:
             return max(0.0, (self._size / 2 - self._level) / self._rate)
 
     def most(self) -> int:
-        """The most bytes that the next answer should have."""
         if self._rate is None:
             return self._size
         with self._lock:
@@ -42,7 +41,6 @@ class Allowance:
             return max(1, int(self._level))
 
     def took(self, size: int) -> None:
-        """So many bytes have come."""
         with self._lock:
             self.taken += size
             if self._rate is not None:

@@ -75,11 +75,9 @@ class CopiedOrigin:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Begin to watch, and with that to copy."""
         self._start(self.watch)
 
     def stop(self) -> list[threading.Thread]:
-        """Let every thread end soon; they are returned."""
         with self._lock:
             self._stopped = True
             self.watch.stop()

@@ -118,12 +118,15 @@ class _Fetch:
 
     pull: Pull
     recorded: MirrorPosition | None
-    before: MirrorPosition
     error: int = 0
     high_watermark: int = -1
     runs: Sequence[Run] = ()
     problem: MillraceError | None = None
     """Why there are no runs."""
+
+    @property
+    def before(self) -> MirrorPosition:
+        return self.recorded or beginning(self.pull.origin, self.pull.start)
 
     def take(self, answer: FetchedPartition) -> None:
         self.error, self.high_watermark = answer.error, answer.high_watermark
@@ -279,13 +282,10 @@ class BrokerPuller(Puller):
                 if recorded is None and pull.start < 0:
                     without_start.append(pull)
                     continue
-            fetches[name] = _Fetch(pull, recorded, recorded or beginning(pull.origin, pull.start))
+            fetches[name] = _Fetch(pull, recorded)
         if without_start and ahead is None:  # else another answer is on its way
             self._find_starts(broker, without_start)
-            for pull in without_start:
-                if pull.start >= 0:
-                    before = beginning(pull.origin, pull.start)
-                    fetches[pull.topic_partition] = _Fetch(pull, None, before)
+            fetches |= {p.topic_partition: _Fetch(p, None) for p in without_start if p.start >= 0}
         return fetches
 
     def _find_starts(self, broker: BrokerFetcher, pulls: Collection[Pull]) -> None:

@@ -65,7 +65,6 @@ class OffsetRules:
         return cls(byte_positions=False, compacted="compact" in (cleanup_policy or ""))
 
     def after(self, header: BatchHeader, cursor: Cursor) -> Cursor:
-        """The cursor behind a batch."""
         if self.byte_positions:
             return cursor.after(header)
         return Cursor(header.next_offset, header.next_offset)
@@ -176,13 +175,11 @@ class _Gathered:
         return records[position:]
 
     def take(self, header: BatchHeader, batch: memoryview) -> None:
-        """Copy a batch."""
         self.batches.append(batch)
         self._records += header.records_count
         self.cursor = self._rules.after(header, self.cursor)
 
     def leave_out(self, header: BatchHeader) -> None:
-        """Pass over a batch."""
         self._dropped += header.records_count
         self.cursor = self._rules.after(header, self.cursor)
 
@@ -191,7 +188,6 @@ class _Gathered:
         return self._rules.byte_positions and header.next_offset == self.cursor.next_base
 
     def finished(self) -> Run:
-        """The run, and the position behind it."""
         before = self.before
         position = dataclasses.replace(
             before,
@@ -205,7 +201,6 @@ class _Gathered:
         return Run(expected, tuple(self.batches), position, self._records)
 
     def following(self) -> _Gathered:
-        """The run after this one."""
         position = self.finished().position
         return _Gathered(position, position, self._rules)
 

@@ -94,7 +94,6 @@ class MirrorStates:
         return self._states.get((topic, partition))
 
     def all(self) -> Mapping[tuple[str, int], MirrorState]:
-        """Every state, as of now."""
         with self._lock:
             return dict(self._states)
 
@@ -117,7 +116,6 @@ class MirrorStates:
             log.info("%s %s", what, state)
 
     def forget(self, topic: str, partition: int) -> None:
-        """This broker no longer pulls the partition."""
         with self._lock:
             self._states.pop((topic, partition), None)
             self._latency_ms.pop((topic, partition), None)

@@ -95,7 +95,6 @@ class MirrorStatus:
         """Origin cluster -> why it cannot be asked: each is waited for once only."""
 
     def close(self) -> None:
-        """Close the connections."""
         if self._client is not None:
             self._client.close()
         for client in self._clients.values():

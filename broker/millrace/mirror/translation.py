@@ -114,7 +114,6 @@ class Translator:
         self._source, self._destination = sides
 
     def close(self) -> None:
-        """Close the connections."""
         self._copy.close()
         self._origin.close()
 
@@ -142,10 +141,11 @@ class Translator:
 
     def apply(self, group: str, translations: Sequence[Translation]) -> None:
         """Commit the answers on the other side, all of them or nothing; the group must have no members."""
-        for each in translations:
-            if each.answer.outcome is not Outcome.TRANSLATED:
-                reason = EXPLAINED[each.answer.outcome]
-                raise MillraceError(f"{each.topic}: offset {each.offset} is {reason}; nothing was committed")
+        for translation in translations:
+            outcome, offset = translation.answer.outcome, translation.offset
+            if outcome is not Outcome.TRANSLATED:
+                reason = f"offset {offset} is {EXPLAINED[outcome]}"
+                raise MillraceError(f"{translation.topic}: {reason}; nothing was committed")
         groups = GroupClient(self._destination)
         try:
             description = groups.describe(group)
@@ -157,8 +157,8 @@ class Translator:
         except UnknownGroup:
             pass  # it comes into being with its offsets
         offsets = {
-            (each.topic, each.origin_partition if self._to_origin else each.partition): each.answer.offset
-            for each in translations
+            (t.topic, t.origin_partition if self._to_origin else t.partition): t.answer.offset
+            for t in translations
         }
         groups.commit(group, offsets)
 

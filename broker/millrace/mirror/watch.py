@@ -80,7 +80,6 @@ class OriginWatch(threading.Thread):
         self._wake.set()
 
     def run(self) -> None:
-        """Watch until `stop`."""
         pause = FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             try:
