@@ -38,17 +38,15 @@ def command_line(
     settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: str | bool
 ) -> list[str]:
     """`millrace COMMAND` for a task; an option that is empty or False is left to the command."""
-    known = {**dataclasses.asdict(settings), "run_id": run_id}
-    given = {name: known[name] for name in COMMANDS[command]}
-    given |= {"master": settings.spark_master, **options}
-    words = [word for name, value in given.items() if value for word in _words(name, value)]
+    values = {**dataclasses.asdict(settings), "run_id": run_id}
+    options = {name: values[name] for name in COMMANDS[command]} | {"master": settings.spark_master} | options
+    words: list[str] = []
+    for name, value in options.items():
+        if value:
+            words.append(f"--{name.replace('_', '-')}")
+            words += [value] if isinstance(value, str) else []
     # The interpreter of the worker, not whatever `millrace` is first on its path.
     return [sys.executable, "-m", "millrace.cli", command, *topics, *words, "--json"]
-
-
-def _words(name: str, value: str | bool) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
-    return [option] if isinstance(value, bool) else [option, value]
 
 
 def hour_options(start: str, end: str) -> dict[str, str]:

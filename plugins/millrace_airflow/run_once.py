@@ -67,8 +67,8 @@ def _on_signals(end: Callable[[int, FrameType | None], NoReturn]) -> None:
 def _end(temporary: Path, number: int, _: FrameType | None) -> NoReturn:
     """End here: an exception raised in a handler Airflow would take for a task's failure, and go on."""
     try:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(ignored, signal.SIG_IGN)
         for job in started_here:
             _kill(job)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -40,8 +40,8 @@ class MillraceSettings:
     def origin(self, name: str) -> str:
         """Bootstrap address of an origin cluster; ConfigError lists the known ones."""
         if name not in self.origins:
-            known = ", ".join(sorted(self.origins)) or "none"
-            raise ConfigError(f"the connection has no origin {name!r} (known: {known}): add it to `origins`")
+            names = ", ".join(sorted(self.origins)) or "none"
+            raise ConfigError(f"the connection has no origin {name!r} (known: {names}): add it to `origins`")
         return self.origins[name]
 
     @property
@@ -61,18 +61,15 @@ def settings_from_connection(
     # Airflow parts the port of a single address from its host; a list of addresses stays in the host.
     values = {key: value for key, value in extra.items() if value not in (None, "")}
     values["bootstrap"] = f"{host}:{port}" if port else host
-    if isinstance(origins := values.get("origins"), str):
-        values["origins"] = _mapping_in_json(origins, f"{where}: origins")
+    if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only
+        try:
+            values["origins"] = json.loads(origins)
+        except ValueError:
+            raise ConfigError(
+                f'{where}: origins is not JSON of the form {{"dc1": "HOST:PORT"}}: {origins!r}'
+            ) from None
     settings = from_mapping(MillraceSettings, values, where)
     parse_addresses(settings.bootstrap, f"{where}: host")
     for name, address in settings.origins.items():
         parse_addresses(address, f"{where}: origin {name}")
     return settings
-
-
-def _mapping_in_json(text: str, where: str) -> Any:
-    # A form field and a URI carry text only.
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise ConfigError(f'{where} is not JSON of the form {{"dc1": "HOST:PORT"}}: {text!r}') from None

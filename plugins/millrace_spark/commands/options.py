@@ -75,7 +75,7 @@ def command_of(cls: type[V]) -> Callable[[Callable[[V, Invocation], None]], clic
 
         return click.Command(
             run.__name__.replace("_", "-"),
-            params=[_parameter(name, each) for of in (cls, Invocation) for name, each in options_of(of)],
+            params=[_parameter(*member) for of in (cls, Invocation) for member in options_of(of)],
             callback=callback,
             help=run.__doc__,
         )

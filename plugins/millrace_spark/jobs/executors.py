@@ -1,7 +1,7 @@
-"""Executors that do not come: a job that waits for them says so, and gives up after a bound.
+"""A job that waits for executors says so, and gives up after a bound.
 
 Spark itself waits for ever, and in silence: its warning is below the level that these jobs log at. The
-driver's own scheduler is asked, all the time, so that executors that were lost count too. Knows nothing of
+driver's own scheduler is asked once a second, so that executors that were lost count too. Knows nothing of
 the job. A local master has no executors to wait for.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -53,9 +52,7 @@ class ExecutorWatch:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         if self._thread.ident is not None:
             self._thread.join()

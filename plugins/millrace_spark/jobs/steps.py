@@ -35,8 +35,8 @@ def steps(what: str, quiet: Callable[[str], None] | None = None) -> Iterator[Cal
         task = bar.add_task(f"{what} ...", total=None)
 
         def show(line: str) -> None:
-            found = re.search(r" (\d+) of (\d+): ", line)
-            done, total = (int(found[1]), int(found[2])) if found else (None, None)
+            count = re.search(r" (\d+) of (\d+): ", line)
+            done, total = (int(count[1]), int(count[2])) if count else (None, None)
             bar.update(task, description=line[: max(20, console.width - 40)], completed=done, total=total)
 
         yield show

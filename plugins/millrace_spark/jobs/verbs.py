@@ -65,9 +65,9 @@ def verb(cls: type[V]) -> type[V]:
 
 def options_of(cls: type) -> Iterator[tuple[str, Option]]:
     """The fields that a command line spells, in order."""
-    for each in dataclasses.fields(cls):
-        if "option" in each.metadata:
-            yield each.name, each.metadata["option"]
+    for member in dataclasses.fields(cls):
+        if "option" in member.metadata:
+            yield member.name, member.metadata["option"]
 
 
 def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
@@ -103,7 +103,7 @@ CUT_BYTES = 64 << 20
 class Load:
     """`millrace load`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.each_once, default=())
+    topics: Sequence[str] = option("TOPIC...", parse=words.distinct, default=())
     warehouse: str = option(*WAREHOUSE)
     bootstrap: str = option(
         "--bootstrap HOST:PORT", "Brokers of the cluster to load from.", words.checked_addresses
@@ -262,7 +262,7 @@ class Verify:
 class Mirror:
     """`millrace mirror-batch`."""
 
-    topics: Sequence[str] = option("TOPIC...", parse=words.each_once)
+    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
     origin: str = option("--origin CLUSTER", "Name of the origin cluster, for example dc1.")
     """As in the positions of the mirrored partitions."""
     origin_bootstrap: str = option(

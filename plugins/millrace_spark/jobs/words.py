@@ -115,7 +115,7 @@ def absolute_warehouse(text: str, _option: str) -> str:
     return absolute(text)
 
 
-def each_once(names: Sequence[str], _option: str) -> list[str]:
+def distinct(names: Sequence[str], _option: str) -> list[str]:
     """The names in their order, without repetitions."""
     return list(dict.fromkeys(names))
 

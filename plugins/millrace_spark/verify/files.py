@@ -109,8 +109,8 @@ def _in_other_hours(path: str, file: DataFile, batch: pa.RecordBatch) -> list[st
     return [f"{path} has rows of {wrong[0]}: it lies in the wrong hour"] if wrong else []
 
 
-def _check_offsets(folder: str, topic: str, part: PartitionRange, found: Sequence[Offsets]) -> list[str]:
-    offsets = np.concatenate(found) if found else np.empty(0, np.int64)
+def _check_offsets(folder: str, topic: str, part: PartitionRange, chunks: Sequence[Offsets]) -> list[str]:
+    offsets = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
     where = f"{folder}: {topic}-{part.partition} offsets [{part.start}, {part.end})"
     problems = []
     if len(offsets) != part.written:
@@ -127,15 +127,17 @@ def _check_offsets(folder: str, topic: str, part: PartitionRange, found: Sequenc
     return problems
 
 
-def _check_sequences(fs: Filesystem, folder: str, manifest: LoadManifest, found: SequenceCounts) -> list[str]:
+def _check_sequences(
+    fs: Filesystem, folder: str, manifest: LoadManifest, counted: SequenceCounts
+) -> list[str]:
     try:
         stated = sequences_of(fs, folder, manifest)
     except MillraceError as error:
         return [str(error)]
-    if stated == found:
+    if stated == counted:
         return []
-    for key in sorted(stated.tallies.keys() | found.tallies.keys()):
-        a, b = stated.tallies.get(key), found.tallies.get(key)
+    for key in sorted(stated.tallies.keys() | counted.tallies.keys()):
+        a, b = stated.tallies.get(key), counted.tallies.get(key)
         if a != b:
             window = datetime.fromtimestamp(key.window // 1000, UTC).isoformat()
             return [
@@ -170,7 +172,7 @@ def offsets_by_partition(fs: Filesystem, paths: Iterable[str]) -> Mapping[int, O
     for path in paths:
         for batch in _batches(fs, path):
             _collect(batch, offsets)
-    return {partition: np.sort(np.concatenate(found)) for partition, found in offsets.items()}
+    return {partition: np.sort(np.concatenate(chunks)) for partition, chunks in offsets.items()}
 
 
 def _one_line(error: Exception) -> str:
