@@ -23,16 +23,8 @@ import pyarrow.parquet as pq
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.avro.table_schema import same_but_case
 from millrace_spark.files.filesystem import Filesystem, literal, open_filesystem
-from millrace_spark.table.revisions import (
-    FOLDER_COLUMNS,
-    Hours,
-    Revision,
-    hours,
-    newest_revisions,
-    read_revision,
-    revision_numbers,
-    utc,
-)
+from millrace_spark.table import revisions
+from millrace_spark.table.revisions import Hours, Revision
 from millrace_spark.warehouse.layout import HOURLY
 from millrace_spark.warehouse.ledger import newest_load
 from millrace_spark.warehouse.manifest import HourManifest
@@ -47,8 +39,8 @@ def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = 
     from pyspark.sql.pandas.types import from_arrow_schema
 
     fs = open_filesystem(warehouse, spark)
-    revisions = _published(fs, topic, hours)
-    columns = _columns(fs, topic, revisions)
+    published = _published(fs, topic, hours)
+    columns = _columns(fs, topic, published)
     pair = same_but_case(columns.names)
     if pair and spark.conf.get("spark.sql.caseSensitive") != "true":
         raise MillraceError(
@@ -59,17 +51,17 @@ def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = 
     reader = spark.read.schema(from_arrow_schema(pa.schema([*columns, *folders])))
     # Without its base path Spark takes no column from a file's folders.
     reader = reader.option("basePath", fs.uri(f"{topic}{HOURLY}")) if len(folders) else reader
-    return reader.parquet(*(literal(fs.uri(path)) for path in _paths(revisions)))
+    return reader.parquet(*(literal(fs.uri(path)) for path in _paths(published)))
 
 
 def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
     """The hourly table of a topic as a pyarrow dataset; MillraceError when nothing was published yet."""
     fs = open_filesystem(warehouse)
-    revisions = _published(fs, topic, hours)
-    columns = _columns(fs, topic, revisions)
+    published = _published(fs, topic, hours)
+    columns = _columns(fs, topic, published)
     folders = _folder_columns(columns)
     return ds.dataset(
-        [fs.uri(path) for path in _paths(revisions)],
+        [fs.uri(path) for path in _paths(published)],
         schema=pa.schema([*columns, *folders]),
         format="parquet",
         partitioning=ds.partitioning(folders, flavor="hive"),
@@ -96,23 +88,23 @@ def _installed(name: str) -> Any:
 
 
 def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revision]:
-    newest = newest_revisions(fs, topic, between)
-    revisions = [revision for revision in newest if revision.manifest.files]
-    if not revisions:
-        inside = "" if between is None else f" from {utc(between[0])} to {utc(between[1])}"
+    newest = revisions.newest_revisions(fs, topic, between)
+    published = [revision for revision in newest if revision.manifest.files]
+    if not published:
+        inside = " from {} to {}".format(*map(revisions.utc, between)) if between is not None else ""
         raise MillraceError(
             f"no hour of {topic} with rows is published in {fs.root}{inside}: load it, then run"
             f" `millrace hourly {topic}`"
         )
-    return revisions
+    return published
 
 
-def _columns(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Schema:
+def _columns(fs: Filesystem, topic: str, published: Sequence[Revision]) -> pa.Schema:
     """The columns of the revision with the newest promotion, and among those with the newest load.
 
     That revision is among those that are read, or else it is looked for from the newest hour backwards.
     """
-    newest = max(revisions, key=lambda revision: _age(revision.manifest))
+    newest = max(published, key=lambda revision: _age(revision.manifest))
     last, others = _newest_promotion(fs, topic), _newest_hour_first(fs, topic)
     while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
         newest = max(newest, other, key=lambda revision: _age(revision.manifest))
@@ -123,7 +115,7 @@ def _columns(fs: Filesystem, topic: str, revisions: Sequence[Revision]) -> pa.Sc
 def _folder_columns(columns: pa.Schema) -> pa.Schema:
     """What the folders add to the columns of the files: nothing where a file has one of that name."""
     theirs = {name.casefold() for name in columns.names}
-    return pa.schema([]) if theirs & {*FOLDER_COLUMNS.names} else FOLDER_COLUMNS
+    return pa.schema([]) if theirs & {*revisions.FOLDER_COLUMNS.names} else revisions.FOLDER_COLUMNS
 
 
 def _newest_promotion(fs: Filesystem, topic: str) -> int:
@@ -139,9 +131,9 @@ def _newest_promotion(fs: Filesystem, topic: str) -> int:
 
 def _newest_hour_first(fs: Filesystem, topic: str) -> Iterator[Revision]:
     """The newest revision of every hour with rows, the newest hour first; damaged ones are left out."""
-    for hour in reversed(hours(fs, topic)):
+    for hour in reversed(revisions.hours(fs, topic)):
         try:
-            revision = read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+            revision = revisions.newest_revision(fs, topic, hour)
         except MillraceError:  # as above
             continue
         if revision.manifest.files:
@@ -152,5 +144,5 @@ def _age(manifest: HourManifest) -> tuple[int, int]:
     return manifest.promotion or 0, max(part.load for part in manifest.loads)
 
 
-def _paths(revisions: Sequence[Revision]) -> list[str]:
-    return [f"{revision.folder}/{file.path}" for revision in revisions for file in revision.manifest.files]
+def _paths(published: Sequence[Revision]) -> list[str]:
+    return [f"{revision.folder}/{file.path}" for revision in published for file in revision.manifest.files]

@@ -70,12 +70,17 @@ def read_revision(fs: Filesystem, topic: str, hour: str, revision: int) -> Revis
     return Revision(folder, read_manifest(fs, HourManifest, folder))
 
 
+def newest_revision(fs: Filesystem, topic: str, hour: str) -> Revision:
+    """The newest revision of an hour that has one; MillraceError when its manifest is not there or broken."""
+    return read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+
+
 def newest_revisions(fs: Filesystem, topic: str, between: Hours | None = None) -> Iterator[Revision]:
     """The newest revision of every hour, or of those that begin in [from, to), in order of the hours."""
     for hour in hours(fs, topic):
         begin = datetime.fromisoformat(f"{hour}:00+00:00")
         if between is None or utc(between[0]) <= begin < utc(between[1]):
-            yield read_revision(fs, topic, hour, revision_numbers(fs, topic, hour)[-1])
+            yield newest_revision(fs, topic, hour)
 
 
 def utc(time: datetime) -> datetime:
