@@ -7,7 +7,6 @@ Left out: fetch sessions (always session 0), rack-aware reads, requests of follo
 from __future__ import annotations
 
 from millrace.broker.fetch import Reads
-from millrace.errors import ErrorCode
 from millrace.handlers.table import Api, Services
 from millrace.server.request import Request
 from millrace.wire import fetch
@@ -30,9 +29,4 @@ def _serve(services: Services, request: Request) -> None:
         request.abandon = waiting.abandon
 
 
-def _refusal(version: int, code: ErrorCode) -> bytes:
-    (body,) = fetch.encode_response(version, (), code)
-    return body
-
-
-FETCH = Api(key=ApiKey.FETCH, versions=range(4, 12), serve=_serve, refusal=_refusal)
+FETCH = Api(key=ApiKey.FETCH, versions=range(4, 12), serve=_serve, refusal=fetch.encode_error)

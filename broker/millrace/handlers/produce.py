@@ -12,41 +12,20 @@ import secrets
 from collections.abc import Sequence
 from operator import itemgetter
 
+from millrace import errors
 from millrace.broker.partition import Outcomes
-from millrace.errors import (
-    BrokerError,
-    ErrorCode,
-    InvalidRequiredAcks,
-    TransactionsNotSupported,
-    UnsupportedVersion,
-)
+from millrace.errors import BrokerError, ErrorCode
 from millrace.handlers.table import Api, Call, Services, serves
 from millrace.server.request import NOTHING, Client, Request, response_frame
+from millrace.wire import produce
 from millrace.wire.framing import RequestFramer
 from millrace.wire.messages import ApiKey, InitProducerIdRequest, InitProducerIdResponse
-from millrace.wire.produce import (
-    ProducedPartition,
-    ProduceRequest,
-    decode_request,
-    encode_response,
-    encode_successes,
-    next_run,
-)
 
 
 class _Answer:
     """Answers one request, or each request of a run, once it is known what became of every batch."""
 
-    __slots__ = (
-        "_acks",
-        "_correlation_ids",
-        "_missing",
-        "_outcomes",
-        "_partitions",
-        "_request",
-        "_topics",
-        "acks_all",
-    )
+    __slots__ = ("_acks", "_ids", "_missing", "_outcomes", "_partitions", "_request", "_topics", "acks_all")
 
     def __init__(
         self,
@@ -58,7 +37,7 @@ class _Answer:
     ) -> None:
         """Every request is for the same `partitions`; `topics` says how many of them each topic has."""
         # Nothing here may keep the records: an answer may wait long after they were written.
-        self._request, self._acks, self._correlation_ids = request, acks, correlation_ids
+        self._request, self._acks, self._ids = request, acks, correlation_ids
         self._topics, self._partitions = topics, partitions
         self.acks_all = acks == -1
         self._missing = len(partitions) * len(correlation_ids)
@@ -77,18 +56,16 @@ class _Answer:
 
     def send(self) -> None:
         """Answer with what became of every batch; acks=0 gets no answer."""
-        request = self._request
+        request, frames = self._request, b""
+        bases: list[int] = []
         if len(self._outcomes) == len(self._partitions) == 1:
             _, outcomes, start = self._outcomes[0]
             bases = [outcome for outcome in outcomes if isinstance(outcome, int)]
-        else:
-            bases = []
-        if len(bases) < len(self._correlation_ids):
+        if len(bases) < len(self._ids):
             frames = self._results()
-        elif self._acks != 0:  # the short way for nearly every request
+        elif self._acks != 0:  # nearly every request
             topic, partition = self._topics[0][0], self._partitions[0]
-            ids = self._correlation_ids
-            frames = encode_successes(request.api_version, topic, partition, ids, bases, start)
+            frames = produce.encode_successes(request.api_version, topic, partition, self._ids, bases, start)
         if self._acks == 0:
             request.answer_nothing()
         else:
@@ -96,39 +73,33 @@ class _Answer:
 
     def _results(self) -> bytes:
         """The answers with what became of each batch by itself; errors are counted."""
-        request, count = self._request, len(self._partitions)
-        results: list[ProducedPartition] = []
-        for index, outcomes, log_start_offset in sorted(self._outcomes, key=itemgetter(0)):
+        version, count = self._request.api_version, len(self._partitions)
+        results: list[produce.ProducedPartition] = []
+        for index, outcomes, start in sorted(self._outcomes, key=itemgetter(0)):
             for number, outcome in enumerate(outcomes, index):
-                results.append(_result(self._partitions[number % count], outcome, log_start_offset))
-        for result in results:
-            if result.error:
-                request.failed(result.error)
-                if self._acks == 0:
-                    request.client.abort(f"a batch sent with acks=0 was refused: {result.message}")
-        return b"".join(
-            response_frame(
-                correlation_id,
-                encode_response(request.api_version, self._topics, results[number * count :][:count]),
-            )
-            for number, correlation_id in enumerate(self._correlation_ids)
+                results.append(self._result(self._partitions[number % count], outcome, start))
+        bodies = (
+            produce.encode_response(version, self._topics, results[number * count : (number + 1) * count])
+            for number in range(len(self._ids))
         )
+        return b"".join(map(response_frame, self._ids, bodies))
 
-
-def _result(partition: int, outcome: int | BrokerError, log_start_offset: int) -> ProducedPartition:
-    if isinstance(outcome, int):
-        return ProducedPartition(partition, 0, outcome, log_start_offset)
-    return ProducedPartition(partition, outcome.code, message=str(outcome))
+    def _result(self, partition: int, outcome: int | BrokerError, start: int) -> produce.ProducedPartition:
+        if isinstance(outcome, int):
+            return produce.ProducedPartition(partition, 0, outcome, start)
+        self._request.failed(outcome.code)
+        if self._acks == 0:
+            self.abort(f"a batch sent with acks=0 was refused: {outcome}")
+        return produce.ProducedPartition(partition, outcome.code, message=str(outcome))
 
 
 def serve_run(services: Services, client: Client, framer: RequestFramer) -> Request | None:
     """Serve the run that lies next in the received bytes as one request; None when there is none."""
     broker, (data, position) = services.broker, framer.rest
-    run = next_run(data, position, framer.max_frame_bytes, broker.largest_batch, client.produced)
+    run = produce.next_run(data, position, framer.max_frame_bytes, broker.largest_batch)
     if run is None:
         return None
     target, correlation_ids, batches, end = run
-    client.produced = target
     framer.skip_to(end)
     topic, partition = target.topic, target.partition
     request = Request(client, ApiKey.PRODUCE, target.version, correlation_ids[0], NOTHING)
@@ -141,7 +112,7 @@ def serve_run(services: Services, client: Client, framer: RequestFramer) -> Requ
 def serve(services: Services, received: Request) -> None:
     """Stage every batch of the request; each is answered for itself."""
     version = received.api_version
-    request = decode_request(version, received.body)
+    request = produce.decode_request(version, received.body)
     refusal = _refusal(request, version)
     partitions = [number for _, number, _ in request.batches]
     answer = _Answer(received, request.acks, [received.correlation_id], request.topics, partitions)
@@ -156,14 +127,14 @@ def serve(services: Services, received: Request) -> None:
         answer.send()
 
 
-def _refusal(request: ProduceRequest, version: int) -> BrokerError | None:
+def _refusal(request: produce.ProduceRequest, version: int) -> BrokerError | None:
     """Why the request as a whole cannot be served, if so."""
     if version < 3:
-        return UnsupportedVersion("produce with version 3 or later")
+        return errors.UnsupportedVersion("produce with version 3 or later")
     if request.transactional_id is not None:
-        return TransactionsNotSupported("transactions are not supported")
+        return errors.TransactionsNotSupported("transactions are not supported")
     if not -1 <= request.acks <= 1:
-        return InvalidRequiredAcks(f"acks={request.acks} is none of -1, 0 and 1")
+        return errors.InvalidRequiredAcks(f"acks={request.acks} is none of -1, 0 and 1")
     return None
 
 
@@ -171,7 +142,7 @@ PRODUCE = Api(
     key=ApiKey.PRODUCE,
     versions=range(9),
     serve=serve,
-    refusal=lambda version, code: encode_response(version, (), ()),
+    refusal=lambda version, code: produce.encode_response(version, (), ()),
     serve_run=serve_run,
 )
 

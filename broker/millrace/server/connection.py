@@ -20,7 +20,6 @@ from typing import Protocol
 from millrace.records.file_slice import FileSlice
 from millrace.server.request import FILE_SLICE_BYTES, Part, Request
 from millrace.wire.framing import RequestFramer
-from millrace.wire.produce import OneBatch
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,6 @@ class ClientConnection:
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0
     """How many requests those stand for."""
-    produced: OneBatch | None = None
     closed: bool = False
     used_s: float = 0.0
     """Time of the loop that it has used lately."""

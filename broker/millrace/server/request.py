@@ -14,7 +14,6 @@ from typing import Protocol, TypeAlias
 
 from millrace.records.file_slice import FileSlice
 from millrace.wire.messages import ApiKey
-from millrace.wire.produce import OneBatch
 
 Part: TypeAlias = "bytes | FileSlice"
 _PREFIX = struct.Struct(">ii")
@@ -36,8 +35,6 @@ class Client(Protocol):
     """HOST:PORT."""
     principal: str
     """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
-    produced: OneBatch | None
-    """What its last usual Produce request was for."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 

@@ -70,7 +70,7 @@ def _name(api_key: int) -> str:
 class _Type(NamedTuple):
     """How a value, or some fields of a message, are read and written at one version."""
 
-    read: Callable[[Reader], Any]
+    read: Callable[[Reader[bytes]], Any]
     write: Callable[[Any], bytes]
 
 
@@ -93,7 +93,7 @@ def _message(cls: Any, api_key: int, version: int) -> _Type:
         position += len(fields)
     reads, writes = [part.read for part in parts], [part.write for part in parts]
 
-    def read(reader: Reader) -> Any:
+    def read(reader: Reader[bytes]) -> Any:
         values: list[Any] = []
         for read_fields in reads:
             values += read_fields(reader)
@@ -122,19 +122,32 @@ def _absent(fields: dict[str, Field]) -> _Type:
 def _numbers(fields: dict[str, Field], position: int) -> _Type:
     """Fields of a fixed size that follow each other are read and written as one."""
     layout = struct.Struct(">" + "".join(field.kind for field in fields.values()))
-    pack, end = layout.pack, position + len(fields)
-    return _Type(lambda reader: reader.unpack(layout), lambda message: pack(*message[position:end]))
+    unpack, pack, size, end = layout.unpack_from, layout.pack, layout.size, position + len(fields)
+
+    def read(reader: Reader[bytes]) -> tuple[Any, ...]:
+        start = reader.position
+        reader.position = start + size
+        return unpack(reader.encoded, start)
+
+    return _Type(read, lambda message: pack(*message[position:end]))
 
 
 def _one(name: str, value: _Type, position: int, nullable: bool) -> _Type:
-    def checked(value: Any) -> Any:
+    read_value, write_value = value
+
+    def read(reader: Reader[bytes]) -> tuple[Any]:
+        value = read_value(reader)
         if value is None and not nullable:
             raise ValueError(f"{name} is null")
-        return value
+        return (value,)
 
-    return _Type(
-        lambda reader: (checked(value.read(reader)),), lambda message: value.write(checked(message[position]))
-    )
+    def write(message: Any) -> bytes:
+        value = message[position]
+        if value is None and not nullable:
+            raise ValueError(f"{name} is null")
+        return write_value(value)
+
+    return _Type(read, write)
 
 
 def _type(field: Field, api_key: int, version: int) -> _Type:
@@ -153,7 +166,7 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
 class _Items(NamedTuple):
     """How the items of a list are read, so many of them, and written."""
 
-    read: Callable[[Reader, int], tuple[Any, ...]]
+    read: Callable[[Reader[bytes], int], tuple[Any, ...]]
     write: Callable[[tuple[Any, ...]], bytes]
 
 
@@ -176,11 +189,11 @@ def _row(code: str) -> _Items:
 
 
 def _array(items: _Items, writer: Writer) -> _Type:
-    def read(reader: Reader) -> tuple[Any, ...] | None:
-        count = reader.length(INT32)
+    def read(reader: Reader[bytes]) -> tuple[Any, ...] | None:
+        count = reader.length()
         if count <= 0:
             return () if count == 0 else None
-        return items.read(reader, reader.items_of(count))
+        return items.read(reader, reader.count(count))
 
     def write(values: tuple[Any, ...] | None) -> bytes:
         if values is None:

@@ -35,6 +35,7 @@ _WANTED_4, _WANTED_5, _WANTED_9 = struct.Struct(">iqi"), struct.Struct(">iqqi"),
 _PARTITION = struct.Struct(">ihqq")
 _PARTITION_4, _PARTITION_5 = struct.Struct(">ihqqii"), struct.Struct(">ihqqqii")
 _PARTITION_11 = struct.Struct(">ihqqqiii")
+_HEAD_4, _HEAD_7 = bytes(4), bytes(10)
 _ABORTED = struct.Struct(">qq")
 MAX_FETCHED_PARTITIONS = 10_000
 """Most topics and partitions of one fetch: each takes a microsecond or two of the event loop."""
@@ -123,18 +124,14 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
 
 
 def encode_response(
-    version: int,
-    topics: Sequence[tuple[str, Sequence[tuple[int, int, int, int, S | None]]]],
-    error: int = 0,
+    version: int, topics: Sequence[tuple[str, Sequence[tuple[int, int, int, int, S | None]]]]
 ) -> list[bytes | S]:
     """The body of a fetch response as parts, the records between bytes.
 
-    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])]. Before v7
-    an `error` of the whole request cannot be said.
+    `topics` is [(topic, [(partition, error, high watermark, log start offset, records or None)])].
     """
     parts: list[bytes | S] = []
-    head = INT32.pack(0) + (INT16.pack(error) + INT32.pack(0) if version >= 7 else b"")
-    pending = [head + INT32.pack(len(topics))]
+    pending = [(_HEAD_7 if version >= 7 else _HEAD_4) + INT32.pack(len(topics))]
     for name, partitions in topics:
         pending.append(text(name) + INT32.pack(len(partitions)))
         for index, code, end, start, records in partitions:
@@ -152,6 +149,11 @@ def encode_response(
     if pending:
         parts.append(b"".join(pending))
     return parts
+
+
+def encode_error(version: int, code: int) -> bytes:
+    """The body of a response without topics; before v7 it cannot say the error."""
+    return bytes(4) + (INT16.pack(code) + bytes(4) if version >= 7 else b"") + INT32.pack(0)
 
 
 @reads("fetch response")
@@ -184,11 +186,11 @@ def error_name(code: int) -> str:
         return f"error {code}"
 
 
-def _decode_partition(version: int, reader: Reader) -> tuple[int, FetchedPartition]:
+def _decode_partition(version: int, reader: Reader[memoryview]) -> tuple[int, FetchedPartition]:
     index, error, high_watermark, last_stable = reader.unpack(_PARTITION)
     log_start = reader.number(INT64) if version >= 5 else -1
     aborted = tuple([reader.unpack(_ABORTED) for _ in range(reader.number(INT32))])
     if version >= 11:
         reader.number(INT32)
-    records = reader.view(max(0, reader.number(INT32)))
+    records = reader.part(max(0, reader.number(INT32)))
     return index, FetchedPartition(error, high_watermark, last_stable, log_start, records, aborted)

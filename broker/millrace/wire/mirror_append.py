@@ -104,7 +104,7 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
     reader = Reader(memoryview(body))
     mode, topic, origin = MirrorMode(reader.number(INT8)), reader.text(), _read_origin(reader)
     expected, start, next_offset, next_base, dropped, numbered, size = reader.unpack(_REQUEST_END)
-    records = reader.view(size)
+    records = reader.part(size)
     reader.end()
     if len(records) and mode is not MirrorMode.APPEND:  # it may be served after the received bytes have gone
         raise InvalidRequest("only an append carries records")
@@ -140,7 +140,7 @@ def encode_response(response: MirrorAppended) -> bytes:
 @reads("MirrorAppend response")
 def decode_response(body: Buffer) -> MirrorAppended:
     """The response in `body`; InvalidRequest when it does not fit, as when no Millrace broker sent it."""
-    reader = Reader(body)
+    reader = Reader(memoryview(body))
     error, message, state = reader.number(INT16), reader.text(), reader.text()
     partition, leader, recorded = reader.unpack(_PARTITION)
     position = _read_position(reader) if recorded else None
@@ -158,7 +158,7 @@ def decode_response(body: Buffer) -> MirrorAppended:
     )
 
 
-def _read_position(reader: Reader) -> MirrorPosition:
+def _read_position(reader: Reader[memoryview]) -> MirrorPosition:
     origin = _read_origin(reader)
     start, next_offset, next_base, *totals = reader.unpack(_POSITION)
     cursor = _cursor(next_offset, next_base)
@@ -171,7 +171,7 @@ def _origin(origin: Origin) -> bytes:
     return text(origin.cluster) + text(origin.topic) + origin.topic_id.bytes + INT32.pack(origin.partition)
 
 
-def _read_origin(reader: Reader) -> Origin:
+def _read_origin(reader: Reader[memoryview]) -> Origin:
     return Origin(reader.text(), reader.text(), UUID(bytes=bytes(reader.part(16))), reader.number(INT32))
 
 

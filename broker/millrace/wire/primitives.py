@@ -9,14 +9,14 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
 from millrace.errors import InvalidRequest
-from millrace.records.compression import Buffer
 
 P = ParamSpec("P")
 T = TypeVar("T")
+B = TypeVar("B", bytes, memoryview)
 INT8 = struct.Struct(">b")
 INT16 = struct.Struct(">h")
 INT32 = struct.Struct(">i")
@@ -48,7 +48,7 @@ def reads(message: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-class Reader:
+class Reader(Generic[B]):
     """A position in a message's bytes; what does not fit raises ValueError, IndexError or struct.error.
 
     Parts of bytes are bytes, parts of a view are views. `items` is how many items its lists may still have.
@@ -56,9 +56,9 @@ class Reader:
 
     __slots__ = ("encoded", "flexible", "items", "position")
 
-    def __init__(self, encoded: Buffer, *, items: int = sys.maxsize, flexible: bool = False) -> None:
-        self.encoded, self.items, self.flexible = encoded, items, flexible
-        self.position = 0
+    def __init__(self, encoded: B, *, items: int = sys.maxsize, flexible: bool = False) -> None:
+        self.encoded: B = encoded
+        self.items, self.flexible, self.position = items, flexible, 0
 
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         start = self.position
@@ -66,19 +66,18 @@ class Reader:
         return layout.unpack_from(self.encoded, start)
 
     def number(self, layout: struct.Struct) -> int:
-        return int(self.unpack(layout)[0])
+        start = self.position
+        self.position = start + layout.size
+        number: int = layout.unpack_from(self.encoded, start)[0]
+        return number
 
-    def part(self, size: int) -> Buffer:
+    def part(self, size: int) -> B:
         start = self.position
         end = start + size
         if not start <= end <= len(self.encoded):
             raise ValueError(f"{size} bytes are stated, {len(self.encoded) - start} are there")
         self.position = end
         return self.encoded[start:end]
-
-    def view(self, size: int) -> memoryview:
-        """A part of a view."""
-        return memoryview(self.part(size))
 
     def varint(self) -> int:
         number = 0
@@ -90,29 +89,30 @@ class Reader:
                 return number
         raise ValueError(f"a number of more than {_MAX_VARINT_BITS} bits")
 
-    def length(self, layout: struct.Struct) -> int:
-        """Of a text (INT16), bytes or a list (INT32); negative for null."""
-        return self.varint() - 1 if self.flexible else self.number(layout)
+    def length(self) -> int:
+        """Of bytes or a list; negative for null."""
+        return self.varint() - 1 if self.flexible else self.number(INT32)
 
-    def items_of(self, count: int) -> int:
-        """A list's `count` of items, unless it is more than are allowed or than can be there."""
-        self.items -= count
+    def count(self, items: int) -> int:
+        """A list's number of items, unless it is more than are allowed or than can be there."""
+        self.items -= items
         if self.items < 0:
             raise RequestTooLarge(f"a request of more than {MAX_DECODED_ITEMS} items in its lists")
-        if count > len(self.encoded) - self.position:
-            raise ValueError(f"{count} items are stated, {len(self.encoded) - self.position} bytes are there")
-        return count
+        if not 0 <= items <= len(self.encoded) - self.position:
+            raise ValueError(f"{items} items are stated, {len(self.encoded) - self.position} bytes are there")
+        return items
 
     def string(self) -> str | None:
-        size = self.length(INT16)
+        size = self.varint() - 1 if self.flexible else self.number(INT16)
         return str(self.part(size), "utf-8") if size >= 0 else None
 
     def text(self) -> str:
         """A string that is not null."""
-        return str(self.part(self.length(INT16)), "utf-8")
+        size = self.varint() - 1 if self.flexible else self.number(INT16)
+        return str(self.part(size), "utf-8")
 
-    def data(self) -> Buffer | None:
-        size = self.length(INT32)
+    def data(self) -> B | None:
+        size = self.length()
         return self.part(size) if size >= 0 else None
 
     def uuid(self) -> UUID | None:
@@ -120,7 +120,7 @@ class Reader:
         return None if value == _NO_UUID else UUID(bytes=value)
 
     def skip_tagged_fields(self) -> None:
-        for _ in range(self.items_of(self.varint())):
+        for _ in range(self.count(self.varint())):
             self.varint()
             self.part(self.varint())
 
@@ -151,8 +151,10 @@ class Writer:
         return _NO_UUID if value is None else value.bytes
 
 
-text = Writer().string
-"""A text in the versions that are not flexible."""
+def text(value: str) -> bytes:
+    """A text in the versions that are not flexible."""
+    encoded = value.encode()
+    return INT16.pack(len(encoded)) + encoded
 
 
 def _varint(number: int) -> bytes:

@@ -26,7 +26,6 @@ from millrace.handlers import Handlers, Services, all_apis
 from millrace.handlers.table import Api
 from millrace.mirror.states import MirrorStates
 from millrace.server.request import Request
-from millrace.wire.produce import OneBatch
 from tests.unit.broker.running import FakeCluster, Running
 
 Values = Mapping[str, Any]
@@ -69,7 +68,6 @@ class AskingClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
-    produced: OneBatch | None = None
 
     def __init__(self) -> None:
         self.answers = 0

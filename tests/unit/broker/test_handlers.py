@@ -25,7 +25,6 @@ from millrace.storage.log_directory import LogDirectory
 from millrace.wire.codec import decode
 from millrace.wire.messages import ApiKey, ApiVersionsResponse
 from millrace.wire.primitives import MAX_DECODED_ITEMS
-from millrace.wire.produce import OneBatch
 from tests.unit.broker.asking import AskingClient, handlers_of
 
 
@@ -33,7 +32,6 @@ class FakeClient:
     closed = False
     address = "127.0.0.1:1"
     principal = "User:ANONYMOUS"
-    produced: OneBatch | None = None
 
     def __init__(self) -> None:
         self.answers = 0

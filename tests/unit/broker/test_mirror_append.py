@@ -22,7 +22,6 @@ from millrace.wire.mirror_append import (
     decode_response,
     encode_request,
 )
-from millrace.wire.produce import OneBatch
 from tests.unit.broker.asking import handlers_of
 from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
@@ -30,7 +29,6 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 class FakeClient:
     closed = False
     principal = "User:ANONYMOUS"
-    produced: OneBatch | None = None
 
     def __init__(self, address: str = "127.0.0.1:1") -> None:
         self.address = address

@@ -20,7 +20,6 @@ from millrace.handlers.produce import PRODUCE
 from millrace.records import Message, batch_crc, build_batch
 from millrace.server.request import Part, Request
 from millrace.wire.framing import FrameBuffers, FrameRefused, RequestFramer
-from millrace.wire.produce import OneBatch
 from tests.unit.broker.asking import handlers_of
 from tests.unit.broker.running import NEVER_MS, FakeCluster, Running, topic
 
@@ -39,7 +38,6 @@ class Client:
         self._handlers = handlers_of(running.broker, apis)
         self._framer = RequestFramer(MAX_FRAME_BYTES, FrameBuffers())
         self.closed = False
-        self.produced: OneBatch | None = None
         self.errors: Counter[tuple[int, int]] = Counter()
         self.requests: list[Request] = []
 

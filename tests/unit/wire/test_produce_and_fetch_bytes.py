@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import io
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from kio.serial import entity_reader, entity_writer
 from millrace.errors import InvalidRequest
 from millrace.wire import fetch, produce
 from millrace.wire.fetch import FetchedPartition
-from millrace.wire.produce import ProducedPartition, ProduceRequest
+from millrace.wire.produce import ProducedPartition
 
 PRODUCE, FETCH = 0, 1
 
@@ -85,30 +84,6 @@ def test_records_are_views_of_the_received_bytes() -> None:
 def test_a_produce_request_cut_anywhere_is_refused(cut: int) -> None:
     with pytest.raises(InvalidRequest):
         produce.decode_request(7, memoryview(produce_body(7))[:cut])
-
-
-def one_batch(records: bytes | None, *, transaction: int = -1, topics: int = 1, count: int = 1) -> bytearray:
-    size = -1 if records is None else len(records)
-    head = struct.pack(">hhiih", transaction, 1, 1000, topics, 2) + "β".encode()
-    return bytearray(head + struct.pack(">iii", count, 7, size) + (records or b""))
-
-
-@pytest.mark.parametrize(
-    "body", [
-        one_batch(b"records"), one_batch(b""), one_batch(None), one_batch(b"r" * 40, count=2),
-        one_batch(b"records", topics=0), one_batch(b"records", topics=2), one_batch(b"records", count=0),
-        one_batch(b"records", transaction=0), one_batch(b"records", transaction=3),
-    ]
-)  # fmt: skip
-def test_the_short_way_for_one_batch_reads_what_the_long_one_reads(body: bytearray) -> None:
-    def read(decode: Callable[[int, memoryview], ProduceRequest], cut: int) -> ProduceRequest | None:
-        try:
-            return decode(7, memoryview(body)[:cut])
-        except (InvalidRequest, struct.error, UnicodeDecodeError):
-            return None
-
-    for cut in range(len(body) + 1):
-        assert read(produce.decode_request, cut) == read(produce._decode_request, cut)
 
 
 @pytest.mark.parametrize("version", range(3, 9))
