@@ -94,7 +94,7 @@ class Site:
         """End a consumer that ZooKeeper cannot be told of."""
         for stream in consumer._each_stream():
             stream.close()
-        consumer._rebalancer._closing.set()  # type: ignore[union-attr]
+        consumer._rebalancer.stopping.set()  # type: ignore[union-attr]
         consumer._pullers.close()
         consumer._cluster.close()
         self._consumers.remove(consumer)
@@ -477,7 +477,7 @@ def test_a_slow_application_keeps_pulling_ahead_bounded(site: Site, monkeypatch:
     idle: set[int] = set()
     sleep = ConsumerPuller.sleep
 
-    def noted(puller: ConsumerPuller, seconds: float) -> None:
+    def noted(puller: ConsumerPuller, seconds: float | None) -> None:
         idle.add(puller._broker_id)
         sleep(puller, seconds)
 

@@ -1,4 +1,4 @@
-"""What one broker answers about the partitions that it leads, and a thread that reads them round by round.
+"""What one broker answers about the partitions that it leads, and threads that ask it round by round.
 
 Blocking. Does not look for leaders, does not retry, does not look inside the records: what an answer means is
 for its user to say. CRCs are checked where batches are taken out of an answer (transactions.py).
@@ -134,23 +134,21 @@ class BrokerFetcher:
             ) from error
 
 
-class Puller(threading.Thread, ABC):
-    """A thread that reads from one broker, round after round until `stop`.
+class Rounds(threading.Thread, ABC):
+    """A thread that makes round after round until `stop`.
 
-    What a round asks for and what becomes of the answers is the subclass's. A round that fails ends the
-    connection; the next one follows after a pause that doubles.
+    A round that fails is logged unless the one before it failed in the same way; the next one follows after a
+    pause that doubles.
     """
 
     max_pause_seconds = 5.0
 
-    def __init__(self, name: str, client_id: str, log: logging.Logger, subject: str) -> None:
+    def __init__(self, name: str, log: logging.Logger, subject: str) -> None:
         """`subject` is what the log says has failed."""
         super().__init__(name=name, daemon=True)  # one that waits for a broker must not keep us alive
         self.stopping = threading.Event()
         self._wake = threading.Event()
-        self._client_id, self._log, self._subject = client_id, log, subject
-        self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
-        self._turns: dict[TopicPartition, None] = {}
+        self._log, self._subject = log, subject
 
     # From any thread
 
@@ -162,20 +160,17 @@ class Puller(threading.Thread, ABC):
         self.stopping.set()
         self._wake.set()
 
-    # The subclass's
-
-    @abstractmethod
-    def address(self) -> tuple[str, int]:
-        """Where the broker is now; MillraceError when it is not there."""
+    # In the thread
 
     @abstractmethod
     def round(self) -> None:
-        """Ask once for everything that is wanted, or sleep when nothing is."""
+        """Do once what there is to do, or sleep when there is nothing."""
 
     def failed(self, reason: str) -> None:
         """A round has failed."""
 
-    # In the thread
+    def disconnect(self) -> None:
+        """Close what a round may have opened: it has failed, or was the last."""
 
     def run(self) -> None:
         pause, logged = FIRST_PAUSE_SECONDS, ""
@@ -187,9 +182,9 @@ class Puller(threading.Thread, ABC):
                 continue
             except MillraceError as error:
                 reason = str(error)
-            except Exception as error:  # a mistake of ours, or of a broker's, must not end the reading
+            except Exception as error:  # a mistake of ours, or of a broker's, must not end the rounds
                 reason, unexpected = f"unexpected {type(error).__name__}: {error}", error
-            self._disconnect()
+            self.disconnect()
             if self.stopping.is_set():
                 break
             if reason != logged:
@@ -199,19 +194,33 @@ class Puller(threading.Thread, ABC):
             self.failed(reason)
             self.sleep(pause)
             pause = min(2 * pause, self.max_pause_seconds)
-        self._disconnect()
+        self.disconnect()
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float | None) -> None:
         """Wait, at most until something changes."""
         self._wake.wait(seconds)
         if not self.stopping.is_set():
             self._wake.clear()
 
+
+class Puller(Rounds):
+    """A thread that reads from one broker; what it asks for and what becomes of it is the subclass's."""
+
+    def __init__(self, name: str, client_id: str, log: logging.Logger, subject: str) -> None:
+        super().__init__(name, log, subject)
+        self._client_id = client_id
+        self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
+        self._turns: dict[TopicPartition, None] = {}
+
+    @abstractmethod
+    def address(self) -> tuple[str, int]:
+        """Where the broker is now; MillraceError when it is not there."""
+
     def connected(self) -> BrokerFetcher:
         """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
         address = self.address()
         if self._broker is not None and self._broker[0] != address and self._broker[1].idle:
-            self._disconnect()
+            self.disconnect()
         if self._broker is None:
             self._broker = (address, self.connect(address))
         return self._broker[1]
@@ -221,7 +230,7 @@ class Puller(threading.Thread, ABC):
         connection = Connection(*address, client_id=self._client_id, timeout_s=TIMEOUT_SECONDS)
         return BrokerFetcher(connection, timeout_s=TIMEOUT_SECONDS)
 
-    def _disconnect(self) -> None:
+    def disconnect(self) -> None:
         broker, self._broker = self._broker, None
         if broker is not None:
             broker[1].close()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from uuid import UUID
 
+from millrace.client.fetcher import Rounds
 from millrace.consumer.assignment import assign
 from millrace.consumer.puller import Pullers
 from millrace.consumer.registration import Registration
@@ -21,7 +22,7 @@ from millrace.coordination import groups
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.groups import ConsumerRegistry, Fence, NotOwner, stream_name
 from millrace.coordination.session import OPERATION_SECONDS
-from millrace.errors import BrokerError, MillraceError
+from millrace.errors import BrokerError
 from millrace.records.topic_partition import TopicPartition
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,10 @@ Shape = tuple[UUID | None, tuple[int, ...], tuple[str, ...]]
 """What a topic's assignment is computed from: its id, its live partitions, the streams that read it."""
 
 
-class Rebalancer:
+class Rebalancer(Rounds):
     """Keeps the streams of one consumer supplied with their share of the partitions."""
+
+    max_pause_seconds = MAX_RETRY_SECONDS
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class Rebalancer:
         commit_every: float | None,
     ) -> None:
         """`commit_every` in seconds; None: only when told to."""
+        super().__init__(f"consumer {group}", log, f"group {group}")
         self.owned: Mapping[TopicPartition, OwnedPartition] = {}
         self._group, self._cluster, self._registry = group, cluster, registry
         self._streams, self._pullers, self._commit_every = streams, pullers, commit_every
@@ -63,8 +67,6 @@ class Rebalancer:
         self._retry: dict[str, tuple[int, float]] = {}  # topic -> (tries, when to try again)
         self._commit_at = time.monotonic()
         self._writing = threading.RLock()  # one commit or release at a time, in this order in ZooKeeper
-        self._woken, self._closing = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"consumer {group}", daemon=True)
 
     def register(self) -> None:
         """Join the group; MillraceError when it is refused."""
@@ -73,19 +75,14 @@ class Rebalancer:
     def start(self) -> None:
         """Rebalance, now and whenever something changes, in a thread of its own."""
         self._cluster.on_change(self.wake)
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Look at the registries now. From any thread."""
-        self._woken.set()
+        super().start()
 
     def close(self) -> None:
         """Commit, release and leave. Blocks; MillraceError when ZooKeeper cannot be told."""
-        self._closing.set()
-        self.wake()
+        self.stop()
         try:
-            self._thread.join(OPERATION_SECONDS)
-            if self._thread.is_alive():
+            self.join(OPERATION_SECONDS)
+            if self.is_alive():
                 raise BrokerError("ZooKeeper does not answer")
             if self._fence is not None:
                 self._release(list(self.owned.values()), self._fence)
@@ -95,20 +92,14 @@ class Rebalancer:
 
     # The loop
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            self._woken.clear()
-            try:
-                self._look()
-            except NotOwner as error:
-                log.warning("group %s: %s; registering anew", self._group, error)
-                self._registration.lost()
-            except Exception as error:  # a mistake of ours must not leave the streams without partitions
-                unexpected = None if isinstance(error, MillraceError) else error
-                log.warning("group %s: %s; trying again", self._group, error, exc_info=unexpected)
-                self._closing.wait(MAX_RETRY_SECONDS)
-            else:
-                self._woken.wait(self._next_due())
+    def round(self) -> None:
+        try:
+            self._look()
+        except NotOwner as error:
+            log.warning("group %s: %s; registering anew", self._group, error)
+            self._registration.lost()
+        else:
+            self.sleep(self._next_due())
 
     def _next_due(self) -> float | None:
         due = [when for _, when in self._retry.values()]
@@ -124,7 +115,7 @@ class Rebalancer:
             self._fence = fence
         self._read_members()
         for topic in self._streams:
-            if self._closing.is_set():
+            if self.stopping.is_set():
                 return
             tries, when = self._retry.get(topic, (0, 0.0))
             if self._settled.get(topic) == self._shape(topic) or when > time.monotonic():

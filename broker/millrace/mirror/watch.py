@@ -8,12 +8,12 @@ again; one topic that cannot be mirrored holds up no other.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from millrace.client.cluster_client import ClusterClient, TopicMetadata
+from millrace.client.fetcher import Rounds
 from millrace.client.topic_admin import settings_of_topics
 from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 REFRESH_SECONDS = 1.0
 """How soon new topics, partitions and leaders are noticed."""
-FIRST_PAUSE_SECONDS = 0.2
-MAX_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
 SETTLE_SECONDS = 2.0
 """Give no targets to brokers while others are just coming up: the first would get them all."""
@@ -41,7 +39,7 @@ TOPICS_AT_ONCE = 500
 Assign = Callable[[Mapping[int, tuple[str, int]], list[Pull]], None]
 
 
-class OriginWatch(threading.Thread):
+class OriginWatch(Rounds):
     """Watches one origin until `stop`."""
 
     def __init__(
@@ -53,8 +51,7 @@ class OriginWatch(threading.Thread):
         states: MirrorStates,
         assign: Assign,
     ) -> None:
-        # A daemon: an origin that does not answer must not keep a stopped broker alive.
-        super().__init__(name=f"mirror {name}", daemon=True)
+        super().__init__(f"mirror {name}", log, f"mirror of {name} waits")
         self._origin_name = name
         self._config, self._broker_id, self._cluster = config, broker_id, cluster
         self._states, self._assign = states, assign
@@ -66,40 +63,15 @@ class OriginWatch(threading.Thread):
         self._shown: set[TopicPartition] = set()
         """Target partitions that nobody pulls, and that have a state which says why."""
         self._logged: dict[str, str] = {}
-        """Topic, or "" for the origin -> what was logged of it last."""
+        """Topic -> what was logged of it last."""
         self._brokers: tuple[Mapping[int, BrokerAddress], float] = ({}, 0.0)
-        self._wake, self._stopping = threading.Event(), threading.Event()
 
-    def wake(self) -> None:
-        """Something has changed: look again now. From any thread."""
-        self._wake.set()
+    def round(self) -> None:
+        self._look()
+        self.sleep(REFRESH_SECONDS)
 
-    def stop(self) -> None:
-        """Let the thread end soon. From any thread."""
-        self._stopping.set()
-        self._wake.set()
-
-    def run(self) -> None:
-        pause = FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
-            try:
-                self._look()
-                self._logged.pop("", None)
-                pause = FIRST_PAUSE_SECONDS
-                self._sleep(REFRESH_SECONDS)
-            except MillraceError as error:
-                self._log_once("", str(error))
-                self._sleep(pause)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
-            except Exception as error:  # a mistake of ours must stop neither the broker nor other origins
-                self._log_once("", f"unexpected {type(error).__name__}: {error}", error)
-                self._sleep(MAX_PAUSE_SECONDS)
+    def disconnect(self) -> None:
         self._client.close()
-
-    def _sleep(self, seconds: float) -> None:
-        self._wake.wait(seconds)
-        if not self._stopping.is_set():
-            self._wake.clear()
 
     def _look(self) -> None:
         """Learn which partitions there are, give them targets, hand out what this broker copies."""
@@ -171,12 +143,12 @@ class OriginWatch(threading.Thread):
             elif origin not in targets:
                 new.append(origin)
         if new and not settled:
-            self._wake.set()
+            self.wake()
         elif new:
             try:
                 targets = {**targets, **self._cluster.allocate_mirrors(topic.name, new)}
             except OriginRecreated:  # known to ZooKeeper and not to the snapshot yet: the next look says so
-                self._wake.set()
+                self.wake()
         return {origin: targets[origin] for origin in origins if origin in targets}
 
     def _targets_of(self, topic: str) -> Mapping[Origin, int]:
@@ -238,11 +210,10 @@ class OriginWatch(threading.Thread):
             self._states.forget(topic, target)
         self._shown = set(idle)
 
-    def _log_once(self, topic: str, reason: str, error: Exception | None = None) -> None:
+    def _log_once(self, topic: str, reason: str) -> None:
         if self._logged.get(topic) != reason:
             self._logged[topic] = reason
-            what = f"mirror of {self._origin_name} {topic}".rstrip()
-            log.warning("%s waits: %s", what, reason, exc_info=error)
+            log.warning("mirror of %s %s waits: %s", self._origin_name, topic, reason)
 
 
 class _LeftOut(MillraceError):

@@ -82,7 +82,7 @@ class ScriptedPuller(Puller):
 
     def __init__(self, *rounds: Callable[[], None]) -> None:
         super().__init__("pull", "client", logging.getLogger("millrace.test"), "the test")
-        self.rounds, self.reasons, self.pauses = list(rounds), list[str](), list[float]()
+        self.rounds, self.reasons, self.pauses = list(rounds), list[str](), list[float | None]()
         self.at = ("origin", 1)
         self.connections: list[ScriptedConnection] = []
 
@@ -102,7 +102,7 @@ class ScriptedPuller(Puller):
     def failed(self, reason: str) -> None:
         self.reasons.append(reason)
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float | None) -> None:
         self.pauses.append(seconds)
 
 

@@ -178,11 +178,11 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(watch, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(watch, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(puller, "FETCH_WAIT_MS", 10)
-    for module in (watch, puller, fetcher):
+    for module in (puller, fetcher):
         monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    for module in (watch, puller):
-        monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.02)
-    monkeypatch.setattr(puller.BrokerPuller, "max_pause_seconds", 0.02)
+    monkeypatch.setattr(puller, "MAX_PAUSE_SECONDS", 0.02)
+    for kind in (puller.BrokerPuller, watch.OriginWatch):
+        monkeypatch.setattr(kind, "max_pause_seconds", 0.02)
     target, cluster, states = ScriptedTarget(), ScriptedCluster(), MirrorStates()
     origin = ScriptedOrigin()
     monkeypatch.setattr(watch, "ClusterClient", lambda *_, **__: origin)
