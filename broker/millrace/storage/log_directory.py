@@ -123,7 +123,7 @@ class LogDirectory:
         self._aside: dict[Path, int] = {}
         """When what is set aside was, in ms."""
         self._producer_limit = ProducerLimit()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     @classmethod
     def open(cls, path: Path, config: LogConfig, clock: Callable[[], float]) -> LogDirectory:
@@ -173,7 +173,7 @@ class LogDirectory:
                 opened.close()
                 del self._logs[key]
             for foreign in self._ids.get(key, set()) - {topic_id}:
-                self._set_aside(topic, partition, foreign)
+                self.set_aside(topic, partition, foreign)
             self._ids[key] = {topic_id}
         opened = PartitionLog(
             directory, config or self.config, self._clock, producer_limit=self._producer_limit
@@ -184,16 +184,13 @@ class LogDirectory:
 
     def set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
         """Put away the log of a topic that no longer exists, before anything is opened in its place."""
-        with self._lock:
-            self._set_aside(topic, partition, topic_id)
-
-    def _set_aside(self, topic: str, partition: int, topic_id: UUID) -> None:
         path, now = self.path / partition_name(topic, partition, topic_id), int(self._clock() * 1000)
         aside = path.with_name(f"{path.name}.foreign-{now}")
         log.warning("%s belongs to a topic that no longer exists; set aside as %s", path, aside.name)
-        path.rename(aside)
-        self._ids[topic, partition].discard(topic_id)
-        self._aside[aside] = now
+        with self._lock:
+            path.rename(aside)
+            self._ids[topic, partition].discard(topic_id)
+            self._aside[aside] = now
 
     def delete_expired(self) -> None:
         """Delete what was set aside longer ago than the broker's retention; for a thread."""

@@ -114,11 +114,9 @@ def open_segments(directory: Path, checkpoint: Checkpoint | None) -> list[Segmen
             log.info("deleting %s: retention had given it up", path)
             Segment.open(path).unlink()
         elif checkpoint is None or base >= checkpoint.flushed:
-            segments.append(Segment.open(path, SegmentFacts(base)))
-            segments[-1].landmarks = Landmarks()  # noted as the scan goes on
+            segments.append(Segment.open(path, SegmentFacts(base), Landmarks()))  # noted by the scan
         else:
-            segments.append(Segment.open(path, facts.get(base)))
-            segments[-1].landmarks = checkpoint.landmarks.get(base)  # others are in the segment's own file
+            segments.append(Segment.open(path, facts.get(base), checkpoint.landmarks.get(base)))
     for before, after in pairwise(segments):
         if before.end < after.base and (checkpoint is None or after.base <= checkpoint.flushed):
             _refuse(directory, before.end, after.base)

@@ -93,13 +93,19 @@ class Segment:
     """A file named after the log position of its first byte."""
 
     def __init__(
-        self, directory: Path, base: int, size: int, facts: SegmentFacts, last_append: float
+        self,
+        directory: Path,
+        base: int,
+        size: int,
+        facts: SegmentFacts,
+        last_append: float,
+        landmarks: Landmarks | None,
     ) -> None:
         self.path = segment_path(directory, base)
         self.base = base
         self.size = size
         self.facts = facts
-        self.landmarks: Landmarks | None = None
+        self.landmarks = landmarks
         """None when they are in the segment's file of landmarks, if anywhere."""
         self.last_append = last_append
         """When bytes were last added, in seconds since the epoch: retention counts from here."""
@@ -109,20 +115,19 @@ class Segment:
     @classmethod
     def create(cls, directory: Path, base: int, now: float) -> Segment:
         """A new, empty segment, open for appends; the caller syncs the directory."""
-        segment = cls(directory, base, 0, SegmentFacts(base), now)
-        segment.landmarks = Landmarks()
+        segment = cls(directory, base, 0, SegmentFacts(base), now, Landmarks())
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         segment._append_fd = os.open(segment.path, flags, 0o644)
         return segment
 
     @classmethod
-    def open(cls, path: Path, facts: SegmentFacts | None = None) -> Segment:
+    def open(
+        cls, path: Path, facts: SegmentFacts | None = None, landmarks: Landmarks | None = None
+    ) -> Segment:
         """An existing segment; without remembered facts it is taken for the most expensive kind."""
-        status = path.stat()
-        base = int(path.stem)
-        if facts is None:
-            facts = SegmentFacts(base, (1 << 63) - 1, -1)
-        return cls(path.parent, base, status.st_size, facts, status.st_mtime)
+        status, base = path.stat(), int(path.stem)
+        facts = facts or SegmentFacts(base, (1 << 63) - 1, -1)
+        return cls(path.parent, base, status.st_size, facts, status.st_mtime, landmarks)
 
     @property
     def end(self) -> int:
