@@ -33,7 +33,7 @@ from millrace_spark.parquet.hour_files import dates_and_hours
 from millrace_spark.parquet.rejections import REJECTED_SCHEMA, Reasons
 from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.table.merge import not_published
-from millrace_spark.table.sources import HourSource
+from millrace_spark.table.sources import HourSource, SourceFiles
 from millrace_spark.topic.ranges import Cut, RangeStats
 from millrace_spark.topic.reading import read_cut
 from millrace_spark.warehouse.manifest import REJECTED, DataFile
@@ -200,16 +200,17 @@ class SparkMerge:
         self._fs = fs
 
     def write(self, sources: Sequence[HourSource], staging: str) -> list[DataFile]:
-        groups = [source.newest_columns for source in sources if source.files]
+        groups = [group for source in sources for group in source.groups if group.files]
         if not groups:
             return []
-        newest = max(groups, key=lambda group: group.age)
-        paths = self._checked([file for source in sources for file in source.files])
+        newest = max(reversed(groups), key=lambda group: group.age)
+        paths = self._checked([(group.folder, file) for group in groups for file in group.files])
         schema = self._spark.read.parquet(literal(self._fs.uri(newest.schema_file))).schema
         path = "_metadata.file_path"
         frame = self._spark.read.schema(schema).parquet(*paths)
-        for source in (source for source in sources if source.replaced):
-            frame = frame.where(_row_condition(source))
+        for group in groups:
+            if group.left_out:
+                frame = frame.where(_row_condition(group))
         frame = frame.select(
             *(f"`{name}`" for name in schema.names),
             functions.regexp_extract(path, "/date=([0-9-]{10})/", 1).alias("date"),
@@ -227,13 +228,13 @@ class SparkMerge:
         return [literal(self._fs.uri(path)) for path in paths]
 
 
-def _row_condition(source: HourSource) -> str:
-    """The rows of an hour that stay, as a condition: those of its base that no newer edition holds."""
+def _row_condition(group: SourceFiles) -> str:
+    """The rows that stay, as a condition: all but those of the group that are left out."""
     gone = " OR ".join(
         f"(_partition = {range_.partition} AND _offset >= {range_.start} AND _offset < {range_.end})"
-        for range_ in source.replaced
+        for range_ in group.left_out
     )
-    return f"NOT (instr(_metadata.file_path, '/{source.base_folder}/') > 0 AND ({gone}))"
+    return f"NOT (instr(_metadata.file_path, '/{group.folder}/') > 0 AND ({gone}))"
 
 
 def _write_parquet(frame: DataFrame, fs: Filesystem, folder: str, *partition_columns: str) -> None:

@@ -160,13 +160,14 @@ class DirectMerge:
     def _tasks(self, source: HourSource, target: str) -> Iterator[MergeTask]:
         inputs: list[list[MergeInput]] = []
         size = MERGE_BYTES
-        for folder, file in source.files:
-            if size >= MERGE_BYTES:
-                inputs.append([])
-                size = 0
-            path = self._fs.uri(f"{folder}/{file.path}")
-            inputs[-1].append(MergeInput(path, file.sha256, source.left_out(folder)))
-            size += file.bytes
+        for group in source.groups:
+            for file in group.files:
+                if size >= MERGE_BYTES:
+                    inputs.append([])
+                    size = 0
+                path = self._fs.uri(f"{group.folder}/{file.path}")
+                inputs[-1].append(MergeInput(path, file.sha256, group.left_out))
+                size += file.bytes
         schema_file = self._fs.uri(source.newest_columns.schema_file)
         for index, some in enumerate(inputs):
             yield MergeTask(some, schema_file, self._storage, target, source.hour, index)

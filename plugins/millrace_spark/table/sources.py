@@ -27,26 +27,26 @@ from millrace_spark.warehouse.editions import (
 from millrace_spark.warehouse.layout import HOURLY, load_numbers
 from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, OffsetRange
 
-Files = Sequence[tuple[str, DataFile]]
-"""Each file with the folder it lies in."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFiles:
     """The files that one load, or one revision, has of an hour: all of them have the same columns."""
 
+    folder: str = ""
+    files: Sequence[DataFile] = ()
+    left_out: Sequence[OffsetRange] = ()
+    """Offsets whose rows are not taken: newer editions hold them."""
     age: tuple[int, int] = (0, 0)
     """(promotion, load): the files with the larger one have the newer columns.
 
     Not the schema's id: it rises with time in one subject, but not where another had the same schema before.
     """
     table_schema_id: int = 0
-    files: Files = ()
 
     @property
     def schema_file(self) -> str:
         """A file that has the columns; empty when there is none."""
-        return "/".join((self.files[0][0], self.files[0][1].path)) if self.files else ""
+        return f"{self.folder}/{self.files[0].path}" if self.files else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,23 +59,12 @@ class HourSource:
     """The files of the base, then those of the loads in their order."""
     base: int | None = None
     """The revision whose files stand for the parts it was made from."""
-    base_folder: str = ""
-    replaced: Sequence[OffsetRange] = ()
-    """What of the base is left out: newer editions hold these offsets."""
-
-    @property
-    def files(self) -> Files:
-        return [file for group in self.groups for file in group.files]
 
     @property
     def newest_columns(self) -> SourceFiles:
         """The files with the newest columns; of two editions of a load the later one is the last here."""
         usable = [group for group in self.groups if group.files] or [*self.groups, SourceFiles()]
         return max(reversed(usable), key=lambda group: group.age)
-
-    def left_out(self, folder: str) -> Sequence[OffsetRange]:
-        """The offsets whose rows are not taken from the files of that folder."""
-        return self.replaced if self.base is not None and folder == self.base_folder else ()
 
 
 @dataclass(slots=True)
@@ -250,11 +239,11 @@ def _part(hour: str, manifest: LoadManifest) -> LoadPart:
 
 
 def _files(history: LoadHistory, hour: str, manifest: LoadManifest) -> SourceFiles:
-    folder = history.folder(manifest.load)
     return SourceFiles(
+        folder=history.folder(manifest.load),
+        files=[file for file in manifest.files if file.hour == hour],
         age=(manifest.promotion or 0, manifest.load),
         table_schema_id=manifest.table_schema_id,
-        files=[(folder, file) for file in manifest.files if file.hour == hour],
     )
 
 
@@ -269,19 +258,18 @@ def _add_to_revision(history: LoadHistory, base: HourManifest, news: Sequence[Lo
     if replaced and not _can_tell_apart(history, replaced, kept):
         manifests = [*(history.manifest(part.load) for part in kept), *news]
         return _rebuild_hour(history, base.hour, base, manifests)
-    folder = f"{history.topic}{HOURLY}/{revision_folder(base.hour, base.revision)}"
     files = SourceFiles(
+        folder=f"{history.topic}{HOURLY}/{revision_folder(base.hour, base.revision)}",
+        files=base.files,
+        left_out=[offsets for manifest in replaced for offsets in manifest.ranges],
         age=(base.promotion or 0, max(part.load for part in base.loads)),
         table_schema_id=base.table_schema_id,
-        files=[(folder, file) for file in base.files],
     )
     return HourSource(
         hour=base.hour,
         parts=[parts[load] for load in sorted(parts)],
         groups=[files, *(_files(history, base.hour, manifest) for manifest in news)],
         base=base.revision,
-        base_folder=folder,
-        replaced=[offsets for manifest in replaced for offsets in manifest.ranges],
     )
 
 
