@@ -9,12 +9,11 @@ what changed. Hours follow with the next `hourly`. Written without Spark, like `
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load import writing
 from millrace_spark.load.same_log import another_log
@@ -24,7 +23,6 @@ from millrace_spark.table.revisions import read_revision, revision_numbers
 from millrace_spark.table.sources import LoadHistory
 from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse import editions
-from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.ledger import record, recorded_folders, require_load
 from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import pinned_id
@@ -42,8 +40,6 @@ class ReloadRun:
     writing: writing.Writing
     reason: str
     """Why, for whoever reads the manifest."""
-    publish_counts: Callable[[str, int, Sequence[SequenceCounts]], None]
-    """Tells the auditor what every edition of (topic, load) holds; harmless to repeat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,11 +121,9 @@ def _counted_name(load: int, edition: int) -> str:
 
 
 def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
-    fs, counts = run.writing.fs, []
-    for edition in range(1, newest + 1):
-        manifest = editions.read_edition(fs, topic, load, edition)
-        counts.append(sequences_of(fs, f"{topic}/{editions.edition_folder(load, edition)}", manifest))
-    run.publish_counts(topic, load, counts)
+    fs = run.writing.fs
+    numbers = range(1, newest + 1)
+    run.writing.publish_counts([editions.read_edition(fs, topic, load, number) for number in numbers])
     fs.create(f"{editions.reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
     run.writing.progress("counted")
 

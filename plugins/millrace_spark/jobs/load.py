@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.publish import publish_edition_counts
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.files.filesystem import Filesystem, open_filesystem
@@ -31,7 +30,8 @@ from millrace_spark.source.data_source import RegistryLookup
 from millrace_spark.table.revisions import without_revision
 from millrace_spark.table.sources import UNPROVEN_AFTER_S, unpublished_note
 from millrace_spark.topic.bounds import Bounds
-from millrace_spark.warehouse.layout import load_folder, sequences_of
+from millrace_spark.warehouse.editions import edition_folder
+from millrace_spark.warehouse.layout import sequences_of
 from millrace_spark.warehouse.manifest import LoadManifest
 from millrace_spark.warehouse.promotions import PinnedId
 
@@ -76,15 +76,9 @@ def _load_one(spark: SparkSession, fs: Filesystem, request: Load, topic: str) ->
 
 def _load(spark: SparkSession, fs: Filesystem, request: Load, topic: str) -> LoadResult:
     limit = RejectedLimit.parse(request.max_rejected) if request.max_rejected else DEFAULT_LIMIT
-    with _writing(spark, fs, request, f"load {topic}") as (writing, tell_auditor):
-
-        def publish_counts(manifest: LoadManifest) -> None:
-            folder = f"{topic}/{load_folder(manifest.load)}"
-            tell_auditor(topic, manifest.load, lambda: [sequences_of(fs, folder, manifest)])
-
+    with _writing(spark, fs, request, f"load {topic}") as writing:
         run = LoadRun(
             writing=dataclasses.replace(writing, max_rejected=limit, accept_gaps=request.accept_gaps),
-            publish_counts=publish_counts,
             bounds=Bounds(max_bytes=request.max_bytes, until_ms=request.until_ms),
             accept_new_topic=request.accept_new_topic,
         )
@@ -106,37 +100,31 @@ def reload_loads(spark: SparkSession, request: Reload) -> list[ReloadResult]:
     loads = request.loads or loads_of(fs, request.topic, request.hours)
     if not loads:
         raise MillraceError(f"no load of {request.topic} has rows or rejected records of these hours")
-    with _writing(spark, fs, request, f"reload {request.topic}") as (writing, tell_auditor):
-
-        def publish_counts(topic: str, load: int, editions: Sequence[SequenceCounts]) -> None:
-            tell_auditor(topic, load, lambda: editions)
-
-        run = ReloadRun(writing=writing, reason=request.reason, publish_counts=publish_counts)
-        return reload_topic(run, request.topic, loads)
-
-
-TellAuditor = Callable[[str, int, Callable[[], Sequence[SequenceCounts]]], None]
-"""Publishes the counts of every edition of (topic, load), which are reckoned only if there is an auditor."""
+    with _writing(spark, fs, request, f"reload {request.topic}") as writing:
+        return reload_topic(ReloadRun(writing=writing, reason=request.reason), request.topic, loads)
 
 
 @contextmanager
-def _writing(
-    spark: SparkSession, fs: Filesystem, request: Load | Reload, what: str
-) -> Iterator[tuple[Writing, TellAuditor]]:
+def _writing(spark: SparkSession, fs: Filesystem, request: Load | Reload, what: str) -> Iterator[Writing]:
     """What a run writes with, while its connections are open."""
     with ClusterClient(request.bootstrap) as client, SchemaRegistryClient(request.registry) as registry:
         progress = to_stderr(what)
 
-        def tell_auditor(topic: str, load: int, editions: Callable[[], Sequence[SequenceCounts]]) -> None:
+        def publish_counts(editions: Sequence[LoadManifest]) -> None:
             # Without the auditor's topic nobody compares, and nobody is told `complete`.
             try:
                 client.topic(OFFLINE_AUDIT_TOPIC)
             except UnknownTopicOrPartition:
                 progress(f"not audited: {client.bootstrap} has no topic {OFFLINE_AUDIT_TOPIC}")
-            else:
-                publish_edition_counts(
-                    client.bootstrap, registry.address, topic=topic, load=load, editions=editions()
-                )
+                return
+            topic, load = editions[0].topic, editions[0].load
+            counts = [
+                sequences_of(fs, f"{topic}/{edition_folder(load, manifest.edition)}", manifest)
+                for manifest in editions
+            ]
+            publish_edition_counts(
+                client.bootstrap, registry.address, topic=topic, load=load, editions=counts
+            )
 
         writing = Writing(
             fs=fs,
@@ -145,9 +133,10 @@ def _writing(
             run_id=request.run_id,
             cut_bytes=request.cut_bytes,
             pin=partial(_pin, registry, partial(ClusterClient, request.bootstrap)),
+            publish_counts=publish_counts,
             progress=progress,
         )
-        yield writing, tell_auditor
+        yield writing
 
 
 def _pin(

@@ -9,7 +9,7 @@ Spark: sinks bring it along.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
@@ -37,8 +37,6 @@ class LoadRun:
     """What one load is given."""
 
     writing: writing.Writing
-    publish_counts: Callable[[LoadManifest], None]
-    """Tells the auditor what a load holds; harmless to repeat."""
     bounds: Bounds = NO_BOUNDS
     """How much to take; a run that has its plan keeps to what that says."""
     accept_new_topic: bool = False
@@ -109,7 +107,7 @@ def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest |
     newest = newest_load(fs, topic)
     if newest is not None and newest != seen:
         record(fs, topic, load_folder(newest.load), newest)
-        run.publish_counts(newest)
+        run.writing.publish_counts([newest])
         run.writing.progress("healed")
     return newest
 
@@ -184,7 +182,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
         won = publish(fs, plan.topic, staging, load_folder(manifest.load), manifest, progress)
     if not won:
         return None
-    run.publish_counts(manifest)
+    run.writing.publish_counts([manifest])
     progress("counted")
     return _with_lag(run, manifest, _published(manifest, notes))
 

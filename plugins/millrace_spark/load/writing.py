@@ -56,6 +56,8 @@ class Writing:
     cut_bytes: int
     pin: Callable[[str, PinnedId | None], Pinned]
     """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
+    publish_counts: Callable[[Sequence[LoadManifest]], None]
+    """Tells the auditor what the editions of one load hold, the first one first; harmless to repeat."""
     progress: Progress
     max_rejected: RejectedLimit = DEFAULT_LIMIT
     """More records set aside than this, and the load fails."""

@@ -248,13 +248,15 @@ class Scenario:
 
     def reload_run(self, fs: LocalFilesystem) -> ReloadRun:
         run = load_run(
-            self.log, self.folder, f"run {self.runs}", fs=fs, pin=self.pin, sink=DirectSink(fs, local_run)
+            self.log,
+            self.folder,
+            f"run {self.runs}",
+            fs=fs,
+            pin=self.pin,
+            sink=DirectSink(fs, local_run),
+            publish_counts=lambda editions: self.counted.update({editions[0].load: len(editions)}),
         )
-        return ReloadRun(
-            writing=run.writing,
-            reason="a test",
-            publish_counts=lambda _, load, counts: self.counted.update({load: len(counts)}),
-        )
+        return ReloadRun(writing=run.writing, reason="a test")
 
     def expire(self, fs: LocalFilesystem) -> None:
         expire_topic(ExpireRun(fs=fs, older_than_s=-1, reader_grace_s=-1, progress=no_progress), TOPIC)

@@ -247,9 +247,9 @@ def load_run(
     """A run that loads from memory, with small cuts."""
     fs = LocalFilesystem(str(warehouse))
 
-    def publish_counts(manifest: LoadManifest) -> None:
+    def publish_counts(editions: Sequence[LoadManifest]) -> None:
         if counts is not None:
-            counts.append(manifest)
+            counts.extend(editions)
 
     settings: dict[str, Any] = {
         "fs": fs,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.reload import ReloadRun, loads_of, reload_topic
 from millrace_spark.table.publish import publish_hours, publish_late_hours
@@ -18,6 +17,7 @@ from millrace_spark.table.revisions import newest_revisions, read_revision
 from millrace_spark.table.sources import hours_with_news
 from millrace_spark.verify import verify
 from millrace_spark.warehouse.editions import read_edition
+from millrace_spark.warehouse.manifest import LoadManifest
 from tests.unit.spark.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.spark.memory_log import HOUR, START, TOPIC, event, no_progress
 
@@ -143,11 +143,15 @@ def test_what_a_crash_behind_the_rename_left_undone_is_made_good_by_the_next_run
 
 
 def test_the_auditor_is_told_what_every_edition_holds(scene: Scenario) -> None:
-    told: list[list[SequenceCounts]] = []
-    run = dataclasses.replace(run_of(scene), publish_counts=lambda _, load, counts: told.append([*counts]))
+    told: list[Sequence[LoadManifest]] = []
+    run = run_of(scene)
+    run = dataclasses.replace(run, writing=dataclasses.replace(run.writing, publish_counts=told.append))
     reload_topic(run, TOPIC, [2])
     (editions,) = told
-    assert [counts.total for counts in editions] == [0, 1]
+    assert [(manifest.load, manifest.edition, manifest.rows) for manifest in editions] == [
+        (2, 1, 0),
+        (2, 2, 1),
+    ]
 
 
 def test_offsets_that_have_expired_are_refused_and_named_before_anything_is_read(scene: Scenario) -> None:

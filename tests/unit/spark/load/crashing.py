@@ -52,7 +52,7 @@ def crash_load(warehouse: Path, step: str) -> None:
 
     def load(killed_at: str) -> None:
         run = load_run(
-            log, warehouse, progress=exit_at(killed_at), publish_counts=lambda m: append(counts, m.load)
+            log, warehouse, progress=exit_at(killed_at), publish_counts=lambda m: append(counts, m[0].load)
         )
         load_topic(run, TOPIC)
 
