@@ -9,34 +9,31 @@ DescribeConfigs v0, which tells no sources, and changes of lists, because no set
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from millrace.broker import topic_settings
 from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import alter_topic
 from millrace.errors import InvalidRequest, UnknownTopicOrPartition
-from millrace.handlers.table import Api, Call, outcome_of, serves
+from millrace.handlers.table import Api, Call, in_thread, outcome_of
 from millrace.wire import admin_messages as messages
 from millrace.wire.fields import replace
 from millrace.wire.messages import ApiKey
 
+Resource: TypeAlias = messages.AlterConfigsRequest.Resource
 Config: TypeAlias = messages.AlterConfigsRequest.Resource.Config
+R = TypeVar("R", messages.DescribeConfigsRequest.Resource, messages.AlterConfigsRequest.Resource)
 Settings: TypeAlias = Mapping[str, str]
 Change: TypeAlias = Callable[[Settings, Sequence[Config]], Settings]
 """Makes new settings of a topic of those that it has and what is asked for."""
 
 
-@serves(
-    ApiKey.DESCRIBE_CONFIGS,
-    range(1, 4),
-    messages.DescribeConfigsRequest,
-    messages.DescribeConfigsResponse,
-    thread=Broker.in_zookeeper_thread,  # the answer may be long
+@in_thread(
+    ApiKey.DESCRIBE_CONFIGS, range(1, 4), messages.DescribeConfigsRequest, messages.DescribeConfigsResponse
 )
 def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.DescribeConfigsResponse:
-    """Answer from the cluster's snapshot and the broker's own configuration."""
     request = call.request
 
     def describe(resource: messages.DescribeConfigsRequest.Resource) -> Sequence[messages.DescribedConfig]:
@@ -62,9 +59,7 @@ def describe_configs(call: Call[messages.DescribeConfigsRequest]) -> messages.De
             configs=tuple(configs or ()),
         )
 
-    # Once each, so that a small request cannot ask for an answer of any size.
-    resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
-    return messages.DescribeConfigsResponse(results=tuple(map(result, resources.values())))
+    return messages.DescribeConfigsResponse(results=tuple(map(result, _by_name(request.resources))))
 
 
 def _settings(
@@ -88,10 +83,10 @@ def _settings(
 def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages.AlterConfigsResponse:
     """Give each topic what `change` makes of its settings; each resource is answered for itself."""
     request = call.request
+    resources = _by_name(request.resources)
     times = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
-    resources = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
 
-    def alter(resource: messages.AlterConfigsRequest.Resource) -> None:
+    def alter(resource: Resource) -> None:
         name, names = resource.resource_name, [config.name for config in resource.configs]
         if times[resource.resource_type, name] > 1:
             raise InvalidRequest(f"{name} is named more than once")
@@ -102,22 +97,22 @@ def _alter(change: Change, call: Call[messages.AlterConfigsRequest]) -> messages
         if len(set(names)) < len(names):
             raise InvalidRequest("a setting is named more than once")
         alter_topic(
-            call.broker,
-            name,
-            lambda settings: change(settings, resource.configs),
-            validate_only=request.validate_only,
+            call.broker, name, lambda own: change(own, resource.configs), validate_only=request.validate_only
         )
 
-    def result(resource: messages.AlterConfigsRequest.Resource) -> messages.AlterConfigsResponse.Resource:
-        code, reason, _ = outcome_of(partial(alter, resource), f"altering {resource.resource_name}")
+    def result(resource: Resource) -> messages.AlterConfigsResponse.Resource:
+        name = resource.resource_name
+        code, reason, _ = outcome_of(partial(alter, resource), f"altering {name}")
         return messages.AlterConfigsResponse.Resource(
-            error_code=code,
-            error_message=reason,
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
+            error_code=code, error_message=reason, resource_type=resource.resource_type, resource_name=name
         )
 
-    return messages.AlterConfigsResponse(responses=tuple(map(result, resources.values())))
+    return messages.AlterConfigsResponse(responses=tuple(map(result, resources)))
+
+
+def _by_name(resources: Iterable[R]) -> Collection[R]:
+    """The resources, once each: a small request cannot ask for an answer of any size."""
+    return {(resource.resource_type, resource.resource_name): resource for resource in resources}.values()
 
 
 def _replaced(_: Settings, configs: Sequence[Config]) -> Settings:
@@ -149,13 +144,7 @@ def _value(config: Config) -> str:
 
 
 def _alters(key: ApiKey, versions: range, change: Change) -> Api:
-    declare = serves(
-        key,
-        versions,
-        messages.AlterConfigsRequest,
-        messages.AlterConfigsResponse,
-        thread=Broker.in_zookeeper_thread,
-    )
+    declare = in_thread(key, versions, messages.AlterConfigsRequest, messages.AlterConfigsResponse)
     return declare(partial(_alter, change))
 
 

@@ -18,7 +18,6 @@ from millrace.wire.messages import ApiKey
 
 @serves(ApiKey.DESCRIBE_GROUPS, range(5), messages.DescribeGroupsRequest, messages.DescribeGroupsResponse)
 def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
-    """Answer with how each group is."""
     names = dict.fromkeys(call.request.groups)
 
     def answer(described: Mapping[str, DescribedGroup | ErrorCode]) -> None:
@@ -33,7 +32,6 @@ def describe_groups(call: Call[messages.DescribeGroupsRequest]) -> None:
 
 @serves(ApiKey.LIST_GROUPS, range(5), messages.ListGroupsRequest, messages.ListGroupsResponse)
 def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
-    """Answer with the groups of this broker's share, or with those of them in certain states."""
     states = {state.lower() for state in call.request.states_filter}
 
     def answer(groups: Mapping[str, messages.ListedGroup]) -> None:
@@ -47,7 +45,6 @@ def list_groups(call: Call[messages.ListGroupsRequest]) -> None:
 
 @serves(ApiKey.DELETE_GROUPS, range(2), messages.DeleteGroupsRequest, messages.DeleteGroupsResponse)
 def delete_groups(call: Call[messages.DeleteGroupsRequest]) -> None:
-    """Answer with what became of each group."""
     names = dict.fromkeys(call.request.groups_names)
 
     def answer(codes: Mapping[str, ErrorCode]) -> None:

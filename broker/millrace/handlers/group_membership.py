@@ -28,7 +28,6 @@ _SEVERAL_LEAVE = 3
 def find_coordinator(
     call: Call[messages.FindCoordinatorRequest],
 ) -> messages.FindCoordinatorResponse | None:
-    """Answer with the live broker that coordinates a group, or that is to do so."""
     if call.request.key_type == _TRANSACTION:
         return messages.FindCoordinatorResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -49,15 +48,14 @@ def find_coordinator(
 
 @serves(ApiKey.JOIN_GROUP, range(6), messages.JoinGroupRequest, messages.JoinGroupResponse)
 def join_group(call: Call[messages.JoinGroupRequest]) -> None:
-    """Answer with the generation the member belongs to, once that has begun."""
-    request, client = call.request, call.client
+    request, client = call.request, call.received.client
     answer = call.answer  # the one object by which the group knows who waits
 
     def join(group: Group) -> None:
         if not client.closed:
-            call.when_client_goes(lambda: group.abandon(answer))
-            name = ClientName(call.client_id, "/" + client.address.rpartition(":")[0])
-            group.join(request, name, answer, needs_id=call.version >= _GIVES_ID_FIRST)
+            call.received.abandon = lambda: group.abandon(answer)
+            name = ClientName(call.received.client_id, "/" + client.address.rpartition(":")[0])
+            group.join(request, name, answer, needs_id=call.received.api_version >= _GIVES_ID_FIRST)
 
     def failed(code: ErrorCode) -> None:
         answer(messages.JoinGroupResponse(error_code=code, member_id=request.member_id))
@@ -67,12 +65,11 @@ def join_group(call: Call[messages.JoinGroupRequest]) -> None:
 
 @serves(ApiKey.SYNC_GROUP, range(4), messages.SyncGroupRequest, messages.SyncGroupResponse)
 def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
-    """Answer with what is assigned to the member, once the leader has brought it."""
     request = call.request
     answer = call.answer  # the one object by which the group knows who waits
 
     def sync(group: Group) -> None:
-        call.when_client_goes(lambda: group.abandon(answer))
+        call.received.abandon = lambda: group.abandon(answer)
         group.sync(request, answer)
 
     if call.groups.held(request.group_id) is None:  # it is not taken over for a member that nobody knows
@@ -83,7 +80,6 @@ def sync_group(call: Call[messages.SyncGroupRequest]) -> None:
 
 @serves(ApiKey.HEARTBEAT, range(4), messages.HeartbeatRequest, messages.HeartbeatResponse)
 def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
-    """Answer whether the member's generation still holds."""
     request = call.request
 
     def beat(group: Group) -> None:
@@ -95,12 +91,11 @@ def heartbeat(call: Call[messages.HeartbeatRequest]) -> None:
 
 @serves(ApiKey.LEAVE_GROUP, range(4), messages.LeaveGroupRequest, messages.LeaveGroupResponse)
 def leave_group(call: Call[messages.LeaveGroupRequest]) -> None:
-    """Answer with what became of each member that leaves."""
     request = call.request
 
     def leave(group: Group) -> None:
         code, members = ErrorCode.NONE, request.members
-        if call.version < _SEVERAL_LEAVE:
+        if call.received.api_version < _SEVERAL_LEAVE:
             code, members = group.leave(messages.LeaveGroupRequest.Member(member_id=request.member_id)), ()
         left = tuple(
             messages.LeaveGroupResponse.Member(

@@ -15,26 +15,14 @@ import dataclasses
 import logging
 from concurrent.futures import Future
 
+from millrace import errors
 from millrace.broker.broker import Broker
 from millrace.broker.partition import Outcomes, Partition
-from millrace.errors import (
-    BrokerError,
-    CorruptMessage,
-    ErrorCode,
-    InvalidRecord,
-    InvalidRequest,
-    PolicyViolation,
-    StorageError,
-)
+from millrace.errors import BrokerError, ErrorCode, InvalidRequest
 from millrace.handlers.table import Api, Call, Services, outcome_of, send, serves
+from millrace.mirror import translation
 from millrace.mirror.offset_search import translate
 from millrace.mirror.runs import beginning
-from millrace.mirror.translation import (
-    MAX_OFFSETS,
-    TranslateOffsetsRequest,
-    TranslateOffsetsResponse,
-    TranslateOffsetsResult,
-)
 from millrace.records import BatchHeader, split_batches
 from millrace.records.compression import Buffer
 from millrace.records.mirror_position import PositionMismatch
@@ -78,12 +66,12 @@ class _Append:
             self._allocate_target(append)
 
     def _allocate_target(self, append: MirrorAppend) -> None:
+        cluster, origin = self._broker.cluster, append.origin
         # A reset is the operator's word that the origin was created anew on purpose.
         recreated = append.mode is MirrorMode.RESET
-        origin = append.origin
 
         def allocate() -> int:
-            return self._broker.cluster.allocate_mirrors(self._topic, [origin], recreated=recreated)[origin]
+            return cluster.allocate_mirrors(self._topic, [origin], recreated=recreated)[origin]
 
         def allocated(future: Future[int]) -> None:
             try:
@@ -97,10 +85,9 @@ class _Append:
     def _serve(self, append: MirrorAppend, target: int) -> None:
         topic = self._broker.cluster.topics.get(self._topic)
         state = topic.partitions.get(target) if topic is not None else None
-        leader = -1 if state is None else state.leader
         self._answer = MirrorAppended(
             partition=target,
-            leader=leader,
+            leader=-1 if state is None else state.leader,
             state=str(self._states.get(self._topic, target) or ""),
             latency_ms=self._states.latency_ms(self._topic, target),
         )
@@ -150,7 +137,6 @@ class _Append:
             send(self._request, mirror_append.encode_response(self._answer))
 
     def abort(self, reason: str) -> None:
-        """Close the connection: what became of the append cannot be said."""
         self._request.client.abort(reason)
 
     def _fail(self, error: Exception) -> None:
@@ -164,45 +150,50 @@ class _Append:
 def _whole_batches(records: Buffer) -> list[tuple[BatchHeader, memoryview]]:
     batches = list(split_batches(records))
     if sum(len(batch) for _, batch in batches) != len(records):
-        raise CorruptMessage("the records of a mirrored append end inside a batch")
+        raise errors.CorruptMessage("the records of a mirrored append end inside a batch")
     for header, _ in batches:
         if header.is_control or not 0 < header.records_count <= header.last_offset_delta + 1:
-            raise InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")
+            raise errors.InvalidRecord(f"the origin's batch {header.base_offset} is not a data batch")
     return batches
 
 
-def _serve_append(services: Services, request: Request) -> None:
-    _Append(services, request).start()
-
-
-def _refusal(_: int, code: ErrorCode) -> bytes:
-    return mirror_append.encode_response(MirrorAppended(error=code))
+MIRROR_APPEND = Api(
+    key=ApiKey.MIRROR_APPEND,
+    private_versions=_V0,
+    serve=lambda services, request: _Append(services, request).start(),
+    refusal=lambda _, code: mirror_append.encode_response(MirrorAppended(error=code)),
+)
 
 
 @serves(
     ApiKey.TRANSLATE_OFFSETS,
     _V0,
-    TranslateOffsetsRequest,
-    TranslateOffsetsResponse,
+    translation.TranslateOffsetsRequest,
+    translation.TranslateOffsetsResponse,
     thread=Broker.in_look_up_thread,
     private=True,
 )
-def translate_offsets(call: Call[TranslateOffsetsRequest]) -> TranslateOffsetsResponse:
-    """Answer with each offset on the other side, or with why none is known."""
+def translate_offsets(
+    call: Call[translation.TranslateOffsetsRequest],
+) -> translation.TranslateOffsetsResponse:
     code, reason, results = outcome_of(lambda: _translate(call), "TranslateOffsets")
-    return TranslateOffsetsResponse(
+    return translation.TranslateOffsetsResponse(
         error_code=code, message=(reason or "")[:_MAX_MESSAGE], results=results or ()
     )
 
 
-def _translate(call: Call[TranslateOffsetsRequest]) -> tuple[TranslateOffsetsResult, ...]:
+def _translate(
+    call: Call[translation.TranslateOffsetsRequest],
+) -> tuple[translation.TranslateOffsetsResult, ...]:
     request = call.request
-    call.broker.check_administrator(call.client.address)
-    if len(request.offsets) > MAX_OFFSETS:
-        raise InvalidRequest(f"a request for {len(request.offsets)} offsets; {MAX_OFFSETS} are allowed")
+    call.broker.check_administrator(call.received.client.address)
+    if len(request.offsets) > translation.MAX_OFFSETS:
+        raise InvalidRequest(
+            f"a request for {len(request.offsets)} offsets; {translation.MAX_OFFSETS} are allowed"
+        )
     partition = call.broker.partition(request.topic, request.partition)
     if not partition.mirrored:
-        raise PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
+        raise errors.PolicyViolation(f"{partition.name} is no mirror: its offsets are its own")
     try:
         translated = [
             translate(lambda: partition.log.snapshot, offset, to_origin=request.to_origin)
@@ -210,9 +201,10 @@ def _translate(call: Call[TranslateOffsetsRequest]) -> tuple[TranslateOffsetsRes
         ]
     except OSError as error:
         log.error("cannot translate offsets: %s", error)
-        raise StorageError(f"its leader cannot read it: {error.strerror}") from error
-    return tuple(TranslateOffsetsResult(outcome=outcome, offset=offset) for outcome, offset in translated)
+        raise errors.StorageError(f"its leader cannot read it: {error.strerror}") from error
+    return tuple(
+        translation.TranslateOffsetsResult(outcome=outcome, offset=offset) for outcome, offset in translated
+    )
 
 
-MIRROR_APPEND = Api(key=ApiKey.MIRROR_APPEND, private_versions=_V0, serve=_serve_append, refusal=_refusal)
 APIS = [MIRROR_APPEND, translate_offsets]

@@ -31,7 +31,6 @@ _LATEST, _EARLIEST = -1, -2
 
 @serves(ApiKey.LIST_OFFSETS, range(1, 6), ListOffsetsRequest, ListOffsetsResponse)
 def list_offsets(call: Call[ListOffsetsRequest]) -> ListOffsetsResponse | None:
-    """Answer at once, or after a thread has looked up the times."""
     look_up = partial(_look_up, call.broker, call.request)
     if any(p.timestamp >= 0 for topic in call.request.topics for p in topic.partitions):
         call.answer_from(Broker.in_look_up_thread, look_up)
@@ -83,7 +82,6 @@ def _offset_at(broker: Broker, topic: str, number: int, timestamp: int) -> tuple
 
 @serves(ApiKey.OFFSET_COMMIT, range(2, 8), messages.OffsetCommitRequest, messages.OffsetCommitResponse)
 def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
-    """Answer with what became of each offset."""
 
     def answer(codes: Codes) -> None:
         topics = _outcomes(_partitions(call.request.topics), codes)
@@ -94,7 +92,6 @@ def offset_commit(call: Call[messages.OffsetCommitRequest]) -> None:
 
 @serves(ApiKey.OFFSET_FETCH, range(1, 6), messages.OffsetFetchRequest, messages.OffsetFetchResponse)
 def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
-    """Answer with the offsets the group has committed, -1 where it has none."""
     request = call.request
     wanted = None
     if request.topics is not None:
@@ -124,7 +121,6 @@ def offset_fetch(call: Call[messages.OffsetFetchRequest]) -> None:
 
 @serves(ApiKey.OFFSET_DELETE, range(1), messages.OffsetDeleteRequest, messages.OffsetDeleteResponse)
 def offset_delete(call: Call[messages.OffsetDeleteRequest]) -> None:
-    """Answer with what became of each offset, or with why none could be deleted."""
     partitions = _partitions(call.request.topics)
 
     def answer(codes: Codes) -> None:

@@ -149,7 +149,6 @@ PRODUCE = Api(
 
 @serves(ApiKey.INIT_PRODUCER_ID, range(2), InitProducerIdRequest, InitProducerIdResponse)
 def init_producer_id(call: Call[InitProducerIdRequest]) -> InitProducerIdResponse:
-    """Draw an id, unless the producer wants transactions."""
     if call.request.transactional_id is not None:
         return InitProducerIdResponse(error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     # Random: brokers that count would give two producers the same id, and drop real messages as repeated.

@@ -76,33 +76,26 @@ class Api:
             self.refuse(request, ErrorCode.UNKNOWN_SERVER_ERROR)
 
     def refuse(self, request: Request, code: ErrorCode) -> None:
-        """Send a response that says only `code`."""
         send(request, self.refusal(request.api_version, code), [code])
 
 
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "_received", "broker", "client", "groups", "mirrors", "request", "version")
+    __slots__ = ("_api", "broker", "groups", "mirrors", "received", "request")
 
     def __init__(self, api: Api, services: Services, received: Request, request: M) -> None:
         self.broker, self.groups, self.mirrors = services
-        self.request, self.version = request, received.api_version
-        self.client = received.client
-        self._api, self._received = api, received
-
-    @property
-    def client_id(self) -> str:
-        return self._received.client_id
+        self.received, self.request = received, request
+        self._api = api
 
     def answer(self, response: object) -> None:
-        """Send the response, on the loop."""
         try:
             answer = self._encode(response)
         except Exception as error:
-            self._api.fail(self._received, error)
+            self._api.fail(self.received, error)
         else:
-            send(self._received, *answer)
+            send(self.received, *answer)
 
     def answer_from(self, thread: InThread, work: Callable[[], object]) -> None:
         """Send the response that `work` makes in a thread.
@@ -111,26 +104,21 @@ class Call(Generic[M]):
         """
 
         def done(future: Future[Answer]) -> None:
-            if self.client.closed:
+            if self.received.client.closed:
                 return
             error = future.exception()
             if error is None:
-                send(self._received, *future.result())
+                send(self.received, *future.result())
             else:
-                self._api.fail(self._received, error)
+                self._api.fail(self.received, error)
 
-        thread(self.broker, lambda: (b"", []) if self.client.closed else self._encode(work()), done)
+        thread(self.broker, lambda: (b"", []) if self.received.client.closed else self._encode(work()), done)
 
     def refuse(self, code: ErrorCode) -> None:
-        """Send a response that says only `code`."""
-        self._api.refuse(self._received, code)
-
-    def when_client_goes(self, abandon: Callable[[], None]) -> None:
-        """Have `abandon` called if the client goes away before it is answered."""
-        self._received.abandon = abandon
+        self._api.refuse(self.received, code)
 
     def _encode(self, response: object) -> Answer:
-        return encode(response, self._received.api_key, self.version), list(error_codes(response))
+        return encode(response, self.received.api_key, self.received.api_version), list(error_codes(response))
 
 
 def serves(
@@ -157,14 +145,19 @@ def serves(
             elif (answer := handle(call)) is not None:
                 call.answer(answer)
 
+        told, hidden = (range(0), versions) if private else (versions, range(0))
         refusal = partial(encode_error, response, key)
-        if private:
-            api = Api(key=key, private_versions=versions, serve=serve, refusal=refusal)
-        else:
-            api = Api(key=key, versions=versions, serve=serve, refusal=refusal)
+        api = Api(key=key, versions=told, private_versions=hidden, serve=serve, refusal=refusal)
         return api
 
     return declare
+
+
+def in_thread(
+    key: ApiKey, versions: range, request: type[M], response: type[R]
+) -> Callable[[Callable[[Call[M]], R | None]], Api]:
+    """As `serves`, in the thread for what waits for ZooKeeper or takes long."""
+    return serves(key, versions, request, response, thread=Broker.in_zookeeper_thread)
 
 
 class Handlers:

@@ -17,9 +17,8 @@ from functools import partial
 from typing import TypeVar
 
 from millrace import errors
-from millrace.broker.broker import Broker
 from millrace.broker.topic_changes import add_partitions, create_topic, delete_topic
-from millrace.handlers.table import Call, outcome_of, serves
+from millrace.handlers.table import Call, in_thread, outcome_of, serves
 from millrace.wire import admin_messages as admin
 from millrace.wire import messages
 from millrace.wire.fields import group_by_topic
@@ -29,15 +28,8 @@ R = TypeVar("R")
 T = TypeVar("T", messages.CreateTopicsRequest.Topic, admin.CreatePartitionsRequest.Topic)
 
 
-@serves(
-    ApiKey.CREATE_TOPICS,
-    range(2, 5),
-    messages.CreateTopicsRequest,
-    messages.CreateTopicsResponse,
-    thread=Broker.in_zookeeper_thread,
-)
+@in_thread(ApiKey.CREATE_TOPICS, range(2, 5), messages.CreateTopicsRequest, messages.CreateTopicsResponse)
 def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTopicsResponse:
-    """Create the topics one after the other."""
     request = call.request
 
     def create(topic: messages.CreateTopicsRequest.Topic) -> None:
@@ -58,17 +50,10 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
     )
 
 
-@serves(
-    ApiKey.CREATE_PARTITIONS,
-    range(2),
-    admin.CreatePartitionsRequest,
-    admin.CreatePartitionsResponse,
-    thread=Broker.in_zookeeper_thread,
-)
+@in_thread(ApiKey.CREATE_PARTITIONS, range(2), admin.CreatePartitionsRequest, admin.CreatePartitionsResponse)
 def create_partitions(
     call: Call[admin.CreatePartitionsRequest],
 ) -> admin.CreatePartitionsResponse:
-    """Give the topics their partitions, one after the other."""
     request = call.request
 
     def add(topic: admin.CreatePartitionsRequest.Topic) -> None:
@@ -106,13 +91,7 @@ def _change_each(
     return tuple(map(outcome, {topic.name: topic for topic in topics}.values()))
 
 
-@serves(
-    ApiKey.DELETE_TOPICS,
-    range(1, 4),
-    messages.DeleteTopicsRequest,
-    messages.DeleteTopicsResponse,
-    thread=Broker.in_zookeeper_thread,
-)
+@in_thread(ApiKey.DELETE_TOPICS, range(1, 4), messages.DeleteTopicsRequest, messages.DeleteTopicsResponse)
 def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTopicsResponse:
     """Delete the topics one after the other; those that are not there cost one look for all."""
     names = dict.fromkeys(call.request.topic_names)
@@ -139,7 +118,6 @@ def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTo
 def describe_log_dirs(
     call: Call[admin.DescribeLogDirsRequest],
 ) -> admin.DescribeLogDirsResponse:
-    """Answer with the sizes of the open logs."""
     Result = admin.DescribeLogDirsResponse.Result
     named, broker = call.request.topics, call.broker
     wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}

@@ -9,13 +9,12 @@ sockets and nothing behind the request header.
 from __future__ import annotations
 
 import struct
-from typing import NoReturn
 
 from millrace.errors import MillraceError
+from millrace.wire.primitives import INT32, Reader, RequestTooLarge
 
 _HEADER = struct.Struct(">hhih")
 _SHORT_HEADER = struct.Struct(">hhi")
-_SIZE = struct.Struct(">i")
 _SIZE_BYTES = 4
 _NOTHING = memoryview(b"")
 _LARGE_BYTES = 64 << 10
@@ -69,18 +68,6 @@ class RequestFramer:
     until None, then `release` before the buffer is used again.
     """
 
-    __slots__ = (
-        "_buffers",
-        "_data",
-        "_filled",
-        "_kept",
-        "_own",
-        "_position",
-        "_wanted",
-        "held",
-        "max_frame_bytes",
-    )
-
     def __init__(self, max_frame_bytes: int, buffers: FrameBuffers) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._buffers = buffers
@@ -95,9 +82,7 @@ class RequestFramer:
 
     def receive_data(self, data: memoryview) -> None:
         """Take what one read brought; every frame received before must have been handed out."""
-        self._data = data
-        self._own = False
-        self._position = 0
+        self._data, self._own, self._position = data, False, 0
 
     @property
     def room(self) -> memoryview | None:
@@ -140,9 +125,7 @@ class RequestFramer:
         if len(data) - start < _SIZE_BYTES:
             self._keep(len(data) - start)
             return None
-        (size,) = _SIZE.unpack_from(data, start)
-        if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
-            self._refuse(size)
+        size = self._size_at(data, start)
         start += _SIZE_BYTES
         end = start + size
         if end > len(data):
@@ -166,11 +149,13 @@ class RequestFramer:
             self._position = 0
         self.held = len(self._kept) + len(self._data)
 
-    def _refuse(self, size: int) -> NoReturn:
+    def _size_at(self, data: memoryview | bytearray, position: int) -> int:
+        size: int = INT32.unpack_from(data, position)[0]
         # Before buffering: a bad client could otherwise make us hold 2 GiB for one request.
-        raise FrameRefused(
-            f"a frame of {size} bytes; allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
-        )
+        if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
+            allowed = f"allowed are {MIN_FRAME_BYTES} to {self.max_frame_bytes}"
+            raise FrameRefused(f"a frame of {size} bytes; {allowed}")
+        return size
 
     def _make_room(self) -> None:
         """Get the memory for the whole unfinished frame, once enough of it has come."""
@@ -194,10 +179,7 @@ class RequestFramer:
             self._keep(_SIZE_BYTES - self._filled)
             if self._filled < _SIZE_BYTES:
                 return None
-            (size,) = _SIZE.unpack_from(self._kept)
-            if not MIN_FRAME_BYTES <= size <= self.max_frame_bytes:
-                self._refuse(size)
-            self._wanted = _SIZE_BYTES + size
+            self._wanted = _SIZE_BYTES + self._size_at(self._kept, 0)
         self._make_room()
         self._keep(self._wanted - self._filled)
         if self._filled < self._wanted:
@@ -231,25 +213,10 @@ def client_id(frame: memoryview) -> str:
 
 def skip_tagged_fields(frame: memoryview, position: int) -> int:
     """The position behind the tagged fields at `position`; a malformed list ends at the frame's end."""
-    count, position = _unsigned_varint(frame, position)
-    if count > MAX_HEADER_TAGS:
+    reader = Reader(frame, items=MAX_HEADER_TAGS)
+    reader.position = position
+    try:
+        reader.skip_tagged_fields()
+    except (ValueError, IndexError, RequestTooLarge):
         return len(frame)
-    for _ in range(count):
-        _, position = _unsigned_varint(frame, position)
-        size, position = _unsigned_varint(frame, position)
-        position += size
-        if position >= len(frame):
-            break
-    return min(position, len(frame))
-
-
-def _unsigned_varint(data: memoryview, position: int) -> tuple[int, int]:
-    result = shift = 0
-    while position < len(data) and shift < 35:
-        byte = data[position]
-        position += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-    return result, position
+    return reader.position

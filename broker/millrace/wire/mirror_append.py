@@ -121,7 +121,6 @@ def decode_request(body: Buffer) -> tuple[str, MirrorAppend]:
 
 
 def encode_response(response: MirrorAppended) -> bytes:
-    """The body of a response."""
     position, recorded = response.position, b""
     if position is not None:
         totals = (position.batches, position.records, position.dropped, position.reset_at, position.numbered)
