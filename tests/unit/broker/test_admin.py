@@ -225,11 +225,14 @@ def test_new_partitions_are_open_here_on_the_answer_and_the_others_stay(running:
 @pytest.mark.parametrize(
     ("name", "count", "code"),
     [
-        ("t", 3, ErrorCode.INVALID_PARTITIONS), ("t", 2, ErrorCode.INVALID_PARTITIONS),
-        ("t", -1, ErrorCode.INVALID_PARTITIONS), ("t", 1001, ErrorCode.INVALID_PARTITIONS),
-        ("copy", 2, ErrorCode.POLICY_VIOLATION), ("nope", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("t", 3, ErrorCode.INVALID_PARTITIONS),
+        ("t", 2, ErrorCode.INVALID_PARTITIONS),
+        ("t", -1, ErrorCode.INVALID_PARTITIONS),
+        ("t", 1001, ErrorCode.INVALID_PARTITIONS),
+        ("copy", 2, ErrorCode.POLICY_VIOLATION),
+        ("nope", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("validate_only", [False, True])
 def test_partitions_that_cannot_be_added_are_refused(
     running: Setup, name: str, count: int, code: ErrorCode, validate_only: bool
@@ -252,18 +255,28 @@ def test_placing_partitions_is_the_brokers_business(running: Setup) -> None:
 def test_each_topic_of_a_request_is_answered_for_itself(running: Setup) -> None:
     running.configure(max_partitions_per_topic=10)
     codes = running.create(
-        {"name": "new", "num_partitions": -1}, {"name": "t"}, {"name": "a b"}, {"name": "twice"},
-        {"name": "twice"}, {"name": "two", "replication_factor": 2}, {"name": "many", "num_partitions": 11},
+        {"name": "new", "num_partitions": -1},
+        {"name": "t"},
+        {"name": "a b"},
+        {"name": "twice"},
+        {"name": "twice"},
+        {"name": "two", "replication_factor": 2},
+        {"name": "many", "num_partitions": 11},
         {"name": "none", "num_partitions": 0},
         {"name": "placed", "assignments": [{"partition_index": 0, "broker_ids": (1,)}]},
         {"name": "odd", "configs": [{"name": "nonsense", "value": "1"}]},
-    )  # fmt: skip
+    )
     assert codes == {
-        "new": ErrorCode.NONE, "t": ErrorCode.TOPIC_ALREADY_EXISTS, "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
-        "twice": ErrorCode.INVALID_REQUEST, "two": ErrorCode.INVALID_REPLICATION_FACTOR,
-        "many": ErrorCode.INVALID_PARTITIONS, "none": ErrorCode.INVALID_PARTITIONS,
-        "placed": ErrorCode.INVALID_REPLICA_ASSIGNMENT, "odd": ErrorCode.INVALID_CONFIG,
-    }  # fmt: skip
+        "new": ErrorCode.NONE,
+        "t": ErrorCode.TOPIC_ALREADY_EXISTS,
+        "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+        "twice": ErrorCode.INVALID_REQUEST,
+        "two": ErrorCode.INVALID_REPLICATION_FACTOR,
+        "many": ErrorCode.INVALID_PARTITIONS,
+        "none": ErrorCode.INVALID_PARTITIONS,
+        "placed": ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        "odd": ErrorCode.INVALID_CONFIG,
+    }
     assert set(running.cluster.topics) == {"t", "copy", "new"}
     assert len(running.cluster.topics["new"].partitions) == 4
 
@@ -271,8 +284,10 @@ def test_each_topic_of_a_request_is_answered_for_itself(running: Setup) -> None:
 def test_a_topic_can_be_tried_without_creating_it(running: Setup) -> None:
     codes = running.create({"name": "new"}, {"name": "t"}, {"name": "a b"}, validate_only=True)
     assert codes == {
-        "new": ErrorCode.NONE, "t": ErrorCode.TOPIC_ALREADY_EXISTS, "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
-    }  # fmt: skip
+        "new": ErrorCode.NONE,
+        "t": ErrorCode.TOPIC_ALREADY_EXISTS,
+        "a b": ErrorCode.INVALID_TOPIC_EXCEPTION,
+    }
     assert "new" not in running.cluster.topics
     running.cluster.brokers = {}
     assert running.create({"name": "new"}, validate_only=True) == {"new": ErrorCode.LEADER_NOT_AVAILABLE}
@@ -297,8 +312,9 @@ def test_a_topic_whose_logs_open_too_slowly_is_there_but_the_time_was_up(
 def test_a_topic_named_twice_is_deleted_once(running: Setup) -> None:
     answer = ask(running, ApiKey.DELETE_TOPICS, 3, {"topic_names": ("t", "nope", "t"), "timeout": 1000})
     assert [(each.name, each.error_code) for each in answer.responses] == [
-        ("t", 0), ("nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-    ]  # fmt: skip
+        ("t", 0),
+        ("nope", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
 
 
 def test_topics_that_are_not_there_cost_no_deletion_each(running: Setup) -> None:
@@ -396,9 +412,11 @@ def test_offsets_are_listed_by_time_to_the_message(running: Setup, version: int)
     def listed(timestamp: int, partition: int = 0) -> tuple[int, int, int]:
         asked = {"partition_index": partition, "timestamp": timestamp}
         answer = ask(
-            running, ApiKey.LIST_OFFSETS, version,
+            running,
+            ApiKey.LIST_OFFSETS,
+            version,
             {"replica_id": -1, "topics": [{"name": "t", "partitions": [asked]}]},
-        )  # fmt: skip
+        )
         found = answer.topics[0].partitions[0]
         return found.error_code, found.offset, found.timestamp
 

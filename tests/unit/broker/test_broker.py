@@ -201,9 +201,12 @@ def test_produce_is_refused_with_the_reason(start: Start) -> None:
         topic("small", 1, settings={"max.message.bytes": "70"}),
     )
     for name, partition, error in [
-        ("no", 0, UnknownTopicOrPartition), ("t", 5, UnknownTopicOrPartition), ("t", 1, NotLeader),
-        ("mirrored", 0, PolicyViolation), ("small", 0, MessageTooLarge),
-    ]:  # fmt: skip
+        ("no", 0, UnknownTopicOrPartition),
+        ("t", 5, UnknownTopicOrPartition),
+        ("t", 1, NotLeader),
+        ("mirrored", 0, PolicyViolation),
+        ("small", 0, MessageTooLarge),
+    ]:
         with pytest.raises(error):
             running.produce("x" * 20, topic=name, partition=partition)
     running.turn()

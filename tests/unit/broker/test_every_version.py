@@ -30,10 +30,31 @@ from tests.unit.broker.asking import (
 from tests.unit.broker.running import Running, topic
 
 TOLD = {
-    0: (0, 8), 1: (4, 11), 2: (1, 5), 3: (1, 8), 8: (2, 7), 9: (1, 5), 10: (0, 2), 11: (0, 5), 12: (0, 3),
-    13: (0, 3), 14: (0, 3), 15: (0, 4), 16: (0, 4), 18: (0, 3), 19: (2, 4), 20: (1, 3), 22: (0, 1),
-    32: (1, 3), 33: (0, 1), 35: (1, 1), 37: (0, 1), 42: (0, 1), 44: (0, 0), 47: (0, 0),
-}  # fmt: skip
+    0: (0, 8),
+    1: (4, 11),
+    2: (1, 5),
+    3: (1, 8),
+    8: (2, 7),
+    9: (1, 5),
+    10: (0, 2),
+    11: (0, 5),
+    12: (0, 3),
+    13: (0, 3),
+    14: (0, 3),
+    15: (0, 4),
+    16: (0, 4),
+    18: (0, 3),
+    19: (2, 4),
+    20: (1, 3),
+    22: (0, 1),
+    32: (1, 3),
+    33: (0, 1),
+    35: (1, 1),
+    37: (0, 1),
+    42: (0, 1),
+    44: (0, 0),
+    47: (0, 0),
+}
 """API -> versions: what the clients we know need, and nothing flexible but ApiVersions v3."""
 
 BATCH = build_batch([Message(1, None, b"x" * 50)])
@@ -45,10 +66,12 @@ def requests(name: str) -> dict[int, Values]:
     number = {"partition_index": 0}
     return {
         ApiKey.PRODUCE: {
-            "acks": -1, "topic_data": [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]}],
+            "acks": -1,
+            "topic_data": [{"name": name, "partition_data": [{"index": 0, "records": BATCH}]}],
         },
         ApiKey.FETCH: {
-            "max_wait": 0, "max_bytes": 1 << 20,
+            "max_wait": 0,
+            "max_bytes": 1 << 20,
             "topics": [
                 {"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 99}]},
             ],
@@ -66,24 +89,29 @@ def requests(name: str) -> dict[int, Values]:
             ],
         },
         ApiKey.INCREMENTAL_ALTER_CONFIGS: {
-            "resources": [{
-                **_ALTERED, "resource_name": name,
-                "configs": [{"name": "flush.ms", "config_operation": 0, "value": "7"}],
-            }],
+            "resources": [
+                {
+                    **_ALTERED,
+                    "resource_name": name,
+                    "configs": [{"name": "flush.ms", "config_operation": 0, "value": "7"}],
+                }
+            ],
         },
         ApiKey.CREATE_PARTITIONS: {
-            "topics": [{"name": name, "count": 3, "assignments": None}], "timeout": 1000,
+            "topics": [{"name": name, "count": 3, "assignments": None}],
+            "timeout": 1000,
         },
-    }  # fmt: skip
+    }
 
 
 WITHOUT_TOPIC: dict[int, Values] = {
     ApiKey.API_VERSIONS: {"client_software_name": "test", "client_software_version": "1"},
     ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout": 1000},
     ApiKey.CREATE_TOPICS: {
-        "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}], "timeout": 10_000,
+        "topics": [{"name": "new", "num_partitions": 2, "replication_factor": 1}],
+        "timeout": 10_000,
     },
-}  # fmt: skip
+}
 
 
 ASKED: dict[int, Values] = {**requests("t"), **WITHOUT_TOPIC}

@@ -48,10 +48,12 @@ class FakeClient:
 def broker(tmp_path: Path) -> Iterator[Broker]:
     state = PartitionState(1, (1,), (1,), 0)
     cluster: Any = SimpleNamespace(
-        brokers={1: BrokerAddress("127.0.0.1", 1)}, cluster_id="c", on_change=lambda callback: None,
+        brokers={1: BrokerAddress("127.0.0.1", 1)},
+        cluster_id="c",
+        on_change=lambda callback: None,
         store=lambda places: None,
         topics={"t": TopicState("t", uuid.uuid4(), {}, {0: state})},
-    )  # fmt: skip
+    )
     log = LogConfig(flush_ms=3_600_000)
     config = BrokerConfig(broker_id=1, cluster="test", log=log)
     made = Broker(config, cluster, LogDirectory.open(tmp_path, log, time.time), Mailbox())

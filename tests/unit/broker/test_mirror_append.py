@@ -64,7 +64,7 @@ def append_of_one(expected: int | None = None) -> MirrorAppend:
     cursor = Cursor((expected or 0) + 1, (expected or 0) + len(batch))
     return MirrorAppend(
         mode=MirrorMode.APPEND, origin=ORIGIN, expected=expected, cursor=cursor, records=batch
-    )  # fmt: skip
+    )
 
 
 def test_an_append_starts_a_flush_at_once_and_is_answered_behind_it(running: Running, disk: Disk) -> None:
@@ -132,10 +132,16 @@ def test_only_an_append_carries_records(running: Running, mode: MirrorMode) -> N
 @pytest.mark.parametrize(
     ("address", "taken"),
     [
-        ("127.0.0.1:1", True), ("127.8.8.8:1", True), ("::1:1", True), ("::ffff:127.0.0.1:1", True),
-        ("10.0.0.7:1", True), ("10.0.0.8:1", True), ("10.0.0.9:1", False), ("fe80::1:1", False),
+        ("127.0.0.1:1", True),
+        ("127.8.8.8:1", True),
+        ("::1:1", True),
+        ("::ffff:127.0.0.1:1", True),
+        ("10.0.0.7:1", True),
+        ("10.0.0.8:1", True),
+        ("10.0.0.9:1", False),
+        ("fe80::1:1", False),
     ],
-)  # fmt: skip
+)
 def test_a_mirror_is_reset_from_the_clusters_machines_and_named_hosts_only(
     running: Running, address: str, taken: bool
 ) -> None:

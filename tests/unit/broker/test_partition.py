@@ -60,8 +60,14 @@ class Clocked:
         self.mailbox, self.flushes = Mailbox(lambda: self.now), Flushes()
         self.log = PartitionLog(folder, LogConfig(flush_ms=int(FLUSH_S * 1000)), time.time)
         self.partition = Partition(
-            "t", 0, uuid4(), self.log, self.mailbox, self.flushes, lambda: False  # type: ignore[arg-type]
-        )  # fmt: skip
+            "t",
+            0,
+            uuid4(),
+            self.log,
+            self.mailbox,
+            self.flushes,  # type: ignore[arg-type]
+            lambda: False,
+        )
 
     def write(self, *, acks_all: bool) -> Waiting:
         waiting = Waiting(acks_all)

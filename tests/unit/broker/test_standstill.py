@@ -135,9 +135,9 @@ def test_while_zookeeper_is_away_what_came_after_a_standstill_is_refused_and_lat
     cluster.meanwhile = lambda: None
     read = cluster.read
     running.until("the topics are read again", lambda: cluster.read > read)
-    running.until("it is trusted again", lambda: isinstance(
-        answered(running, running.produce(acks_all=True)), int
-    ))  # fmt: skip
+    running.until(
+        "it is trusted again", lambda: isinstance(answered(running, running.produce(acks_all=True)), int)
+    )
 
 
 def test_a_standstill_while_the_topics_are_read_has_them_read_once_more(

@@ -15,8 +15,11 @@ def test_settings_go_over_the_brokers_defaults() -> None:
         BROKER, {"segment.bytes": "2048", "retention.ms": "-1", "retention.bytes": "10"}
     )
     assert (config.segment_bytes, config.retention_ms, config.retention_bytes, config.flush_ms) == (
-        2048, None, 10, 7,
-    )  # fmt: skip
+        2048,
+        None,
+        10,
+        7,
+    )
     assert topic_log_config(BROKER, {}) == BROKER.log
 
 
@@ -28,10 +31,14 @@ def test_what_millrace_does_anyway_may_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("cleanup.policy", "compact"), ("retention.ms", "-2"), ("segment.bytes", "10"), ("flush.ms", "soon"),
-        ("flush.ms", "-1"), ("nonsense", "1"),
+        ("cleanup.policy", "compact"),
+        ("retention.ms", "-2"),
+        ("segment.bytes", "10"),
+        ("flush.ms", "soon"),
+        ("flush.ms", "-1"),
+        ("nonsense", "1"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(InvalidTopicConfig, match=name):
         topic_log_config(BROKER, {name: value})

@@ -64,12 +64,18 @@ def still_served(client: Client) -> bool:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (RequestFramer, "receive_data"), (RequestFramer, "next_frame"), (RequestFramer, "release"),
-        (Statistics, "served"), (ClientConnection, "answered"), (ClientConnection, "send"),
-        (Server, "_measure"), (ClientConnection, "_send_queued"), (Server, "_serve"),
+        (RequestFramer, "receive_data"),
+        (RequestFramer, "next_frame"),
+        (RequestFramer, "release"),
+        (Statistics, "served"),
+        (ClientConnection, "answered"),
+        (ClientConnection, "send"),
+        (Server, "_measure"),
+        (ClientConnection, "_send_queued"),
+        (Server, "_serve"),
         (Server, "_read"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_while_a_client_is_served_costs_its_connection_and_no_other(
     running: Running, other: Client, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
@@ -135,11 +141,16 @@ def test_a_mistake_while_a_client_is_admitted_costs_its_connection_and_no_other(
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (Admission, "refusal"), (Admission, "leave"), (Admission, "note"), (Admission, "pass_over_oldest"),
-        (Statistics, "end_turn"), (FrameBuffers, "end_of_turn"), (ClientConnection, "forget"),
+        (Admission, "refusal"),
+        (Admission, "leave"),
+        (Admission, "note"),
+        (Admission, "pass_over_oldest"),
+        (Statistics, "end_turn"),
+        (FrameBuffers, "end_of_turn"),
+        (ClientConnection, "forget"),
         (Server, "_finish_turn"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_that_belongs_to_nobody_leaves_the_loop_running(
     running: Running, other: Client, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
