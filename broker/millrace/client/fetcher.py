@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ EARLIEST = -2
 """As a timestamp: the first offset still kept."""
 TIMEOUT_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.2
+MAX_UNUSED_SECONDS = 60.0
+"""Connect anew after so long without a request: brokers close connections that are idle."""
 
 _FETCH_VERSION = 11
 _LIST_OFFSETS_VERSION = 5
@@ -210,6 +213,7 @@ class Puller(Rounds):
         super().__init__(name, log, subject)
         self._client_id = client_id
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
+        self._used_at = 0.0
         self._turns: dict[TopicPartition, None] = {}
 
     @abstractmethod
@@ -218,8 +222,9 @@ class Puller(Rounds):
 
     def connected(self) -> BrokerFetcher:
         """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
-        address = self.address()
-        if self._broker is not None and self._broker[0] != address and self._broker[1].idle:
+        address, now = self.address(), time.monotonic()
+        unused, self._used_at = now - self._used_at > MAX_UNUSED_SECONDS, now
+        if self._broker is not None and self._broker[1].idle and (unused or self._broker[0] != address):
             self.disconnect()
         if self._broker is None:
             self._broker = (address, self.connect(address))

@@ -144,6 +144,15 @@ def test_a_broker_that_moves_is_asked_where_it_is_once_it_has_answered() -> None
     assert [connection.closed for connection in puller.connections] == [True, False]
 
 
+def test_a_connection_that_was_not_used_for_long_is_not_used_again() -> None:
+    puller = ScriptedPuller()
+    first = puller.connected()
+    assert puller.connected() is first
+    puller._used_at -= 2 * fetcher.MAX_UNUSED_SECONDS
+    assert puller.connected() is not first
+    assert [connection.closed for connection in puller.connections] == [True, False]
+
+
 def test_who_has_sent_something_is_asked_last_and_who_is_new_first() -> None:
     puller = ScriptedPuller()
     a, b, c, d = (("t", number) for number in range(4))
