@@ -10,16 +10,8 @@ from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.reload import COUNTED, check_same_offsets
 from millrace_spark.verify.files import check_files, check_load_rows, check_rejected
 from millrace_spark.verify.report import OURS, OnFolder, TableCheck, TableReport, readable
+from millrace_spark.warehouse import layout
 from millrace_spark.warehouse.editions import edition_folder, later_editions, reload_folder, reloads_table
-from millrace_spark.warehouse.layout import (
-    LEDGER,
-    PLANS,
-    load_folder,
-    load_numbers,
-    read_load,
-    read_manifest,
-    sequences_of,
-)
 from millrace_spark.warehouse.ledger import read_entry, recorded_folders
 from millrace_spark.warehouse.manifest import LoadManifest, check_follows, check_law
 from millrace_spark.warehouse.plan import Plan
@@ -31,14 +23,14 @@ Loads = Mapping[int, LoadManifest | None]
 def verify_loads(fs: Filesystem, topic: str, on_folder: OnFolder) -> TableCheck:
     """Check the loads of a topic: the history, then each folder and edition."""
     check = TableCheck(fs, topic, TableReport(topic), on_folder)
-    numbers, ledger = load_numbers(fs, topic), set(recorded_folders(fs, topic))
-    present = {load_folder(number) for number in numbers}
-    expected = {load_folder(number) for number in range(1, max(numbers, default=0) + 1)}
-    manifests = {number: check.read(read_load, topic, number) for number in numbers}
+    numbers, ledger = layout.load_numbers(fs, topic), set(recorded_folders(fs, topic))
+    present = {layout.load_folder(number) for number in numbers}
+    expected = {layout.load_folder(number) for number in range(1, max(numbers, default=0) + 1)}
+    manifests = {number: check.read(layout.read_load, topic, number) for number in numbers}
     for folder in sorted((expected | ledger) - present):
         check.problem(_missing_load(fs, topic, folder, manifests))
     for number, manifest in manifests.items():
-        folder = load_folder(number)
+        folder = layout.load_folder(number)
         check.begin(f"{topic}/{folder}", recorded=folder in ledger, newest=number == numbers[-1])
         if manifest is not None:
             _check_load(check, number, manifest, manifests.get(number - 1))
@@ -56,8 +48,8 @@ def _check_load(check: TableCheck, number: int, manifest: LoadManifest, before: 
         problems.insert(0, f"the manifest is that of {manifest.topic} load={manifest.load:010d}")
     if before is not None or number == 1:
         problems += check_follows(manifest, before)
-    check.check_manifest(check.topic, load_folder(number), manifest, *problems)
-    _check_content(check, load_folder(number), manifest)
+    check.check_manifest(check.topic, layout.load_folder(number), manifest, *problems)
+    _check_content(check, layout.load_folder(number), manifest)
 
 
 def _missing_load(fs: Filesystem, topic: str, folder: str, manifests: Loads) -> str:
@@ -95,7 +87,7 @@ def _check_content(check: TableCheck, folder: str, manifest: LoadManifest) -> No
         check.problem(*check_load_rows(fs, where, manifest))
     else:
         check.problem(*check_rejected(fs, where, manifest))
-        check.read(sequences_of, where, manifest)
+        check.read(layout.sequences_of, where, manifest)
 
 
 def _check_editions(check: TableCheck, loads: Loads) -> None:
@@ -108,13 +100,13 @@ def _check_editions(check: TableCheck, loads: Loads) -> None:
     for load, numbers in editions.items():
         before = loads.get(load)
         if before is None:
-            check.problem(f"{table}/{load_folder(load)} is an edition of a load that is not there")
+            check.problem(f"{table}/{layout.load_folder(load)} is an edition of a load that is not there")
         for number in numbers:
             folder = reload_folder(load, number)
             check.begin(f"{table}/{folder}", recorded=folder in ledger, newest=number == numbers[-1])
             before = _check_edition(check, load, number, before)
     names = [name for name in fs.names(table) if re.fullmatch(r"load=\d{10}", name)]
-    check.check_strays(table, {*names, LEDGER, COUNTED})
+    check.check_strays(table, {*names, layout.LEDGER, COUNTED})
     for name in names:
         folders = fs.names(f"{table}/{name}")
         for stray in (folder for folder in folders if not re.fullmatch(r"edition=\d{4,}", folder)):
@@ -126,7 +118,7 @@ def _check_edition(
 ) -> LoadManifest | None:
     """Check one edition; its manifest, for the next one to follow."""
     table, folder = reloads_table(check.topic), reload_folder(load, number)
-    manifest: LoadManifest | None = check.read(read_manifest, LoadManifest, f"{table}/{folder}")
+    manifest: LoadManifest | None = check.read(layout.read_manifest, LoadManifest, f"{table}/{folder}")
     if manifest is None:
         return None
     problems = check_law(manifest)
@@ -160,7 +152,7 @@ def _check_promotions(check: TableCheck, loads: Loads) -> None:
     newest = 0
     for manifest in filter(None, loads.values()):
         number = manifest.promotion or 0
-        promotion, where = recorded.get(number), f"{topic}/{load_folder(manifest.load)}"
+        promotion, where = recorded.get(number), f"{topic}/{layout.load_folder(manifest.load)}"
         if promotion is not None and promotion.schema_id != manifest.table_schema_id:
             check.problem(
                 f"{where}: its columns are those of schema {manifest.table_schema_id}, promotion"
@@ -172,7 +164,7 @@ def _check_promotions(check: TableCheck, loads: Loads) -> None:
 
 
 def _note_unfinished(check: TableCheck, newest: LoadManifest | None) -> None:
-    for _, plan in check.entries(Plan, f"{check.topic}/{PLANS}"):
+    for _, plan in check.entries(Plan, f"{check.topic}/{layout.PLANS}"):
         covered = newest is not None and newest.covers(plan.topic_id, plan.end_offsets)
         if any(plan.end_offsets.values()) and not covered:
             check.note(f"run {plan.run_id} is unfinished: no load reaches the end it planned")

@@ -8,20 +8,13 @@ from typing import TypeVar
 
 from millrace.errors import MillraceError
 from millrace_spark.files.filesystem import Filesystem
-from millrace_spark.warehouse.editions import (
-    EXPIRED,
-    RELOADS,
-    ExpiredEntry,
-    deletions,
-    expired_name,
-    expired_path,
-)
+from millrace_spark.warehouse import editions
 from millrace_spark.warehouse.layout import HOURS, LEDGER, PLANS, STAGING
 from millrace_spark.warehouse.ledger import read_entry
 from millrace_spark.warehouse.manifest import MANIFEST, Manifest, check_hash, decode
 from millrace_spark.warehouse.promotions import PROMOTIONS
 
-OURS = frozenset({PLANS, LEDGER, STAGING, HOURS, RELOADS, EXPIRED, PROMOTIONS})
+OURS = frozenset({PLANS, LEDGER, STAGING, HOURS, editions.RELOADS, editions.EXPIRED, PROMOTIONS})
 """What lies in a table's folder beside its loads."""
 OnFolder = Callable[[str], None]
 """Called before each folder that is checked: a progress bar."""
@@ -106,9 +99,9 @@ class TableCheck:
 
         None when that cannot be read, which is a problem.
         """
-        path = expired_path(table, folder)
+        path = editions.expired_path(table, folder)
         try:
-            entry = decode(ExpiredEntry, self.fs.read(path), path)
+            entry = decode(editions.ExpiredEntry, self.fs.read(path), path)
         except FileNotFoundError:
             return False
         except MillraceError as error:
@@ -119,15 +112,15 @@ class TableCheck:
             self.problem(f"{path} is about another folder: it was edited")
         if left := [name for name in self.fs.names(f"{table}/{folder}") if not name.startswith("_")]:
             do = "run `millrace expire` again"
-            if expired_name(folder) not in deletions(self.fs, table):
+            if editions.expired_name(folder) not in editions.deletions(self.fs, table):
                 do = f"it came back later, delete {', '.join(left)} in it"
             self.note(f"{table}/{folder} has expired and is not deleted: {do}")
         return True
 
     def check_expired_entries(self, table: str) -> None:
         """Report what is said to have expired and has no manifest any more."""
-        for path, entry in self.entries(ExpiredEntry, f"{table}/{EXPIRED}"):
-            if expired_path(table, entry.folder) != path:
+        for path, entry in self.entries(editions.ExpiredEntry, f"{table}/{editions.EXPIRED}"):
+            if editions.expired_path(table, entry.folder) != path:
                 self.problem(f"{path} is about {entry.folder}: it was edited")
             elif MANIFEST not in self.fs.names(f"{table}/{entry.folder}"):
                 self.problem(f"{table}/{entry.folder} has expired, but its manifest should be there")
