@@ -12,32 +12,14 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from typing import Generic, Protocol, TypeVar
 
 from millrace.config import ClientLimits
+from millrace.server.connection import ClientConnection
 
 RESERVED_FILES = 128
 """Descriptors that connections leave to the logs."""
 REQUEST_BYTES = 4 << 10
 """What a request without an answer counts for: a fetch that waits takes 2.5 KB, and time to look again."""
-
-
-class Holder(Protocol):
-    """A connection, as far as it holds memory."""
-
-    held: int
-    """Bytes, as noted last."""
-    queued_bytes: int
-    """Bytes of answers that are not taken."""
-    unanswered: int
-    """Requests without an answer."""
-    served_at: float
-    """When a whole request came last, or when the connection was opened."""
-    received_at: float
-    """When bytes came last."""
-
-
-H = TypeVar("H", bound=Holder)
 
 
 def allow_open_files() -> int:
@@ -47,7 +29,7 @@ def allow_open_files() -> int:
     return hard
 
 
-class Admission(Generic[H]):
+class Admission:
     """Counts the connections and what they hold, and knows who is one too many."""
 
     def __init__(self, limits: ClientLimits) -> None:
@@ -62,10 +44,10 @@ class Admission(Generic[H]):
         """When the sum exceeded the limit last."""
         self.max_queued_bytes = limits.max_queued_bytes
         self.max_queued_requests = limits.max_queued_requests
-        """What one connection may have at present: an even share while the sum is over the limit."""
-        self.paused: dict[H, None] = {}
+        """The most that one connection may have at present: its share while the sum is over the limit."""
+        self.paused: dict[ClientConnection, None] = {}
         """Who may not be read."""
-        self._unfinished: dict[H, None] = {}
+        self._unfinished: dict[ClientConnection, None] = {}
         """Who has an unfinished request, the oldest first."""
 
     def refusal(self, address: str, fd: int) -> str | None:
@@ -97,29 +79,32 @@ class Admission(Generic[H]):
         """A quarter of an even share of the limit in bytes: what is above the limit stays small, too."""
         return self._limits.max_buffered_bytes // 4 // max(1, self.open)
 
-    def is_full(self, holder: H) -> bool:
+    def is_full(self, connection: ClientConnection) -> bool:
         """True while the client must take answers before it may ask for more."""
-        return holder.queued_bytes > self.max_queued_bytes or holder.unanswered >= self.max_queued_requests
+        return (
+            connection.queued_bytes > self.max_queued_bytes
+            or connection.unanswered >= self.max_queued_requests
+        )
 
-    def is_too_much(self, holder: H) -> bool:
+    def is_too_much(self, connection: ClientConnection) -> bool:
         """True for a client that leaves answers unread at twice the limit: nothing else bounds these."""
-        return self.held > 2 * self._limits.max_buffered_bytes and holder.queued_bytes > self.share
+        return self.held > 2 * self._limits.max_buffered_bytes and connection.queued_bytes > self.share
 
-    def note(self, holder: H, held: int, *, unfinished: bool, now: float) -> None:
+    def note(self, connection: ClientConnection, held: int, *, unfinished: bool, now: float) -> None:
         """Remember what a connection holds now, and whether an unfinished request is part of it."""
-        self.held += held - holder.held
-        holder.held = held
-        if not unfinished or holder.served_at == now:
-            self._unfinished.pop(holder, None)
+        self.held += held - connection.held
+        connection.held = held
+        if not unfinished or connection.served_at == now:
+            self._unfinished.pop(connection, None)
         if unfinished:
-            self._unfinished.setdefault(holder)  # after `served_at`: behind those of others
+            self._unfinished.setdefault(connection)  # after `served_at`: behind those of others
         if self.over_limit or self.held > self._limits.max_buffered_bytes:
             self._limit(now)
-            if self.over_limit and held > self.share and holder is not self._oldest():
-                self.paused[holder] = None
+            if self.over_limit and held > self.share and connection is not self._oldest():
+                self.paused[connection] = None
                 return
         if self.paused:
-            self.paused.pop(holder, None)
+            self.paused.pop(connection, None)
 
     def _limit(self, now: float) -> None:
         limits, share = self._limits, self.share
@@ -132,7 +117,7 @@ class Admission(Generic[H]):
         most = max(1, share // REQUEST_BYTES) if over_limit else limits.max_queued_requests
         self.max_queued_requests = min(limits.max_queued_requests, most)
 
-    def _oldest(self) -> H | None:
+    def _oldest(self) -> ClientConnection | None:
         return next(iter(self._unfinished), None)
 
     def pass_over_oldest(self, since: float) -> None:
@@ -142,13 +127,13 @@ class Admission(Generic[H]):
             del self._unfinished[oldest]
             self._unfinished[oldest] = None
 
-    def resumed(self) -> list[H]:
+    def resumed(self) -> list[ClientConnection]:
         """Who was paused and may be read again; ask it at the end of a turn."""
         oldest = self._oldest()
         if not self.over_limit:
             resumed = list(self.paused)
         else:
             resumed = [oldest] if oldest is not None and oldest in self.paused else []
-        for holder in resumed:
-            del self.paused[holder]
+        for connection in resumed:
+            del self.paused[connection]
         return resumed

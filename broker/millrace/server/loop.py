@@ -69,7 +69,7 @@ class Server:
     def __init__(self, host: str, port: int, mailbox: Mailbox, limits: ClientLimits) -> None:
         self._mailbox = mailbox
         self._limits = limits
-        self.admission: Admission[ClientConnection] = Admission(limits)
+        self.admission = Admission(limits)
         self.statistics = Statistics()
         self.errors: Counter[tuple[int, int]] = Counter()
         self.now = time.monotonic()

@@ -8,7 +8,10 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,7 @@ from millrace.config import ClientLimits
 from millrace.errors import ConfigError
 from millrace.server import loop
 from millrace.server.admission import REQUEST_BYTES, Admission
+from millrace.server.connection import ClientConnection
 from millrace.server.request import Request
 from tests.support import WAIT_S, wait_until
 from tests.unit.server.serving import Client, Running, waiting_requests
@@ -93,7 +97,7 @@ def test_connections_leave_file_descriptors_to_the_logs(
 
 
 def test_an_address_that_has_left_is_not_remembered() -> None:
-    clients: Admission[Held] = Admission(ClientLimits())
+    clients = Admission(ClientLimits())
     for number in range(1000):
         assert clients.refusal(f"10.0.0.{number}", 5) is None
         clients.leave(f"10.0.0.{number}")
@@ -234,14 +238,13 @@ def test_large_requests_of_honest_clients_take_turns_when_they_are_too_many(
     assert not caplog.records
 
 
-class Held:
-    def __init__(self) -> None:
-        self.served_at = self.received_at = -1.0
-        self.held = self.queued_bytes = self.unanswered = 0
+def holder() -> ClientConnection:
+    nothing: Any = SimpleNamespace(errors=Counter())
+    return ClientConnection(nothing, nothing, "127.0.0.1", "127.0.0.1:1", nothing, served_at=-1.0)
 
 
-def admitted(*, open_connections: int, limit: int = 1000) -> Admission[Held]:
-    admission: Admission[Held] = Admission(ClientLimits(max_frame_bytes=1, max_buffered_bytes=limit))
+def admitted(*, open_connections: int, limit: int = 1000) -> Admission:
+    admission = Admission(ClientLimits(max_frame_bytes=1, max_buffered_bytes=limit))
     for _ in range(open_connections):
         assert admission.refusal("127.0.0.1", 5) is None
     return admission
@@ -249,12 +252,12 @@ def admitted(*, open_connections: int, limit: int = 1000) -> Admission[Held]:
 
 def test_only_the_oldest_unfinished_request_is_read_beyond_a_share_when_the_budget_is_spent() -> None:
     admission = admitted(open_connections=1)
-    oldest, second, third, small = Held(), Held(), Held(), Held()
-    for holder, held in ((oldest, 450), (second, 300), (small, 100), (third, 300)):
-        admission.note(holder, held, unfinished=True, now=1.0)
+    oldest, second, third, small = holder(), holder(), holder(), holder()
+    for client, held in ((oldest, 450), (second, 300), (small, 100), (third, 300)):
+        admission.note(client, held, unfinished=True, now=1.0)
     assert (admission.over_limit, list(admission.paused)) == (True, [third])
-    for holder, held in ((oldest, 460), (second, 310), (small, 110)):
-        admission.note(holder, held, unfinished=True, now=2.0)
+    for client, held in ((oldest, 460), (second, 310), (small, 110)):
+        admission.note(client, held, unfinished=True, now=2.0)
     assert list(admission.paused) == [third, second], "above 250 and not the oldest"
     assert admission.resumed() == []
     admission.note(oldest, 300, unfinished=False, now=3.0)  # it is whole, and its answer is not taken yet
@@ -263,14 +266,14 @@ def test_only_the_oldest_unfinished_request_is_read_beyond_a_share_when_the_budg
     assert admission.resumed() == [second], "it is the oldest now"
     admission.note(oldest, 100, unfinished=False, now=4.0)
     assert (admission.over_limit, admission.resumed()) == (False, [third])
-    for holder in (oldest, second, third, small):
-        admission.note(holder, 0, unfinished=False, now=5.0)
+    for client in (oldest, second, third, small):
+        admission.note(client, 0, unfinished=False, now=5.0)
     assert (admission.held, admission.paused, admission._unfinished) == (0, {}, {})
 
 
 def test_an_eighth_of_the_budget_is_free_before_those_who_wait_are_read_again() -> None:
     admission = admitted(open_connections=2)
-    first, second = Held(), Held()
+    first, second = holder(), holder()
     admission.note(first, 400, unfinished=True, now=1.0)
     admission.note(second, 601, unfinished=True, now=1.0)
     admission.note(first, 300, unfinished=True, now=2.0)
@@ -281,7 +284,7 @@ def test_an_eighth_of_the_budget_is_free_before_those_who_wait_are_read_again() 
 
 def test_who_sends_large_requests_without_a_pause_lets_others_go_first() -> None:
     admission = admitted(open_connections=2)
-    busy, second = Held(), Held()
+    busy, second = holder(), holder()
     admission.note(busy, 900, unfinished=True, now=0.0)
     admission.note(second, 600, unfinished=True, now=0.0)
     assert list(admission.paused) == [second]
@@ -293,7 +296,7 @@ def test_who_sends_large_requests_without_a_pause_lets_others_go_first() -> None
 
 def test_an_oldest_request_of_which_nothing_comes_lets_the_next_one_go_first() -> None:
     admission = admitted(open_connections=2)
-    silent, second = Held(), Held()
+    silent, second = holder(), holder()
     admission.note(silent, 900, unfinished=True, now=0.0)
     admission.note(second, 600, unfinished=True, now=0.0)
     silent.received_at = 3.0
