@@ -10,10 +10,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from millrace.config import from_mapping, parse_addresses
 from millrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +54,13 @@ class MillraceSettings:
         return Path(self.job_dir or Path(home, "millrace-jobs")).expanduser()
 
 
-def settings_from_connection(
-    conn_id: str, host: str | None, port: int | None, extra: Mapping[str, Any]
-) -> MillraceSettings:
+def settings_of(connection: Connection) -> MillraceSettings:
     """The settings in a connection's fields; ConfigError names connection and field that is wrong."""
-    where = f"connection {conn_id}"
+    where, host, port = f"connection {connection.conn_id}", connection.host, connection.port
     if not host:
         raise ConfigError(f"{where} has no host: set it to HOST:PORT of the aggregate cluster's brokers")
     # Airflow parts the port of a single address from its host; a list of addresses stays in the host.
-    values = {key: value for key, value in extra.items() if value not in (None, "")}
+    values = {key: value for key, value in connection.extra_dejson.items() if value not in (None, "")}
     values["bootstrap"] = f"{host}:{port}" if port else host
     if isinstance(origins := values.get("origins"), str):  # a form field and a URI carry text only
         try:

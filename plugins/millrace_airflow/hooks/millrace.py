@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from airflow.sdk import BaseHook
 
 from millrace.errors import MillraceError
 from millrace.urls import address_and_auth, without_secret
-from millrace_airflow.settings import MillraceSettings, settings_from_connection
-
-if TYPE_CHECKING:
-    from airflow.sdk import Connection
+from millrace_airflow.settings import MillraceSettings, settings_of
 
 DEFAULT_CONN_ID = "millrace_default"
 TEST_TIMEOUT_S = 5.0
@@ -32,11 +27,11 @@ class MillraceHook(BaseHook):
 
     def get_conn(self) -> MillraceSettings:
         """The connection's settings; ConfigError names the field that is missing or wrong."""
-        return _settings(self.get_connection(self.conn_id))
+        return settings_of(self.get_connection(self.conn_id))
 
     async def aget_conn(self) -> MillraceSettings:
         """As `get_conn`, for triggers: never blocks the triggerer's loop."""
-        return _settings(await self.aget_connection(self.conn_id))
+        return settings_of(await self.aget_connection(self.conn_id))
 
     def test_connection(self) -> tuple[bool, str]:
         """Ask brokers, registry and auditor; (True, what answered) or (False, the first that did not)."""
@@ -44,12 +39,6 @@ class MillraceHook(BaseHook):
             return True, _check_services(self.get_conn())
         except MillraceError as error:
             return False, str(error)
-
-
-def _settings(connection: Connection) -> MillraceSettings:
-    return settings_from_connection(
-        connection.conn_id, connection.host, connection.port, connection.extra_dejson
-    )
 
 
 def _check_services(settings: MillraceSettings) -> str:
