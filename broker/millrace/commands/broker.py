@@ -100,13 +100,12 @@ def _serve_metrics(
 ) -> MetricsServer:
     """Start to answer on `metrics_listen`; only then the libraries for it are loaded."""
     from millrace.metrics import MetricsServer
-    from millrace.metrics.health import Health
     from millrace.metrics.lag import GroupOffsets
     from millrace.metrics.numbers import Numbers
 
     offsets = GroupOffsets(ConsumerRegistry(broker.cluster.session, config.cluster), broker)
     numbers = Numbers(broker=broker, server=server, groups=groups, offsets=offsets, mirrors=mirror.states)
-    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers, Health(broker))
+    metrics = MetricsServer(*parse_address(config.metrics_listen, "metrics_listen"), numbers)
     metrics.start()
     log.info("metrics on http://%s/metrics, health on /healthz", metrics.address)
     return metrics

@@ -17,8 +17,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
+from millrace.broker.broker import Broker
 from millrace.errors import MillraceError
-from millrace.metrics.health import Health
+from millrace.metrics import health
 from millrace.metrics.numbers import Numbers
 
 __all__ = ["MetricsServer"]
@@ -66,14 +67,14 @@ class _Server6(_Server):
 class MetricsServer:
     """Serves in threads of its own from `start` to `close`."""
 
-    def __init__(self, host: str, port: int, numbers: Numbers, health: Health) -> None:
+    def __init__(self, host: str, port: int, numbers: Numbers) -> None:
         self._offsets = numbers.offsets
         registry = CollectorRegistry(auto_describe=False)
         registry.register(numbers)
         ProcessCollector(registry=registry)
         server_class = _Server6 if ":" in host else _Server
         try:
-            self._http = make_server(host, port, _routes(registry, health), server_class, _Handler)
+            self._http = make_server(host, port, _routes(registry, numbers.broker), server_class, _Handler)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise MillraceError(
@@ -93,7 +94,7 @@ class MetricsServer:
         self._thread.join()
 
 
-def _routes(registry: CollectorRegistry, health: Health) -> Wsgi:
+def _routes(registry: CollectorRegistry, broker: Broker) -> Wsgi:
     metrics = make_wsgi_app(registry)
     one_at_a_time = threading.Lock()
 
@@ -104,7 +105,7 @@ def _routes(registry: CollectorRegistry, health: Health) -> Wsgi:
                 return metrics(environ, start_response)  # type: ignore[no-any-return]
         json_header = [("Content-Type", "application/json")]
         if path == "/healthz":
-            problems = health.problems()
+            problems = health.problems(broker)
             start_response("503 Service Unavailable" if problems else "200 OK", json_header)
             return [json.dumps({"healthy": not problems, "problems": problems}).encode() + b"\n"]
         start_response("404 Not Found", json_header)

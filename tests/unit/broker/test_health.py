@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from millrace.metrics import health
-from millrace.metrics.health import Health
 from tests.support import WAIT_S, wait_until
 from tests.unit.broker.running import Disk, Running, Start, topic
 
@@ -30,27 +29,27 @@ def turning(running: Running) -> Iterator[None]:
     thread.join(10)
 
 
-def connect(running: Running, connected: bool = True) -> Health:
+def problems_of(running: Running, connected: bool = True) -> list[str]:
     client = SimpleNamespace(connected=connected)
     running.cluster.session = SimpleNamespace(client=client)  # type: ignore[attr-defined]
-    return Health(running.broker)
+    return health.problems(running.broker)
 
 
 def test_a_broker_that_works_has_no_problems(start: Start) -> None:
     running = start()
     with turning(running):
-        assert connect(running).problems() == []
+        assert problems_of(running) == []
 
 
 def test_a_loop_that_hangs_is_a_problem(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "LOOP_TIMEOUT_S", 0.05)
-    assert connect(start()).problems() == ["the broker's loop has not answered within 0 s"]
+    assert problems_of(start()) == ["the broker's loop has not answered within 0 s"]
 
 
 def test_a_lost_zookeeper_is_a_problem(start: Start) -> None:
     running = start()
     with turning(running):
-        assert connect(running, connected=False).problems() == ["not connected to ZooKeeper"]
+        assert problems_of(running, connected=False) == ["not connected to ZooKeeper"]
 
 
 def test_a_disk_that_does_not_answer_is_a_problem(
@@ -63,12 +62,12 @@ def test_a_disk_that_does_not_answer_is_a_problem(
     running.turn()
     assert disk.entered.wait(WAIT_S)
     with turning(running):
-        (problem,) = wait_until("the flush that hangs", lambda: connect(running).problems())
+        (problem,) = wait_until("the flush that hangs", lambda: problems_of(running))
     assert problem.startswith("a flush has taken")
     disk.free.set()
     running.until("the answer", lambda: outcome.heard)
     with turning(running):
-        wait_until("no problem is left", lambda: connect(running).problems() == [])
+        wait_until("no problem is left", lambda: problems_of(running) == [])
 
 
 def test_a_failed_disk_is_a_problem_of_its_partitions(start: Start, disk: Disk) -> None:
@@ -78,7 +77,7 @@ def test_a_failed_disk_is_a_problem_of_its_partitions(start: Start, disk: Disk) 
     running.turn()
     running.until("the failures", lambda: all(outcome.heard for outcome in outcomes))
     with turning(running):
-        problems = connect(running).problems()
+        problems = problems_of(running)
     assert len(problems) == health.MAX_LOGS + 1
     assert "takes no writes until the broker restarts" in problems[0]
     assert problems[-1] == "and 3 partitions more"
