@@ -42,7 +42,6 @@ class Outcomes:
         self._epochs: list[tuple[float, _Windows]] = []
         self._acknowledged: _Windows = defaultdict(SequenceRanges)
         self._failed: _Windows = defaultdict(SequenceRanges)
-        self._failures: _Windows = defaultdict(SequenceRanges)
 
     def topic(self, topic: str) -> TopicOutcomes:
         return self.topics.setdefault(topic, TopicOutcomes(topic))
@@ -62,9 +61,8 @@ class Outcomes:
 
     def fail(self, topic: str, time_ms: int, sequence: int) -> None:
         """The event's delivery failed: it may be in the log or not."""
-        key = (topic, window_start(time_ms))
-        for ranges in (self._failures[key], self._failed[key], self.topic(topic).failed):
-            ranges.add(sequence, sequence)
+        self._failed[topic, window_start(time_ms)].add(sequence, sequence)
+        self.topic(topic).failed.add(sequence, sequence)
 
     def cut(self, now: float) -> None:
         """Everything sent so far was sent before `now`."""
@@ -79,9 +77,10 @@ class Outcomes:
         while self._epochs and self._epochs[0][0] <= sent_before:
             _, windows = self._epochs.pop(0)
             for key, sent in windows.items():
-                for first, last in sent - self._failures.get(key, SequenceRanges()):
+                state = self.topics[key[0]]
+                for first, last in sent - state.failed:
                     self._acknowledged[key].add(first, last)
-                    self.topics[key[0]].acknowledged.add(first, last)
+                    state.acknowledged.add(first, last)
 
     @property
     def open_from(self) -> int:

@@ -86,7 +86,7 @@ class SequenceRanges:
     def __sub__(self, other: SequenceRanges) -> SequenceRanges:
         firsts: list[int] = []
         lasts: list[int] = []
-        b = 0
+        b = bisect_left(other._lasts, self._firsts[0]) if self else 0
         for first, last in self:
             while b < len(other._firsts) and other._lasts[b] < first:
                 b += 1
