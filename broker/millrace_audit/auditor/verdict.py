@@ -13,6 +13,7 @@ not, but in one way: what is at one tier must be at all of them, once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -235,11 +236,10 @@ def _behind(tier: str, view: TopicView) -> str:
 
 
 def _totals(evidence: Sequence[Evidence], view: TopicView) -> dict[str, int]:
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for entry in evidence:
-        home = _home(entry.instance, view)
-        for tier in (*([home] if home else []), *entry.tiers):
-            totals.setdefault(tier, 0)
+        if home := _home(entry.instance, view):
+            totals[home] += 0
         for tier, tally in entry.tiers.items():
             totals[tier] += tally.total
-    return totals | {tier: totals.get(tier, 0) for tier in DOWNSTREAM}
+    return {**totals, **{tier: totals[tier] for tier in DOWNSTREAM}}
