@@ -22,9 +22,9 @@ from millrace.records.compression import Codec
 from millrace.records.header import CHECKED, CRC_START, MIN_RECORD_BYTES, crc32c
 from millrace.wire import primitives
 from millrace.wire.messages import ApiKey
-from millrace.wire.primitives import INT16, INT32, Reader, reads, text
+from millrace.wire.primitives import INT16, INT32, RequestTooLarge, reads, text
 
-_ACKS = struct.Struct(">hi")
+_ACKS = struct.Struct(">hii")
 _PAIR = struct.Struct(">ii")
 _ONE_TOPIC_HEAD = struct.Struct(">hhiih")
 _RESULT = struct.Struct(">ihqqq")
@@ -33,7 +33,7 @@ _VERSIONS = struct.Struct(">hh")
 _SIZE_BYTES = 4
 _PRODUCE = int(ApiKey.PRODUCE)
 _BEFORE_COMMON = 12
-_NO_MESSAGE = b"\xff\xff"
+_NULL_STRING = b"\xff\xff"
 _CLIENT_ID_TO_TOPIC = INT16.size + _ONE_TOPIC_HEAD.size
 _LAST_CODEC = int(Codec.ZSTD)
 CACHED_TARGETS = 4096
@@ -73,22 +73,33 @@ class ProducedPartition(NamedTuple):
 @reads("produce request")
 def decode_request(version: int, body: memoryview) -> ProduceRequest:
     """The request in `body`; InvalidRequest when its lengths do not fit or it is for too many partitions."""
-    reader = Reader(body, items=primitives.MAX_DECODED_ITEMS)
-    transactional_id = reader.string() if version >= 3 else None
-    acks, _ = reader.unpack(_ACKS)
-    topics, batches = [], []
-    for _ in range(reader.count(reader.number(INT32))):
-        name, count = reader.text(), reader.count(reader.number(INT32))
+    # Without a Reader: every request that the network cut in two comes here.
+    transactional_id, position = None, 0
+    if version >= 3:
+        position = INT16.size + max(0, INT16.unpack_from(body)[0])
+        if body[:2] != _NULL_STRING:
+            transactional_id = str(body[INT16.size : position], "utf-8")
+    acks, _, topic_count = _ACKS.unpack_from(body, position)
+    position += _ACKS.size
+    topics, batches, items = [], [], 0
+    for _ in range(topic_count):
+        (size,) = INT16.unpack_from(body, position)
+        start = position + INT16.size
+        position = start + size
+        (count,) = INT32.unpack_from(body, position)
+        items += 1 + count
+        if size < 0 or count < 0 or items > primitives.MAX_DECODED_ITEMS:
+            raise RequestTooLarge(f"a produce request for {items} topics and partitions")
+        name = str(body[start:position], "utf-8")
         topics.append((name, count))
-        position = reader.position
+        position += INT32.size
         for _ in range(count):
             number, size = _PAIR.unpack_from(body, position)
             start = position + _PAIR.size
             position = start + size if size > 0 else start
             batches.append((name, number, body[start:position]))
-        if position > len(body):
-            raise ValueError("its records reach past its end")
-        reader.position = position
+    if position > len(body):
+        raise ValueError("its records reach past its end")
     return ProduceRequest(transactional_id, acks, topics, batches)
 
 
@@ -247,6 +258,6 @@ def _encode_partition(version: int, partition: ProducedPartition) -> bytes:
     # -1 as append time: the batch keeps the times its producer gave.
     fixed = _RESULT.pack(number, error, base_offset, -1, log_start_offset)
     if version >= 8:
-        reason = _NO_MESSAGE if message is None else text(message[:MAX_MESSAGE_CHARACTERS])
+        reason = _NULL_STRING if message is None else text(message[:MAX_MESSAGE_CHARACTERS])
         return fixed + INT32.pack(0) + reason
     return fixed if version >= 5 else fixed[:22] if version >= 2 else fixed[:14]
