@@ -11,7 +11,7 @@ import click
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
-from millrace_spark.commands.options import Invocation, command_of, show, submit_job, table_of
+from millrace_spark.commands.options import Invocation, command_of, run_job, show, table_of
 from millrace_spark.jobs.verbs import Load, Mirror, Reload
 from millrace_spark.jobs.words import parse_hours
 
@@ -44,7 +44,7 @@ def load(request: Load, invocation: Invocation) -> None:
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics)
-    answer = submit_job("load", request, fair)
+    answer = run_job("load", request, fair)
     reason = "no schema is registered for it"
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
@@ -114,7 +114,7 @@ def reload(request: Reload, invocation: Invocation) -> None:
     elif request.hours or request.start or request.end:
         raise ConfigError("give either --loads, or hours by --hour or --from and --to")
     early.check_table(request.warehouse, request.topic, request.loads)
-    loads = submit_job("reload", request, invocation)
+    loads = run_job("reload", request, invocation)
     invocation.print({"topic": request.topic, "loads": loads}, partial(_show_editions, request))
 
 
@@ -136,7 +136,7 @@ def mirror_batch(request: Mirror, invocation: Invocation) -> None:
     Example: millrace mirror-batch SearchQuery --origin dc1 --origin-bootstrap 127.0.0.1:9192
     --bootstrap 127.0.0.1:9392
     """
-    partitions = submit_job("mirror", request, invocation)
+    partitions = run_job("mirror", request, invocation)
     names = ("batches", "records", "dropped", "bytes", "lag")
     totals = {name: sum(part[name] for part in partitions) for name in names}
     answer = {"topics": request.topics, "origin": request.origin, **totals, "partitions": partitions}

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from millrace.errors import ConfigError
 from millrace_spark.jobs.steps import steps
-from millrace_spark.jobs.verbs import Option, from_words, option, options_of, verb
+from millrace_spark.jobs.verbs import JOBS, Option, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
 
@@ -89,18 +89,12 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
     return parameter(names, **spelt.attributes)
 
 
-def run_job(
-    name: str, request: V, invocation: Invocation, job: Callable[[None, V, Callable[[str], None]], Any]
-) -> Any:
-    """The answer of a job as JSON values: in this process where the warehouse is a folder, else by Spark."""
-    if not request.warehouse.startswith("/"):
-        return submit_job(name, request, invocation)
-    with steps(name, lambda _: None) as progress:
-        return json.loads(json.dumps(job(None, request, progress), default=dataclasses.asdict))
-
-
-def submit_job(name: str, request: Any, invocation: Invocation) -> Any:
-    """The answer of the job under spark-submit, its steps shown; MillraceError with the job's own line."""
+def run_job(name: str, request: Any, invocation: Invocation) -> Any:
+    """The answer of a verb's job as JSON values, its steps shown; MillraceError with the job's own line."""
+    if JOBS[name].without_spark and request.warehouse.startswith("/"):
+        with steps(name, lambda _: None) as progress:
+            answer = JOBS[name].function(None, request, progress)
+        return json.loads(json.dumps(answer, default=dataclasses.asdict))
     from millrace_spark.commands.early import check_master
     from millrace_spark.jobs.submit import submit
 

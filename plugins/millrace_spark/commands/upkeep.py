@@ -11,7 +11,7 @@ import click
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
-from millrace_spark.commands.options import Invocation, command_of, run_job, show, submit_job, table_of
+from millrace_spark.commands.options import Invocation, command_of, run_job, show, table_of
 from millrace_spark.jobs.verbs import Expire, Hourly, Promote, Verify
 from millrace_spark.jobs.words import parse_hours
 
@@ -35,7 +35,7 @@ def hourly(request: Hourly, invocation: Invocation) -> None:
             "which hours? give --hour, as often as needed, or --from and --to, or --late, or --unpublished"
         )
     early.check_table(request.warehouse, request.topic)
-    hours = submit_job("hourly", request, invocation)
+    hours = run_job("hourly", request, invocation)
     which = "hour" if request.unpublished else "published hour"
     invocation.print({"topic": request.topic, "hours": hours}, partial(_show_hours, which))
 
@@ -60,9 +60,7 @@ def expire(request: Expire, invocation: Invocation) -> None:
 
     Example: millrace expire PageView --warehouse /data/warehouse --older-than 30d
     """
-    from millrace_spark.jobs.upkeep import expire as job
-
-    answer = run_job("expire", request, invocation, job)
+    answer = run_job("expire", request, invocation)
     invocation.print(answer, partial(_show_expired, "would delete" if request.dry_run else "deleted"))
 
 
@@ -86,11 +84,9 @@ def promote(request: Promote, invocation: Invocation) -> None:
     Example: millrace promote PageView --warehouse /data/warehouse --registry http://127.0.0.1:8081
     --reason "country is in every event now"
     """
-    from millrace_spark.jobs.upkeep import promote as job
-
     if not request.history and not (request.registry and request.reason):
         raise ConfigError("give --registry and --reason: a promotion says why; or --list to see the history")
-    answer = run_job("promote", request, invocation, job)
+    answer = run_job("promote", request, invocation)
     invocation.print(answer, _show_history if request.history else _show_promotion)
 
 
@@ -123,9 +119,7 @@ def verify(request: Verify, invocation: Invocation) -> None:
 
     Example: millrace verify /data/warehouse --topic PageView
     """
-    from millrace_spark.jobs.upkeep import verify_warehouse
-
-    tables = run_job("verify", request, invocation, verify_warehouse)
+    tables = run_job("verify", request, invocation)
     problems = [problem for table in tables for problem in table["problems"]]
     invocation.print({"ok": not problems, "tables": tables}, _show_tables)
     if problems:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import importlib
 import json
 import os
 import signal
@@ -29,20 +28,10 @@ from pyspark.sql import SparkSession
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.files.hadoop_errors import explained
-from millrace_spark.jobs import verbs
 from millrace_spark.jobs.executors import ExecutorWatch
 from millrace_spark.jobs.steps import to_stderr
+from millrace_spark.jobs.verbs import JOBS
 
-JOBS: dict[str, tuple[type, str]] = {
-    "load": (verbs.Load, "load:load_topics"),
-    "reload": (verbs.Reload, "load:reload_loads"),
-    "hourly": (verbs.Hourly, "hourly:publish"),
-    "mirror": (verbs.Mirror, "mirror:mirror_topics"),
-    "expire": (verbs.Expire, "upkeep:expire"),
-    "promote": (verbs.Promote, "upkeep:promote"),
-    "verify": (verbs.Verify, "upkeep:verify_warehouse"),
-}
-"""Name -> the verb and, as `module:function` of this package, its function of a session and the verb."""
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""
 
@@ -59,7 +48,7 @@ def main() -> None:
     # itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     name, file = sys.argv[1:]
-    request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
+    request: Any = from_mapping(JOBS[name].verb, json.loads(Path(file).read_text()), "the job's settings")
     try:
         answer: dict[str, Any] = {"result": _result(name, request)}
     except MillraceError as error:
@@ -74,8 +63,7 @@ def main() -> None:
 
 
 def _result(name: str, request: Any) -> Any:
-    module, function = JOBS[name][1].split(":")
-    job = getattr(importlib.import_module(f"millrace_spark.jobs.{module}"), function)
+    job = JOBS[name].function
     spark: SparkSession | None = None
     try:
         with ExecutorWatch(to_stderr(name), _give_up) as executors:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
+from importlib import import_module
 from typing import Any, TypeVar, dataclass_transform
 
 import click
@@ -277,3 +278,30 @@ class Mirror:
         words.optional_bytes,
         default=None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What does a verb: a function of a Spark session and the verb, imported when it is needed."""
+
+    verb: type
+    module: str
+    name: str
+    without_spark: bool = False
+    """Done without a session where the warehouse is a folder, and given a callback for its steps then."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
+        return function
+
+
+JOBS = {
+    "load": Job(Load, "millrace_spark.jobs.load", "load_topics"),
+    "reload": Job(Reload, "millrace_spark.jobs.load", "reload_loads"),
+    "hourly": Job(Hourly, "millrace_spark.jobs.hourly", "publish"),
+    "mirror": Job(Mirror, "millrace_spark.jobs.mirror", "mirror_topics"),
+    "expire": Job(Expire, "millrace_spark.jobs.upkeep", "expire", without_spark=True),
+    "promote": Job(Promote, "millrace_spark.jobs.upkeep", "promote", without_spark=True),
+    "verify": Job(Verify, "millrace_spark.jobs.upkeep", "verify_warehouse", without_spark=True),
+}

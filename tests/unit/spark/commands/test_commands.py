@@ -22,7 +22,7 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegisteredVersion
 from millrace_spark.commands import early
 from millrace_spark.commands.loading import load, mirror_batch, reload
-from millrace_spark.commands.options import Invocation, submit_job
+from millrace_spark.commands.options import Invocation, run_job
 from millrace_spark.commands.upkeep import hourly, promote, verify
 from millrace_spark.jobs.verbs import Load, Verify
 from millrace_spark.jobs.words import parse_bytes
@@ -381,5 +381,5 @@ def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_beg
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     with nullcontext() if error is None else pytest.raises(MillraceError):
-        submit_job("verify", Verify(warehouse="/w"), Invocation(master="local"))
+        run_job("verify", Verify(warehouse="hdfs://n/w"), Invocation(master="local"))
     assert capsys.readouterr().err.splitlines() == shown
