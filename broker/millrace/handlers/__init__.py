@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from millrace.handlers import configs, group_admin, group_membership, mirror, offsets, topics
-from millrace.handlers.api_versions import api_versions
 from millrace.handlers.fetch import FETCH
-from millrace.handlers.metadata import metadata
+from millrace.handlers.metadata import api_versions, metadata
 from millrace.handlers.produce import PRODUCE, init_producer_id
 from millrace.handlers.table import Api, Handlers, Services
 

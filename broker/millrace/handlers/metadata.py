@@ -1,14 +1,19 @@
-"""Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
+"""Metadata and ApiVersions: what a client asks first.
 
+Metadata, v1 to v8 for clients and, unadvertised, v12 for Millrace's own: it tells topic ids.
 A topic that is not there is created only if the request allows it, the broker is set to, and the name is
 legal: a client is told at once that no topic can have it, and does not ask for ever. Leader epochs
 are -1, so no client validates offsets by them. Left out: racks, authorized operations, v0.
+
+ApiVersions, v0 to v3; the answer to any higher version is v0's with error 35 and the full list. Its response
+header is the old one at every version: the client does not know yet what the broker speaks. Left out:
+features, and what a client says about its software.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -19,9 +24,11 @@ from millrace.errors import ErrorCode, InvalidTopic, TopicAlreadyExists
 from millrace.handlers.table import Api, Services, send
 from millrace.server.request import Request
 from millrace.wire.codec import decode, encode, encode_error
-from millrace.wire.messages import ApiKey, MetadataRequest, MetadataResponse
+from millrace.wire.messages import ApiKey, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 log = logging.getLogger(__name__)
+_OFFERED, _NEWER = range(4), range(4, 64)
+"""Versions of ApiVersions."""
 _CACHED_ANSWERS = 64
 _CACHED_REQUEST_BYTES = 1024
 """A longer list of topics is a client's own; its answer is not kept."""
@@ -143,4 +150,26 @@ def metadata() -> Api:
         private_versions=range(12, 13),
         serve=Metadata().serve,
         refusal=partial(encode_error, MetadataResponse, ApiKey.METADATA),
+    )
+
+
+def api_versions(apis: Sequence[Api]) -> Api:
+    """The API that tells clients about `apis` and about itself."""
+    offered = {api.key: api.versions for api in apis if api.versions} | {ApiKey.API_VERSIONS: _OFFERED}
+    ranges = tuple(
+        ApiVersionsResponse.ApiVersion(api_key=key, min_version=versions[0], max_version=versions[-1])
+        for key, versions in sorted(offered.items())
+    )
+
+    def encoded(version: int, code: ErrorCode) -> bytes:
+        return encode(ApiVersionsResponse(error_code=code, api_keys=ranges), ApiKey.API_VERSIONS, version)
+
+    answers = {version: encoded(version, ErrorCode.NONE) for version in _OFFERED}
+    newer = encoded(0, ErrorCode.UNSUPPORTED_VERSION)
+    return Api(
+        key=ApiKey.API_VERSIONS,
+        versions=_OFFERED,
+        private_versions=_NEWER,
+        serve=lambda _, request: request.answer([answers.get(request.api_version, newer)]),
+        refusal=encoded,
     )
