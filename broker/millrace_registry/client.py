@@ -95,6 +95,13 @@ class SchemaRegistryClient:
         with self._lock:
             return self._schemas.setdefault(schema_id, schema)
 
+    def find_schema(self, schema_id: int) -> Any | None:
+        """The schema of an id, None when the registry has no such id."""
+        try:
+            return self.schema(schema_id)
+        except UnknownSchema:
+            return None
+
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
         """Register a schema (parsed JSON) under a subject; its id, the known one if it is there already.
 

@@ -84,8 +84,7 @@ class Decoder:
         for frames, rejected in frames_of(cut, fetched, stats):
             if rejected:
                 yield DecodedBatch(self._empty(), rejected)
-            for first in range(0, len(frames), SLICE_ROWS):
-                part = frames.select(slice(first, first + SLICE_ROWS))
+            for part in frames.slices(SLICE_ROWS):
                 yield from self._decode_slice(cut.range.partition, part, stats)
 
     def _empty(self) -> pa.RecordBatch:

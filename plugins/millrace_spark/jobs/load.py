@@ -26,7 +26,6 @@ from millrace_spark.load.load import LoadResult, LoadRun, load_topic
 from millrace_spark.load.writing import Pinned, Writing
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_spark.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_spark.source.data_source import RegistryLookup
 from millrace_spark.table.revisions import without_revision
 from millrace_spark.table.sources import UNPROVEN_AFTER_S, unpublished_note
 from millrace_spark.topic.bounds import Bounds
@@ -143,7 +142,7 @@ def _pin(
     registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str, pinned: PinnedId | None
 ) -> Pinned:
     """The topic's source with its pinned schema; without one, the newest registered under its name."""
-    lookup = RegistryLookup(registry)
+    lookup = registry.find_schema
     if pinned is not None:
         schema = lookup(pinned.schema_id)
         if schema is None:

@@ -17,6 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from millrace.client.cluster_client import ClusterClient
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.avro.messages import Decoder
 from millrace_spark.files.filesystem import Filesystem
@@ -25,23 +26,16 @@ from millrace_spark.parquet.hour_files import HourFiles
 from millrace_spark.parquet.rejections import Reasons, RejectedFile
 from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.topic.ranges import Cut, RangeStats
-from millrace_spark.topic.reading import Client, read_cut
+from millrace_spark.topic.reading import read_cut
 from millrace_spark.warehouse.manifest import DataFile
 from millrace_spark.warehouse.staging import tasks_folder
-
-
-class TaskClient(Client, Protocol):
-    """A client of a task's own, closed when the task ends."""
-
-    def close(self) -> None:
-        """Close its connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a task reads with; travels to the tasks, so both callables must be picklable."""
 
-    connect: Callable[[], TaskClient]
+    connect: Callable[[], ClusterClient]
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
 

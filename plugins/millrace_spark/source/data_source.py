@@ -22,11 +22,9 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_spark.source.offsets import cuts_for, freeze, subscribed
 from millrace_spark.source.options import SourceOptions, check_batch, check_stream, parse_options
-from millrace_spark.source.rows import RegistryLookup, RowReader, table_schema
+from millrace_spark.source.rows import RowReader, table_schema
 from millrace_spark.source.stream import CutPartition, MillraceStreamReader
 from millrace_spark.topic.ranges import Cut
-
-__all__ = ["MillraceDataSource", "RegistryLookup"]
 
 
 class MillraceDataSource(DataSource):
@@ -36,30 +34,26 @@ class MillraceDataSource(DataSource):
         # Here and not in `reader`: Spark pickles this object into the plan and may ask it for readers again,
         # which must all see the same offsets and the same schema.
         super().__init__(options)
-        self.asked = parse_options(options)
-        self.rows = RowReader(self.asked, table_schema(self.asked))
-        self.cuts = _frozen(self.asked)
+        self.source_options = parse_options(options)
+        self.rows = RowReader(self.source_options, table_schema(self.source_options))
+        self.cuts = _frozen(self.source_options)
 
     @classmethod
     def name(cls) -> str:
-        """What to give to `format`."""
         return "millrace"
 
     def schema(self) -> StructType:
-        """The columns: the pinned schema's, or the raw ones."""
         return from_arrow_schema(self.rows.arrow_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of the frozen ranges."""
-        check_batch(self.asked)
+        check_batch(self.source_options)
         self._check_schema(schema)
         if isinstance(self.cuts, str):
             raise MillraceError(self.cuts)
         return MillraceReader(self.rows, self.cuts)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """The reader of a stream, which asks for offsets as it goes on."""
-        check_stream(self.asked)
+        check_stream(self.source_options)
         self._check_schema(schema)
         return MillraceStreamReader(self.rows)
 
@@ -68,18 +62,18 @@ class MillraceDataSource(DataSource):
             raise MillraceError("format 'millrace' brings its own columns; leave out .schema(...)")
 
 
-def _frozen(asked: SourceOptions) -> list[Cut] | str:
+def _frozen(options: SourceOptions) -> list[Cut] | str:
     """A batch's cuts, or why there are none.
 
     Spark does not say whether a batch or a stream is wanted. A stream that goes on from its checkpoint may
     well name starting offsets that have expired: only a batch is refused then, when it asks for its reader.
     """
-    with ClusterClient(asked.bootstrap) as client:
-        subscribed(client, asked.subscription, missing_ok=not asked.fail_on_data_loss)
+    with ClusterClient(options.bootstrap) as client:
+        subscribed(client, options.subscription, missing_ok=not options.fail_on_data_loss)
         try:
-            return cuts_for(freeze(client, asked), asked.min_partitions)
+            return cuts_for(freeze(client, options), options.min_partitions)
         except MillraceError as error:
-            if asked.ending is not None:  # a batch beyond doubt
+            if options.ending is not None:  # a batch beyond doubt
                 raise
             return str(error)
 
@@ -92,9 +86,8 @@ class MillraceReader(DataSourceReader):
         self.cuts = cuts
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One per cut."""
         return [CutPartition(cut) for cut in self.cuts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a cut; Spark asks for None when there are no cuts at all."""
+        # Spark asks for None when there are no cuts at all.
         return self.rows.read(partition.value) if isinstance(partition, CutPartition) else iter(())

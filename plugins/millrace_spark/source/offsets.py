@@ -8,101 +8,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
-from uuid import UUID
+from dataclasses import replace
 
-from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import HEADER_BYTES, BatchHeader, Cursor
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_spark.source.options import Position, SourceOptions, Subscription
 from millrace_spark.topic.ranges import Cut, Range, cut_ranges, size_of
-from millrace_spark.topic.reading import Client, TopicMetadata
 
 CUT_BYTES = 128 << 20
 """The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: about)."""
 LOOK_BYTES = 8 << 20
 """Fetched at a time to see where batches end."""
 
-Offsets = Mapping[int, int]
-"""Partition -> offset."""
 
-
-class TopicWithPartitions(TopicMetadata, Protocol):
-    """A topic and its partitions."""
-
-    @property
-    def partitions(self) -> Mapping[int, int]:
-        """Partition -> leader."""
-
-
-class OffsetsClient(Protocol):
-    """What finding offsets needs of `wire.client.ClusterClient`."""
-
-    @property
-    def cluster_id(self) -> str:
-        """The cluster's own random id, which tells Millrace from Apache Kafka."""
-
-    def topic(self, name: str) -> TopicWithPartitions:
-        """The topic's metadata."""
-
-    def topics(self) -> Mapping[str, TopicWithPartitions]:
-        """Every topic."""
-
-    def list_offsets(
-        self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
-    ) -> Mapping[int, int]:
-        """Partition -> offset; for a time the end where no record is that late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subscribed:
-    """A topic that is read: its id, and those of its partitions."""
-
-    topic_id: UUID
-    partitions: tuple[int, ...]
-
-
-def has_byte_positions(client: OffsetsClient) -> bool:
+def has_byte_positions(client: ClusterClient) -> bool:
     """True for Millrace, False for Apache Kafka."""
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
 def subscribed(
-    client: OffsetsClient, asked: Subscription, *, missing_ok: bool = False
-) -> dict[str, Subscribed]:
-    """The topics asked for as they are now; MillraceError for a missing one, unless it may be left out."""
-    found: dict[str, TopicWithPartitions]
-    if asked.pattern is not None:
-        pattern = re.compile(asked.pattern)
+    client: ClusterClient, subscription: Subscription, *, missing_ok: bool = False
+) -> dict[str, TopicMetadata]:
+    """The topics subscribed to as they are now, each with the partitions that are read.
+
+    MillraceError for a missing topic, unless it may be left out.
+    """
+    topics: dict[str, TopicMetadata] = {}
+    if subscription.pattern is not None:
+        pattern = re.compile(subscription.pattern)
         # Names that begin so are Kafka's own bookkeeping; its consumers leave them out of patterns too.
-        found = {
+        topics = {
             name: topic
             for name, topic in sorted(client.topics().items())
             if pattern.fullmatch(name) and not name.startswith("__")
         }
-    else:
-        found = {}
-        for name in asked.topics:
-            try:
-                found[name] = client.topic(name)
-            except UnknownTopicOrPartition:
-                if not missing_ok:
-                    raise
-    topics = {}
-    for name, topic in found.items():
-        partitions = tuple(sorted(topic.partitions))
-        if asked.partitions is not None:
-            wanted = asked.partitions[name]
-            if strange := set(wanted) - set(partitions):
-                raise MillraceError(f"topic {name!r} has no partition {min(strange)}, named by 'assign'")
-            partitions = tuple(sorted(set(wanted)))
-        topics[name] = Subscribed(topic.topic_id, partitions)
-    return topics
+    for name in subscription.topics:
+        try:
+            topics[name] = client.topic(name)
+        except UnknownTopicOrPartition:
+            if not missing_ok:
+                raise
+    if subscription.partitions is None:
+        return topics
+    return {name: _assigned(topic, subscription.partitions[name]) for name, topic in topics.items()}
 
 
-def freeze(client: OffsetsClient, options: SourceOptions) -> list[Range]:
+def _assigned(topic: TopicMetadata, partitions: Iterable[int]) -> TopicMetadata:
+    wanted = set(partitions)
+    if strange := wanted - set(topic.partitions):
+        raise MillraceError(f"topic {topic.name!r} has no partition {min(strange)}, named by 'assign'")
+    return replace(topic, partitions={p: leader for p, leader in topic.partitions.items() if p in wanted})
+
+
+def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
     """The ranges a batch asks for, as numbers that will not change; MillraceError where that cannot be."""
     starting, ending = options.starting or Position(EARLIEST), options.ending or Position(LATEST)
     byte_positions = has_byte_positions(client)
@@ -133,38 +93,25 @@ def freeze(client: OffsetsClient, options: SourceOptions) -> list[Range]:
 
 
 def resolve(
-    client: OffsetsClient, position: Position, topic: str, partitions: Iterable[int], *, strict: bool
+    client: ClusterClient, position: Position, topic: str, partitions: Iterable[int], *, strict: bool
 ) -> dict[int, int]:
     """Partition -> the offset a position stands for; with `strict` a time after every record is an error."""
-    asked = _asked(position, topic, tuple(partitions))
-    found: dict[int, int] = {}
-    for place in sorted(set(asked.values())):
-        these = [partition for partition, at in asked.items() if at == place]
-        if position.by_time or place < 0:
-            found |= client.list_offsets(topic, place, these)
+    wanted = position.of_topic(topic, tuple(partitions))
+    offsets: dict[int, int] = {}
+    for value in sorted(set(wanted.values())):
+        alike = [partition for partition, other in wanted.items() if other == value]
+        if position.by_time or value < 0:
+            offsets |= client.list_offsets(topic, value, alike)
         else:
-            found |= dict.fromkeys(these, place)
+            offsets |= dict.fromkeys(alike, value)
     if position.by_time and strict:
-        latest = client.list_offsets(topic, LATEST, asked)
-        if late := [partition for partition in asked if found[partition] >= latest[partition]]:
+        latest = client.list_offsets(topic, LATEST, wanted)
+        if late := [partition for partition in wanted if offsets[partition] >= latest[partition]]:
             raise MillraceError(
-                f"{topic}-{late[0]} has no record at or after {asked[late[0]]} ms; give an earlier"
+                f"{topic}-{late[0]} has no record at or after {wanted[late[0]]} ms; give an earlier"
                 f" {position.option!r}, or set startingOffsetsByTimestampStrategy=latest"
             )
-    return found
-
-
-def _asked(position: Position, topic: str, partitions: tuple[int, ...]) -> dict[int, int]:
-    if isinstance(position.places, int):
-        return dict.fromkeys(partitions, position.places)
-    places = position.places.get(topic, {})
-    if missing := set(partitions) - set(places):
-        raise MillraceError(
-            f"option {position.option!r} names no partition {min(missing)} of topic {topic!r}; name them all"
-        )
-    if strange := set(places) - set(partitions):
-        raise MillraceError(f"topic {topic!r} has no partition {min(strange)}, named by {position.option!r}")
-    return dict(places)
+    return offsets
 
 
 def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
@@ -173,7 +120,7 @@ def cuts_for(ranges: list[Range], min_partitions: int) -> list[Cut]:
     return cut_ranges(ranges, max(1, min(CUT_BYTES, total // min_partitions)))
 
 
-def behind_batches(client: Client, topic: str, ends: Offsets) -> dict[int, Cursor]:
+def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -> dict[int, Cursor]:
     """Each end moved behind the batch it lies in or before, and where the next batch begins; Millrace only.
 
     A batch is fetched whole, so an end inside one would have it fetched twice, and an end between two batches
@@ -181,18 +128,21 @@ def behind_batches(client: Client, topic: str, ends: Offsets) -> dict[int, Curso
     offsets from lost messages when all that was read has expired. A partition that gives no batch now keeps
     its end.
     """
-    found = {partition: Cursor(end) for partition, end in ends.items()}
+    cursors = {partition: Cursor(end) for partition, end in ends.items()}
     left = dict(ends)
     while left:
         fetched = client.fetch(
-            topic, {partition: end - 1 for partition, end in left.items()},
-            max_bytes=LOOK_BYTES, max_wait_ms=0, partition_max_bytes=1,
-        )  # fmt: skip
-        seen = {p: one for p, one in fetched.items() if one.error or len(one.records) >= HEADER_BYTES}
-        for partition, one in seen.items():
-            if not one.error and (header := BatchHeader.parse(one.records)) is not None:
-                found[partition] = Cursor(0).after(header)
-        if not seen:  # a batch was there a moment ago; the tasks will find out what has become of it
+            topic,
+            {partition: end - 1 for partition, end in left.items()},
+            max_bytes=LOOK_BYTES,
+            max_wait_ms=0,
+            partition_max_bytes=1,
+        )
+        answers = {p: one for p, one in fetched.items() if one.error or len(one.records) >= HEADER_BYTES}
+        if not answers:  # a batch was there a moment ago; the tasks will find out what has become of it
             break
-        left = {partition: end for partition, end in left.items() if partition not in seen}
-    return found
+        for partition, answer in answers.items():
+            del left[partition]
+            if not answer.error and (header := BatchHeader.parse(answer.records)) is not None:
+                cursors[partition] = Cursor(0).after(header)
+    return cursors

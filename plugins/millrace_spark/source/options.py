@@ -9,22 +9,36 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.client.cluster_client import EARLIEST, LATEST
 from millrace.config import parse_addresses
-from millrace.errors import ConfigError
+from millrace.errors import ConfigError, MillraceError
 
 NAMES = (
-    "bootstrap", "kafka.bootstrap.servers", "subscribe", "subscribePattern", "assign", "startingOffsets",
-    "startingOffsetsByTimestamp", "startingTimestamp", "startingOffsetsByTimestampStrategy",
-    "endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp", "minPartitions", "maxOffsetsPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "mode", "registry.url", "registry.subject",
+    "bootstrap",
+    "kafka.bootstrap.servers",
+    "subscribe",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "minPartitions",
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+    "mode",
+    "registry.url",
+    "registry.subject",
     "registry.schema.id",
-)  # fmt: skip
-KNOWN = {name.lower(): name for name in NAMES}
+)
 
 HINTS = {
     "includeheaders": "headers are always a column; leave it out",
@@ -36,10 +50,7 @@ HINTS = {
     "columnnameofcorruptrecord": "the column is always named _corrupt_record",
     "avroschema": "give registry.url: columns follow the newest schema there, or registry.schema.id",
 }
-"""What to do instead, for options of Spark's own sources that are not known here."""
-
-Places = Mapping[str, Mapping[int, int]]
-"""Topic -> partition -> offset (or EARLIEST, LATEST), or a time in ms."""
+"""What to do instead, for options of Spark's own sources that this one does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +64,41 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: one place for all partitions, or one for each."""
+    """Where to begin or end: an offset, EARLIEST or LATEST."""
 
-    places: int | Places
+    value: int | Mapping[str, Mapping[int, int]]
+    """One for all partitions, or topic -> partition -> its own."""
     by_time: bool = False
-    """The places are times in ms: the first record at or after it."""
+    """The values are times in ms, each for the first record at or after it."""
     option: str = ""
     """The option that said so, for messages."""
+
+    @property
+    def offsets(self) -> set[int]:
+        """Every offset that is named; none when times are."""
+        if self.by_time:
+            return set()
+        if isinstance(self.value, int):
+            return {self.value}
+        return {offset for offsets in self.value.values() for offset in offsets.values()}
+
+    def of_topic(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Partition -> its value; MillraceError unless exactly these partitions are named."""
+        if isinstance(self.value, int):
+            return dict.fromkeys(partitions, self.value)
+        values = self.value.get(topic, {})
+        if missing := set(partitions) - set(values):
+            raise MillraceError(
+                f"option {self.option!r} names no partition {min(missing)} of topic {topic!r}; name them all"
+            )
+        if strange := set(values) - set(partitions):
+            raise MillraceError(f"topic {topic!r} has no partition {min(strange)}, named by {self.option!r}")
+        return dict(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What was asked for; None where nothing was."""
+    """What the options say; None for those that are not given."""
 
     bootstrap: str
     subscription: Subscription
@@ -91,7 +125,7 @@ class SourceOptions:
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """The options of `spark.read` or `spark.readStream`, in any case; ConfigError names what is wrong."""
-    given = _known(options)
+    given = _properly_named(options)
     if not given.get("bootstrap", "").strip():
         raise ConfigError("option 'kafka.bootstrap.servers' (or 'bootstrap') is missing")
     parse_addresses(given["bootstrap"])
@@ -120,7 +154,7 @@ def check_batch(options: SourceOptions) -> None:
     """Refuse what only a stream may ask for."""
     if options.limited:
         raise ConfigError("'maxOffsetsPerTrigger' and 'maxBytesPerTrigger' are for spark.readStream")
-    if options.starting is not None and LATEST in places_of(options.starting):
+    if options.starting is not None and LATEST in options.starting.offsets:
         raise ConfigError(
             f"option {options.starting.option!r} cannot be the latest offset in spark.read: nothing would be"
             " read"
@@ -133,56 +167,48 @@ def check_stream(options: SourceOptions) -> None:
         raise ConfigError(f"option {options.ending.option!r} is for spark.read: a stream has no end")
 
 
-def places_of(position: Position) -> set[int]:
-    """Every offset a position names; none when it names times."""
-    if position.by_time:
-        return set()
-    if isinstance(position.places, int):
-        return {position.places}
-    return {place for each in position.places.values() for place in each.values()}
-
-
-def _known(options: Mapping[str, str]) -> dict[str, str]:
-    """The options by their proper names."""
+def _properly_named(options: Mapping[str, str]) -> dict[str, str]:
     given: dict[str, str] = {}
+    names = {name.lower(): name for name in NAMES}
     for key, value in options.items():
-        name = KNOWN.get(key.lower())
+        name = names.get(key.lower())
         if name is None:
-            raise ConfigError(f"unknown option {key!r}; {_hint(key.lower())}")
+            raise ConfigError(f"unknown option {key!r}; {_hint(key.lower(), names)}")
         name = "bootstrap" if name == "kafka.bootstrap.servers" else name
         if given.setdefault(name, value) != value:
             raise ConfigError("options 'bootstrap' and 'kafka.bootstrap.servers' differ; give one of them")
     return given
 
 
-def _hint(key: str) -> str:
+def _hint(key: str, names: Mapping[str, str]) -> str:
     if key in HINTS:
         return HINTS[key]
-    if close := difflib.get_close_matches(key, KNOWN, n=1, cutoff=0.75):
-        return f"did you mean {KNOWN[close[0]]!r}?"
+    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.75):
+        return f"did you mean {names[close[0]]!r}?"
     if key.startswith("kafka."):
         return "of the kafka.* options only kafka.bootstrap.servers means something to this source"
     return f"known: {', '.join(NAMES)}"
 
 
 def _subscription(given: Mapping[str, str]) -> Subscription:
-    asked = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
-    if len(asked) != 1:
-        what = (
-            "'subscribe' is missing" if not asked else f"{' and '.join(map(repr, asked))} exclude each other"
-        )
+    options = [name for name in ("subscribe", "subscribePattern", "assign") if given.get(name, "").strip()]
+    if len(options) != 1:
+        exclusive = f"{' and '.join(map(repr, options))} exclude each other"
+        what = exclusive if options else "'subscribe' is missing"
         raise ConfigError(f"option {what}: give one of 'subscribe', 'subscribePattern' and 'assign'")
-    text = given[asked[0]].strip()
-    if asked[0] == "subscribe":
+    (option,) = options
+    text = given[option].strip()
+    if option == "subscribe":
         return Subscription(tuple(dict.fromkeys(t.strip() for t in text.split(",") if t.strip())))
-    if asked[0] == "subscribePattern":
+    if option == "subscribePattern":
         try:
             re.compile(text)
         except re.error as error:
             raise ConfigError(f"option 'subscribePattern' is no regular expression: {error}") from None
         return Subscription(pattern=text)
     try:
-        partitions = {str(topic): tuple(map(_natural, each)) for topic, each in json.loads(text).items()}
+        named = json.loads(text).items()
+        partitions = {str(topic): tuple(map(_natural, numbers)) for topic, numbers in named}
     except (AttributeError, TypeError, ValueError):
         raise ConfigError(f"option 'assign' is not JSON like {{\"topic\": [0, 1]}}: {text!r}") from None
     return Subscription(tuple(partitions), partitions=partitions)
@@ -205,8 +231,8 @@ def _position(side: str, given: Mapping[str, str], subscription: Subscription) -
     if (option := f"{side}Timestamp") in given:
         return Position(_time(option, given[option]), by_time=True, option=option)
     if (option := f"{side}OffsetsByTimestamp") in given:
-        places = _places(option, given[option], subscription, smallest=0)
-        return Position(places, by_time=True, option=option)
+        times = _by_partition(option, given[option], subscription, smallest=0)
+        return Position(times, by_time=True, option=option)
     option = f"{side}Offsets"
     text = given.get(option)
     if text is None:
@@ -214,25 +240,26 @@ def _position(side: str, given: Mapping[str, str], subscription: Subscription) -
     words = {"earliest": EARLIEST, "latest": LATEST} if side == "starting" else {"latest": LATEST}
     if text.strip().lower() in words:
         return Position(words[text.strip().lower()], option=option)
-    return Position(
-        _places(option, text, subscription, smallest=EARLIEST, words=" or ".join(words)), option=option
-    )
+    offsets = _by_partition(option, text, subscription, smallest=EARLIEST, words=" or ".join(words))
+    return Position(offsets, option=option)
 
 
-def _places(option: str, text: str, subscription: Subscription, *, smallest: int, words: str = "") -> Places:
+def _by_partition(
+    option: str, text: str, subscription: Subscription, *, smallest: int, words: str = ""
+) -> dict[str, dict[int, int]]:
     try:
-        places = {
-            topic: {_natural(int(p)): _at_least(smallest, at) for p, at in each.items()}
-            for topic, each in json.loads(text).items()
+        topics = {
+            topic: {_natural(int(p)): _at_least(smallest, value) for p, value in partitions.items()}
+            for topic, partitions in json.loads(text).items()
         }
     except (AttributeError, TypeError, ValueError):
         needed = f"neither {words} nor JSON" if words else "not JSON"
         raise ConfigError(f'option {option!r} is {needed} like {{"topic": {{"0": 23}}}}: {text!r}') from None
-    if subscription.topics and (strange := set(places) ^ set(subscription.topics)):
+    if subscription.topics and (strange := set(topics) ^ set(subscription.topics)):
         raise ConfigError(f"option {option!r} and the topics asked for differ in {min(strange)!r}")
-    if option == "endingOffsets" and any(at == EARLIEST for each in places.values() for at in each.values()):
+    if option == "endingOffsets" and any(EARLIEST in partitions.values() for partitions in topics.values()):
         raise ConfigError(f"option {option!r} cannot hold {EARLIEST}")
-    return places
+    return topics
 
 
 def _at_least(smallest: int, value: Any) -> int:

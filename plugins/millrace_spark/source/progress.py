@@ -19,7 +19,7 @@ from millrace_spark.topic.ranges import Range
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The end of a micro-batch, which is the beginning of the next one.
+    """The end of a micro-batch, which is the beginning of the next one; before the first one it is empty.
 
     As JSON, topics and partitions in order, what is empty left out:
 
@@ -40,14 +40,16 @@ class Progress:
             "offsets": _nested(self.offsets),
             "topic_ids": {topic: str(self.topic_ids[topic]) for topic in sorted(self.topic_ids)},
         }
-        for name, places in (("next_base", self.next_base), ("begun_at", self.begun_at)):
-            if places:
-                values[name] = _nested(places)
+        for name, offsets in (("next_base", self.next_base), ("begun_at", self.begun_at)):
+            if offsets:
+                values[name] = _nested(offsets)
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
-        """What `to_json` gave; MillraceError when it is something else."""
+        """What `to_json` gave, or nothing; MillraceError when it is something else."""
+        if not values:
+            return cls()
         try:
             return cls(
                 _flat(values["offsets"]),
@@ -61,77 +63,59 @@ class Progress:
                 " checkpoint"
             ) from None
 
-    def start_of(self, place: TopicPartition, before: Progress | None) -> int:
+    def has_read(self, partition: TopicPartition, topic_ids: Mapping[str, UUID]) -> bool:
+        """False also for a partition of a topic that was created anew, which has another id now."""
+        topic = partition[0]
+        return partition in self.offsets and self.topic_ids.get(topic) == topic_ids.get(topic)
+
+    def start_of(self, partition: TopicPartition, before: Progress) -> int:
         """Where the micro-batch that ends here began to read a partition."""
-        topic = place[0]
-        if (
-            before is not None
-            and place in before.offsets
-            and before.topic_ids.get(topic) == self.topic_ids.get(topic)
-        ):
-            return before.offsets[place]
-        if place not in self.begun_at:
+        if before.has_read(partition, self.topic_ids):
+            return before.offsets[partition]
+        if partition not in self.begun_at:
+            topic, number = partition
             raise MillraceError(
-                f"the checkpoint does not tell where {topic}-{place[1]} began; start with a new checkpoint"
+                f"the checkpoint does not tell where {topic}-{number} began; start with a new checkpoint"
             )
-        return self.begun_at[place]
+        return self.begun_at[partition]
 
 
-def _nested(places: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+def _nested(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     nested: dict[str, dict[str, int]] = {}
-    for topic, partition in sorted(places):
-        nested.setdefault(topic, {})[str(partition)] = places[topic, partition]
+    for topic, partition in sorted(offsets):
+        nested.setdefault(topic, {})[str(partition)] = offsets[topic, partition]
     return nested
 
 
 def _flat(nested: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, int]:
-    return {(topic, int(p)): int(offset) for topic, each in nested.items() for p, offset in each.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """The topics as they are now, and the end of each partition."""
-
-    topic_ids: Mapping[str, UUID]
-    latest: Mapping[TopicPartition, int]
-
-
-def unknown_places(before: Progress | None, seen: Seen) -> list[TopicPartition]:
-    """The partitions that were not read yet, those of a topic created anew among them."""
-    if before is None:
-        return list(seen.latest)
-    return [
-        place
-        for place in seen.latest
-        if place not in before.offsets or before.topic_ids.get(place[0]) != seen.topic_ids[place[0]]
-    ]
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in nested.items()
+        for partition, offset in partitions.items()
+    }
 
 
 def advance(
-    before: Progress | None, seen: Seen, begun_at: Mapping[TopicPartition, int], limit: int | None
+    before: Progress, latest: Progress, begun_at: Mapping[TopicPartition, int], limit: int | None
 ) -> Progress:
-    """Where the next micro-batch ends: at what there is, or after about `limit` offsets of it.
+    """Where the next micro-batch ends: at the latest offsets, or after about `limit` offsets before them.
 
-    `begun_at` says where the unknown partitions begin. Topics that are not seen stay as they were. A
-    partition that ends before it was read to is set back to its end: whether that may be, others decide.
+    `begun_at` says where the partitions begin that were not read yet. Topics without latest offsets stay as
+    they were. A partition that ends before it was read to is set back to its end: whether that may be, others
+    decide.
     """
-    plan = Progress({}, seen.topic_ids, {}, begun_at)
-    starts = {place: plan.start_of(place, before) for place in seen.latest}
-    lags = {place: max(0, latest - starts[place]) for place, latest in seen.latest.items()}
+    plan = Progress({}, latest.topic_ids, {}, begun_at)
+    starts = {partition: plan.start_of(partition, before) for partition in latest.offsets}
+    lags = {partition: max(0, end - starts[partition]) for partition, end in latest.offsets.items()}
     shares = lags if limit is None else share_out(lags, limit)
-    offsets = {place: min(starts[place], latest) + shares[place] for place, latest in seen.latest.items()}
-    for place, start in begun_at.items():
-        offsets[place] = max(offsets[place], start)  # it may be younger than what was seen
-    if before is None:
-        return Progress(offsets, seen.topic_ids, {}, begun_at)
-    kept = {
-        place: offset
-        for place, offset in before.offsets.items()
-        if seen.topic_ids.get(place[0], before.topic_ids[place[0]]) == before.topic_ids[place[0]]
-    }
+    offsets = {p: min(starts[p], end) + shares[p] for p, end in latest.offsets.items()}
+    for partition, start in begun_at.items():
+        offsets[partition] = max(offsets[partition], start)  # it may be younger than the latest offsets
+    topic_ids = {**before.topic_ids, **latest.topic_ids}
+    kept = {p: offset for p, offset in before.offsets.items() if before.has_read(p, topic_ids)}
     offsets = {**kept, **offsets}
-    bases = {place: base for place, base in before.next_base.items() if kept.get(place) == offsets.get(place)}
-    return Progress(offsets, {**before.topic_ids, **seen.topic_ids}, bases, begun_at)
+    bases = {p: base for p, base in before.next_base.items() if kept.get(p) == offsets.get(p)}
+    return Progress(offsets, topic_ids, bases, begun_at)
 
 
 def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
@@ -140,30 +124,27 @@ def share_out(lags: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
     Every partition that has a lag gets at least one, also where there are more of them than the limit:
     beside a large lag a small one would otherwise wait for ever.
     """
-    lagging = {place: lag for place, lag in lags.items() if lag > 0}
+    lagging = {partition: lag for partition, lag in lags.items() if lag > 0}
     count, total = len(lagging), sum(lagging.values())
     if total <= limit:
         return dict(lags)
     shares = dict.fromkeys(lags, 0)
-    for place, lag in lagging.items():
+    for partition, lag in lagging.items():
         # One for each; what is left of the limit over what is left of the lags.
-        shares[place] = 1 + (lag - 1) * max(0, limit - count) // max(1, total - count)
+        shares[partition] = 1 + (lag - 1) * max(0, limit - count) // max(1, total - count)
     return shares
 
 
-def ranges_between(before: Progress | None, after: Progress, *, byte_positions: bool) -> list[Range]:
+def ranges_between(before: Progress, after: Progress, *, byte_positions: bool) -> list[Range]:
     """What the micro-batch between two ends reads."""
     ranges = []
-    for topic, partition in sorted(after.offsets):
-        place = (topic, partition)
-        if (
-            before is not None
-            and after.offsets[place] == before.offsets.get(place)
-            and (place not in after.begun_at)
-        ):
+    for partition, end in sorted(after.offsets.items()):
+        begun = partition in after.begun_at
+        if end == before.offsets.get(partition) and not begun:
             continue  # also a topic that is not read any more
-        start, end = after.start_of(place, before), after.offsets[place]
-        base = None if before is None or place in after.begun_at else before.next_base.get(place)
+        start = after.start_of(partition, before)
+        base = None if begun else before.next_base.get(partition)
         if start < end:
-            ranges.append(Range(topic, partition, start, end, base, after.topic_ids[topic], byte_positions))
+            topic_id = after.topic_ids[partition[0]]
+            ranges.append(Range(*partition, start, end, base, topic_id, byte_positions))
     return ranges

@@ -15,16 +15,9 @@ import pyarrow as pa
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, CorruptMessage, MillraceError
-from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-from millrace_spark.avro.messages import (
-    SLICE_ROWS,
-    Decoder,
-    Rejected,
-    frames_of,
-    keys,
-    nullable_bytes,
-    timestamps,
-)
+from millrace_registry.client import SchemaRegistryClient
+from millrace_spark.avro import messages
+from millrace_spark.avro.messages import Decoder, Rejected
 from millrace_spark.source.options import SourceOptions
 from millrace_spark.topic.framing import Frames, read_headers
 from millrace_spark.topic.ranges import Cut, Gap, RangeStats
@@ -46,30 +39,15 @@ CORRUPT_FIELDS = [pa.field("_corrupt_record", pa.binary()), pa.field("_corrupt_r
 """In permissive mode: the bytes of a message that could not be decoded, and why; null for all others."""
 
 
-class RegistryLookup:
-    """Schemas by id for a `Decoder`: None for those the registry does not know."""
-
-    def __init__(self, registry: SchemaRegistryClient) -> None:
-        self.registry = registry
-
-    def __call__(self, schema_id: int) -> dict[str, Any] | None:
-        """The schema of an id."""
-        try:
-            schema: dict[str, Any] = self.registry.schema(schema_id)
-        except UnknownSchema:
-            return None
-        return schema
-
-
-def table_schema(asked: SourceOptions) -> dict[str, Any] | None:
+def table_schema(options: SourceOptions) -> dict[str, Any] | None:
     """The schema the columns follow, looked up now; None for raw columns."""
-    if asked.registry_url is None:
+    if options.registry_url is None:
         return None
-    with SchemaRegistryClient(asked.registry_url) as registry:
-        if asked.registry_schema_id is not None:
-            schema: dict[str, Any] = registry.schema(asked.registry_schema_id)
+    with SchemaRegistryClient(options.registry_url) as registry:
+        if options.registry_schema_id is not None:
+            schema: dict[str, Any] = registry.schema(options.registry_schema_id)
         else:
-            schema = registry.latest(asked.registry_subject or asked.subscription.topics[0]).schema
+            schema = registry.latest(options.registry_subject or options.subscription.topics[0]).schema
         return schema
 
 
@@ -77,16 +55,15 @@ def table_schema(asked: SourceOptions) -> dict[str, Any] | None:
 class RowReader:
     """Reads cuts with one pinned schema; travels to the tasks."""
 
-    asked: SourceOptions
+    options: SourceOptions
     table: Mapping[str, Any] | None
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The columns of every batch of rows."""
         if self.table is None:
             return RAW_SCHEMA
         schema = Decoder(self.table, lambda _: None).arrow_schema
-        if not self.asked.permissive:
+        if not self.options.permissive:
             return schema
         for field in CORRUPT_FIELDS:
             if field.name in schema.names:
@@ -94,9 +71,8 @@ class RowReader:
         return pa.schema([*schema, *CORRUPT_FIELDS])
 
     def read(self, cut: Cut) -> Iterator[pa.RecordBatch]:
-        """The rows of a cut."""
         stats = RangeStats.of(cut)
-        with ClusterClient(self.asked.bootstrap) as client:
+        with ClusterClient(self.options.bootstrap) as client:
             for batch in self._batches(cut, read_cut(client, cut, stats), stats):
                 self._check_loss(cut, stats)
                 if batch.num_rows:
@@ -106,16 +82,16 @@ class RowReader:
     def _batches(
         self, cut: Cut, fetched: Iterator[FetchedBatches], stats: RangeStats
     ) -> Iterator[pa.RecordBatch]:
-        if self.table is None or self.asked.registry_url is None:
-            for frames, broken in frames_of(cut, fetched, stats):
+        if self.table is None or self.options.registry_url is None:
+            for frames, broken in messages.frames_of(cut, fetched, stats):
                 _refuse(cut, broken)
-                for first in range(0, len(frames), SLICE_ROWS):
-                    yield raw_batch(cut, frames.select(slice(first, first + SLICE_ROWS)))
+                for part in frames.slices(messages.SLICE_ROWS):
+                    yield raw_batch(cut, part)
             return
         schema = self.arrow_schema
-        with SchemaRegistryClient(self.asked.registry_url) as registry:
-            for decoded in Decoder(self.table, RegistryLookup(registry)).decode(cut, fetched, stats):
-                if not self.asked.permissive:
+        with SchemaRegistryClient(self.options.registry_url) as registry:
+            for decoded in Decoder(self.table, registry.find_schema).decode(cut, fetched, stats):
+                if not self.options.permissive:
                     _refuse(cut, decoded.rejected)
                     yield decoded.rows
                     continue
@@ -124,7 +100,7 @@ class RowReader:
                 yield _corrupt_rows(decoded.rejected, schema)
 
     def _check_loss(self, cut: Cut, stats: RangeStats) -> None:
-        if not self.asked.fail_on_data_loss:
+        if not self.options.fail_on_data_loss:
             return
         for gap in [*_gap_before(cut, stats), *stats.gaps]:
             what = f"{stats.topic}-{stats.partition}: offsets [{gap.start}, {gap.end})"
@@ -162,13 +138,13 @@ def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
 def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordBatch:
     rows = [
         {
-            "_partition": each.partition,
-            "_offset": each.offset,
-            "_schema_id": each.schema_id,
-            "_corrupt_record": each.raw,
-            "_corrupt_reason": each.reason,
+            "_partition": record.partition,
+            "_offset": record.offset,
+            "_schema_id": record.schema_id,
+            "_corrupt_record": record.raw,
+            "_corrupt_reason": record.reason,
         }
-        for each in rejected
+        for record in rejected
     ]
     return pa.RecordBatch.from_pylist(rows, schema=schema)
 
@@ -177,13 +153,13 @@ def raw_batch(cut: Cut, frames: Frames) -> pa.RecordBatch:
     """Records with their bytes as they are."""
     count = len(frames)
     columns = [
-        keys(frames),
-        nullable_bytes(frames, frames.value, frames.value_size),
+        messages.keys(frames),
+        messages.nullable_bytes(frames, frames.value, frames.value_size),
         _headers(cut, frames),
         pa.repeat(pa.scalar(cut.range.topic), count),
         pa.repeat(pa.scalar(cut.range.partition, pa.int32()), count),
         pa.array(frames.offset),
-        timestamps(frames),
+        messages.timestamps(frames),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
 

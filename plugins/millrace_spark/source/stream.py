@@ -2,7 +2,7 @@
 
 Runs in a Python process of the driver that lives as long as the query; Spark keeps the offsets in the query's
 checkpoint and hands them back. A micro-batch that is run again reads the same rows. What a micro-batch reads
-is decided in source_progress.py; here the cluster is asked.
+is decided in progress.py; here the cluster is asked.
 """
 
 from __future__ import annotations
@@ -12,32 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming import datasource as limits
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
-from millrace_spark.source.offsets import (
-    behind_batches,
-    cuts_for,
-    has_byte_positions,
-    resolve,
-    subscribed,
-)
+from millrace_spark.source import offsets
 from millrace_spark.source.options import Position
-from millrace_spark.source.progress import (
-    Progress,
-    Seen,
-    advance,
-    ranges_between,
-    unknown_places,
-)
+from millrace_spark.source.progress import Progress, advance, ranges_between
 from millrace_spark.source.rows import RowReader
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES, Cut
 
@@ -54,16 +37,16 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, rows: RowReader) -> None:
         self.rows = rows
-        self.asked = rows.asked
+        self.options = rows.options
         self._client: ClusterClient | None = None  # made when needed: a copy of this travels to the tasks
-        self._seen: Seen | None = None
-        self._target: Seen | None = None
+        self._latest: Progress | None = None
+        self._target: Progress | None = None
 
     @property
     def client(self) -> ClusterClient:
         """The one connection of this process."""
         if self._client is None:
-            self._client = ClusterClient(self.asked.bootstrap)
+            self._client = ClusterClient(self.options.bootstrap)
         return self._client
 
     def initialOffset(self) -> dict[str, Any]:
@@ -75,133 +58,129 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """What the options say of a trigger."""
-        if self.asked.max_offsets is not None:
-            return ReadMaxRows(self.asked.max_offsets)
-        if self.asked.max_bytes is not None:
-            return ReadMaxBytes(self.asked.max_bytes)
-        return ReadAllAvailable()
+        if self.options.max_offsets is not None:
+            return limits.ReadMaxRows(self.options.max_offsets)
+        if self.options.max_bytes is not None:
+            return limits.ReadMaxBytes(self.options.max_bytes)
+        return limits.ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Go to the ends of now, and no further."""
-        self._target = self._look()
+        self._target = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next micro-batch; `start` itself when there is nothing to read."""
-        before = Progress.from_json(start) if start else None
-        seen = self._seen = self._target or self._look()
-        if before is not None and self.asked.fail_on_data_loss:
-            _check_nothing_lost(before, seen)
-        begun_at = self._beginnings(before, seen)
-        after = advance(before, seen, begun_at, self._offsets_of(limit))
-        if before is not None and not begun_at and after.offsets == before.offsets:
+        before = Progress.from_json(start)
+        latest = self._latest = self._target or self._ends()
+        if self.options.fail_on_data_loss:
+            _check_nothing_lost(before, latest)
+        begun_at = self._beginnings(before, latest, first=not start)
+        after = advance(before, latest, begun_at, self._offsets_of(limit))
+        if start and not begun_at and after.offsets == before.offsets:
             return start
-        if has_byte_positions(self.client):
+        if offsets.has_byte_positions(self.client):
             after = self._behind_batches(before, after)
         return after.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends as last seen, for the query's progress reports."""
-        return None if self._seen is None else Progress(self._seen.latest, self._seen.topic_ids).to_json()
+        return None if self._latest is None else self._latest.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; of the same one the same tasks."""
-        before = Progress.from_json(start) if start else None
-        ranges = ranges_between(
-            before, Progress.from_json(end), byte_positions=has_byte_positions(self.client)
-        )
-        return [CutPartition(cut) for cut in cuts_for(ranges, self.asked.min_partitions)]
+        before, after = Progress.from_json(start), Progress.from_json(end)
+        ranges = ranges_between(before, after, byte_positions=offsets.has_byte_positions(self.client))
+        return [CutPartition(cut) for cut in offsets.cuts_for(ranges, self.options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a cut."""
         return self.rows.read(partition.value)
 
     def stop(self) -> None:
-        """Close the connection."""
         if self._client is not None:
             self._client.close()
 
-    def _look(self) -> Seen:
-        """The topics asked for and their ends, now."""
-        topics = subscribed(self.client, self.asked.subscription, missing_ok=not self.asked.fail_on_data_loss)
+    def _ends(self) -> Progress:
+        """The topics subscribed to and their ends, now."""
+        missing_ok = not self.options.fail_on_data_loss
+        topics = offsets.subscribed(self.client, self.options.subscription, missing_ok=missing_ok)
         latest = {
             (name, partition): offset
             for name, topic in topics.items()
             for partition, offset in self.client.list_offsets(name, LATEST, topic.partitions).items()
         }
-        return Seen({name: topic.topic_id for name, topic in topics.items()}, latest)
+        return Progress(latest, {name: topic.topic_id for name, topic in topics.items()})
 
-    def _beginnings(self, before: Progress | None, seen: Seen) -> dict[TopicPartition, int]:
+    def _beginnings(self, before: Progress, ends: Progress, *, first: bool) -> dict[TopicPartition, int]:
         """Where the partitions begin that were not read yet.
 
         Those a new query finds begin where its options say, at the end by default; later ones at their start.
         """
         new: dict[str, list[int]] = {}
-        for topic, partition in unknown_places(before, seen):
-            new.setdefault(topic, []).append(partition)
-        position = Position(EARLIEST) if before is not None else self.asked.starting or Position(LATEST)
-        strict = not self.asked.latest_if_no_record
-        found: dict[TopicPartition, int] = {}
+        for topic, partition in ends.offsets:
+            if not before.has_read((topic, partition), ends.topic_ids):
+                new.setdefault(topic, []).append(partition)
+        position = self.options.starting or Position(LATEST) if first else Position(EARLIEST)
+        strict = not self.options.latest_if_no_record
+        beginnings: dict[TopicPartition, int] = {}
         for topic, partitions in new.items():
-            starts = resolve(self.client, position, topic, partitions, strict=strict)
+            starts = offsets.resolve(self.client, position, topic, partitions, strict=strict)
             latest = self.client.list_offsets(topic, LATEST, partitions)
+            same_topic = before.topic_ids.get(topic) == ends.topic_ids[topic]
             for partition, start in starts.items():
                 if start > latest[partition]:
                     raise MillraceError(
                         f"{topic}-{partition} ends at {latest[partition]}, before {position.option} {start}"
                     )
-                known = before is not None and before.topic_ids.get(topic) == seen.topic_ids[topic]
-                if known and start > 0 and self.asked.fail_on_data_loss:
+                if same_topic and start > 0 and self.options.fail_on_data_loss:
                     raise MillraceError(
                         f"{topic}-{partition}, which is new, begins at {start}: what came before it has"
                         " expired; set failOnDataLoss=false to go on there"
                     )
-                found[topic, partition] = start
-        return found
+                beginnings[topic, partition] = start
+        return beginnings
 
     def _offsets_of(self, limit: ReadLimit) -> int | None:
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, limits.ReadMaxRows):
             return limit.max_rows
-        if isinstance(limit, ReadMaxBytes):
-            if has_byte_positions(self.client):
+        if isinstance(limit, limits.ReadMaxBytes):
+            if offsets.has_byte_positions(self.client):
                 return limit.max_bytes
             return max(1, limit.max_bytes // KAFKA_RECORD_BYTES)
         return None
 
-    def _behind_batches(self, before: Progress | None, after: Progress) -> Progress:
+    def _behind_batches(self, before: Progress, after: Progress) -> Progress:
         """Every end that moved behind the batch it lies in; the limit may be passed by that much."""
         moved: dict[str, dict[int, int]] = {}
-        for (topic, partition), end in after.offsets.items():
-            place = (topic, partition)
-            if end > 0 and (before is None or place in after.begun_at or before.offsets.get(place) != end):
+        for key, end in after.offsets.items():
+            if end > 0 and (key in after.begun_at or before.offsets.get(key) != end):
+                topic, partition = key
                 moved.setdefault(topic, {})[partition] = end
-        offsets, bases = dict(after.offsets), dict(after.next_base)
+        next_offsets, bases = dict(after.offsets), dict(after.next_base)
         for topic, ends in moved.items():
-            for partition, cursor in behind_batches(self.client, topic, ends).items():
-                offsets[topic, partition] = cursor.next_offset
+            for partition, cursor in offsets.behind_batches(self.client, topic, ends).items():
+                next_offsets[topic, partition] = cursor.next_offset
                 if cursor.next_base is not None:
                     bases[topic, partition] = cursor.next_base
-        return Progress(offsets, after.topic_ids, bases, after.begun_at)
+        return Progress(next_offsets, after.topic_ids, bases, after.begun_at)
 
 
-def _check_nothing_lost(before: Progress, seen: Seen) -> None:
+def _check_nothing_lost(before: Progress, ends: Progress) -> None:
     """Refuse a topic that is gone or another one, or ends before it was read to."""
     for topic, topic_id in before.topic_ids.items():
-        found = seen.topic_ids.get(topic)
-        if found is None:
+        id_now = ends.topic_ids.get(topic)
+        if id_now is None:
             raise MillraceError(
                 f"topic {topic!r}, which this query has read so far, is gone or no longer asked for: start"
                 " with a new checkpoint, or set failOnDataLoss=false to go on without it"
             )
-        if found != topic_id:
+        if id_now != topic_id:
             raise MillraceError(
-                f"topic {topic!r} was deleted and created anew (its id is {found}, the checkpoint's"
+                f"topic {topic!r} was deleted and created anew (its id is {id_now}, the checkpoint's"
                 f" {topic_id}): start with a new checkpoint, or set failOnDataLoss=false to read the new one"
                 " from its start"
             )
-    for place, offset in before.offsets.items():
-        if seen.latest.get(place, offset) < offset:
+    for (topic, partition), offset in before.offsets.items():
+        end = ends.offsets.get((topic, partition), offset)
+        if end < offset:
             raise MillraceError(
-                f"{place[0]}-{place[1]} ends at {seen.latest[place]}, and was read up to {offset}: messages"
-                " that were there are lost; restore the log, or set failOnDataLoss=false to go on at its end"
+                f"{topic}-{partition} ends at {end}, and was read up to {offset}: messages that were there"
+                " are lost; restore the log, or set failOnDataLoss=false to go on at its end"
             )

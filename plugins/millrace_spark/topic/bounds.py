@@ -45,8 +45,8 @@ def bounded_ends(
     logs = {p: _Waiting(client, topic, p, start, end) for p, (start, end) in waiting.items()}
     ends = {partition: log.end for partition, log in logs.items()}
     if bounds.until_ms is not None and logs:
-        found = client.list_offsets(topic, bounds.until_ms, logs)
-        ends = {partition: log.end_before(found[partition]) for partition, log in logs.items()}
+        offsets = client.list_offsets(topic, bounds.until_ms, logs)
+        ends = {partition: log.end_before(offsets[partition]) for partition, log in logs.items()}
     if bounds.max_bytes is not None:
         ends |= _by_bytes(logs, ends, bounds.max_bytes, byte_positions)
     return ends
@@ -56,17 +56,15 @@ def _by_bytes(
     logs: Mapping[int, _Waiting], ends: Mapping[int, int], max_bytes: int, byte_positions: bool
 ) -> dict[int, int]:
     left = {partition: log for partition, log in logs.items() if ends[partition] > log.start}
-    each = {p: 1.0 if byte_positions else log.bytes_per_offset() for p, log in left.items()}
+    bytes_per_offset = {p: 1.0 if byte_positions else log.bytes_per_offset() for p, log in left.items()}
     # The end of an offset range lies inside its last batch where offsets are byte positions.
     behind = {p: log.behind(ends[p]) if byte_positions else ends[p] for p, log in left.items()}
-    total = sum((behind[p] - log.start) * each[p] for p, log in left.items())
+    total = sum((behind[p] - log.start) * bytes_per_offset[p] for p, log in left.items())
     if total <= max_bytes:
         return dict(ends)
     share = max_bytes / total
-    return {
-        p: min(ends[p], log.last_boundary(log.start + int((behind[p] - log.start) * share), each[p]))
-        for p, log in left.items()
-    }
+    targets = {p: log.start + int((behind[p] - log.start) * share) for p, log in left.items()}
+    return {p: min(ends[p], log.last_boundary(targets[p], bytes_per_offset[p])) for p, log in left.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +98,9 @@ class _Waiting:
         window = WINDOW_BYTES
         while True:
             begin = max(self.start, target - int(window / bytes_per_offset))
-            found = [h for h in self._batches(begin, window) if first < h.base_offset <= target]
-            if found:
-                return found[-1].base_offset
+            bases = [h.base_offset for h in self._batches(begin, window) if first < h.base_offset <= target]
+            if bases:
+                return bases[-1]
             if begin == self.start:
                 break
             window *= 8
@@ -129,9 +127,12 @@ class _Waiting:
     def _batches(self, offset: int, max_bytes: int = 1) -> Iterator[BatchHeader]:
         """The batch an offset lies in and those behind it; nothing when they have expired meanwhile."""
         fetched = self.client.fetch(
-            self.topic, {self.partition: offset},
-            max_bytes=max_bytes, max_wait_ms=0, partition_max_bytes=max_bytes,
-        )[self.partition]  # fmt: skip
+            self.topic,
+            {self.partition: offset},
+            max_bytes=max_bytes,
+            max_wait_ms=0,
+            partition_max_bytes=max_bytes,
+        )[self.partition]
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return
         where = f"{self.topic}-{self.partition}"

@@ -15,6 +15,7 @@ import numpy as np
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER_BYTES, TIMESTAMP_TYPE_BIT, BatchHeader
 from millrace.records.compression import Buffer, decompress
+from millrace.records.messages import read_varint
 from millrace_spark.topic.reading import Batch
 from millrace_spark.topic.record_bounds import guessed_bounds, walked_bounds
 from millrace_spark.topic.row_cursor import PADDING, Faults, Longs, PaddedBuffer, RowCursor
@@ -46,11 +47,12 @@ class Frames:
 
     def select(self, rows: Longs | slice) -> Frames:
         """Some of the records."""
-        return Frames(
-            self.buffer, self.offset[rows], self.timestamp[rows], self.key[rows], self.key_size[rows],
-            self.value[rows], self.value_size[rows], self.headers[rows], self.header_count[rows],
-            self.end[rows],
-        )  # fmt: skip
+        columns = (getattr(self, name)[rows] for name in self.__slots__ if name != "buffer")
+        return Frames(self.buffer, *columns)
+
+    def slices(self, rows: int) -> Iterator[Frames]:
+        """The records in order, at most `rows` of them at a time."""
+        return (self.select(slice(first, first + rows)) for first in range(0, len(self), rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,8 @@ def _frame(group: _Group, broken: list[BrokenBatch]) -> tuple[Frames, list[Broke
         batches, bounds = _walked(buffer, batches, edges, broken)
     frames, faults = _heads(buffer, batches, *bounds)
     if faults:
-        frames, found = _without_broken(frames, batches, faults)
-        broken += found
+        frames, faulty = _without_broken(frames, batches, faults)
+        broken += faulty
     return frames, broken
 
 
@@ -134,10 +136,8 @@ def _walked(
             kept.append(batch)
         except CorruptMessage as error:
             broken.append(BrokenBatch(batch, str(error)))
-    return kept, (
-        np.concatenate([each[:-1] for each in starts]),
-        np.concatenate([each[1:] for each in starts]),
-    )
+    firsts, lasts = [some[:-1] for some in starts], [some[1:] for some in starts]
+    return kept, (np.concatenate(firsts), np.concatenate(lasts))
 
 
 def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Longs) -> tuple[Frames, Faults]:
@@ -167,11 +167,8 @@ def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Lo
     )
     _check_deltas(rows, delta, batches, counts)
     base = _of_headers(batches, lambda header: header.base_offset)
-    frames = Frames(
-        buffer, np.repeat(base, counts) + delta, np.repeat(base_time, counts) + timestamp,
-        key, key_size, value, value_size, headers, header_count, end,
-    )  # fmt: skip
-    return frames, faults
+    offset, time = np.repeat(base, counts) + delta, np.repeat(base_time, counts) + timestamp
+    return Frames(buffer, offset, time, key, key_size, value, value_size, headers, header_count, end), faults
 
 
 def _of_headers(batches: Sequence[Batch], value: Callable[[BatchHeader], int]) -> Longs:
@@ -211,35 +208,24 @@ def _without_broken(
 def read_headers(frames: Frames, row: int) -> list[tuple[str, bytes | None]]:
     """The headers of one record; CorruptMessage when they are malformed."""
     first, last = int(frames.headers[row]), int(frames.end[row])
+    where = f"the record at offset {frames.offset[row]}"
     data, position, end = bytes(frames.buffer.data[first : last + PADDING]), 0, last - first
-    found: list[tuple[str, bytes | None]] = []
+    headers: list[tuple[str, bytes | None]] = []
     try:
         for _ in range(frames.header_count[row]):
             name, position = _header_part(data, position, end)
             content, position = _header_part(data, position, end)
-            found.append(((name or b"").decode(), content))
+            headers.append(((name or b"").decode(), content))
     except UnicodeDecodeError:
-        raise CorruptMessage(
-            f"the record at offset {frames.offset[row]} has a header that is no text"
-        ) from None
+        raise CorruptMessage(f"{where} has a header that is no text") from None
     if position != end:
-        raise CorruptMessage(f"the record at offset {frames.offset[row]} has bytes after its last header")
-    return found
+        raise CorruptMessage(f"{where} has bytes after its last header")
+    return headers
 
 
 def _header_part(data: bytes, position: int, end: int) -> tuple[bytes | None, int]:
-    size = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift > 28:
-            raise CorruptMessage("a header's length of more than 5 bytes")
-    if size & 1:
-        return None, position
-    if position + (size >> 1) > end:
+    size, position = read_varint(data, position)
+    part_end = position + max(size, 0)
+    if part_end > end:
         raise CorruptMessage("a header reaches past its record")
-    return data[position : position + (size >> 1)], position + (size >> 1)
+    return (data[position:part_end] if size >= 0 else None), part_end

@@ -58,7 +58,6 @@ class Cut:
 
     @property
     def is_first(self) -> bool:
-        """True for the cut the range begins with."""
         return self.first == self.range.start
 
 
@@ -76,11 +75,11 @@ def cut_ranges(ranges: Iterable[Range], cut_bytes: int) -> list[Cut]:
     if cut_bytes < 1:
         raise ValueError(f"cut_bytes must be positive, not {cut_bytes}")
     cuts: list[Cut] = []
-    for each in ranges:
-        span = each.end - each.start
-        count = min(span, -(-size_of(each) // cut_bytes))
-        edges = [each.start + span * index // count for index in range(count)] + [each.end]
-        cuts += [Cut(each, first, last) for first, last in itertools.pairwise(edges)]
+    for range_ in ranges:
+        span = range_.end - range_.start
+        count = min(span, -(-size_of(range_) // cut_bytes))
+        edges = [range_.start + span * index // count for index in range(count)] + [range_.end]
+        cuts += [Cut(range_, first, last) for first, last in itertools.pairwise(edges)]
     return cuts
 
 
@@ -123,7 +122,6 @@ class RangeStats:
 
     @classmethod
     def of(cls, cut: Cut) -> RangeStats:
-        """The empty account of a cut."""
         return cls(cut.range.topic, cut.range.partition, cut.first, cut.last)
 
     def to_json(self) -> dict[str, Any]:
@@ -134,7 +132,6 @@ class RangeStats:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RangeStats:
-        """What `to_json` gave."""
         values = dict(values)
         values["gaps"] = [Gap(**gap) for gap in values["gaps"]]
         values["schema_ids"] = {int(key): rows for key, rows in values["schema_ids"].items()}

@@ -1,4 +1,4 @@
-"""Reading a cut: whole raw batches of one partition through `wire.client`, in order, or an error.
+"""Reading a cut: whole raw batches of one partition in order, or an error.
 
 Skips what belongs to another cut, control batches and aborted transactions, and counts them. Does not look
 inside batches: single records outside the range are left out by `decode`.
@@ -7,11 +7,10 @@ inside batches: single records outside the range are left out by `decode`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
-from uuid import UUID
 
+from millrace.client.cluster_client import ClusterClient, FetchedPartition
 from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.mirror.runs import OffsetRules
@@ -19,8 +18,7 @@ from millrace.records import BatchHeader, Cursor, split_batches
 from millrace_spark.topic.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20
-"""Asked of the broker at a time. A larger batch still comes whole."""
-
+"""Most bytes of one fetch. A larger batch still comes whole."""
 _WAIT_MS = 500
 Batch = tuple[BatchHeader, memoryview]
 
@@ -35,58 +33,8 @@ class FetchedBatches:
     with the whole batch that holds its log start."""
 
 
-class FetchedPartition(Protocol):
-    """One partition of a fetch answer, as `wire.client` gives it."""
-
-    @property
-    def error(self) -> int:
-        """0, or the code of the reason why there are no records."""
-
-    @property
-    def high_watermark(self) -> int:
-        """The last visible record's offset + 1."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """The first offset still there."""
-
-    @property
-    def records(self) -> memoryview:
-        """Batches, the last one possibly cut off."""
-
-    @property
-    def aborted_transactions(self) -> tuple[tuple[int, int], ...]:
-        """(producer id, first offset) of transactions that were aborted."""
-
-
-class TopicMetadata(Protocol):
-    """A topic, as `wire.client` gives it."""
-
-    @property
-    def topic_id(self) -> UUID:
-        """The topic's own id; a topic created anew has another."""
-
-
-class Client(Protocol):
-    """What reading needs of `wire.client.ClusterClient`."""
-
-    def topic(self, name: str) -> TopicMetadata:
-        """The topic's metadata."""
-
-    def fetch(
-        self,
-        topic: str,
-        offsets: Mapping[int, int],
-        *,
-        max_bytes: int,
-        max_wait_ms: int,
-        partition_max_bytes: int,
-    ) -> Mapping[int, FetchedPartition]:
-        """One round of fetches."""
-
-
 def read_cut(
-    client: Client,
+    client: ClusterClient,
     cut: Cut,
     stats: RangeStats,
     *,
@@ -106,11 +54,14 @@ def read_cut(
     reader = _CutReader(cut, stats)
     deadline = clock() + timeout_s
     while not reader.done:
-        fetched = client.fetch(
-            cut.range.topic, {cut.range.partition: reader.wanted},
-            max_bytes=fetch_bytes, max_wait_ms=_WAIT_MS, partition_max_bytes=fetch_bytes,
-        )[cut.range.partition]  # fmt: skip
         before = reader.wanted
+        fetched = client.fetch(
+            cut.range.topic,
+            {cut.range.partition: before},
+            max_bytes=fetch_bytes,
+            max_wait_ms=_WAIT_MS,
+            partition_max_bytes=fetch_bytes,
+        )[cut.range.partition]
         batches = reader.take(fetched)
         if batches:
             yield FetchedBatches(batches, reader.log_start)
@@ -126,11 +77,11 @@ def read_cut(
     _check_topic(client, cut)
 
 
-def _check_topic(client: Client, cut: Cut) -> None:
+def _check_topic(client: ClusterClient, cut: Cut) -> None:
     expected, topic = cut.range.topic_id, cut.range.topic
-    if expected is not None and (found := client.topic(topic).topic_id) != expected:
+    if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
         raise MillraceError(
-            f"topic {topic!r} was deleted and created anew (its id is {found}, planned was {expected}): "
+            f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
             "its old offsets mean nothing now; plan the load anew"
         )
 
@@ -158,38 +109,36 @@ class _CutReader:
 
     @property
     def wanted(self) -> int:
-        """The offset to fetch next."""
         return self.cut.first if self.cursor is None else self.cursor.next_offset
 
     def take(self, fetched: FetchedPartition) -> list[Batch]:
         """The data batches of an answer that belong to the cut."""
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > self.wanted:
-            self._expired(fetched.log_start_offset)
+            self._skip_to(fetched.log_start_offset)
             return []
         if fetched.error:
-            self._refuse(fetched)
+            raise self._error_of(fetched)
         aborted = AbortedTransactions(fetched.aborted_transactions)
         taken: list[Batch] = []
-        for header, batch in self._split(fetched.records):
+        for header, batch in self._batches_in(fetched.records):
             dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
-            self._settle(header.base_offset)
+            self._record_expired(header.base_offset)
             if header.base_offset >= self.cut.last:
                 self.done = True
                 break
-            mine = header.base_offset >= self.cut.first or self.cut.is_first
-            if mine:
+            if header.base_offset >= self.cut.first or self.cut.is_first:
                 self._count(header, dropped)
                 if not dropped and not header.is_control:
                     taken.append((header, batch))
             self.cursor = self._after(header)
         if self.wanted >= self.cut.last:
-            self._settle(self.cut.last)
+            self._record_expired(self.cut.last)
             self.done = True
         return taken
 
-    def _split(self, records: memoryview) -> Iterator[Batch]:
+    def _batches_in(self, records: memoryview) -> Iterator[Batch]:
         try:
             yield from split_batches(records)
         except CorruptMessage as error:
@@ -212,8 +161,7 @@ class _CutReader:
     def _after(self, header: BatchHeader) -> Cursor:
         return self.rules.after(header, self.cursor or Cursor(0))
 
-    def _expired(self, log_start: int) -> None:
-        """Go on at the log's start."""
+    def _skip_to(self, log_start: int) -> None:
         if self.cursor is not None and self.cursor.next_base == log_start:
             self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
             self.done = log_start >= self.cut.last
@@ -223,8 +171,8 @@ class _CutReader:
         self.log_start = log_start
         self.cursor = Cursor(log_start, log_start)
 
-    def _settle(self, base: int) -> None:
-        """Say what has expired, now that the base of the next batch is known.
+    def _record_expired(self, base: int) -> None:
+        """Note the gap of what has expired, now that the base of the next batch is known.
 
         A batch may begin before the log's start. The cut its base lies in reads it, and answers for all of
         its offsets, those that are gone among them: to other cuts they are not lost.
@@ -239,13 +187,13 @@ class _CutReader:
         self.cursor = Cursor(end, end)
         self.stats.next_offset = self.stats.next_base = end
 
-    def _refuse(self, fetched: FetchedPartition) -> None:
+    def _error_of(self, fetched: FetchedPartition) -> MillraceError:
         where = f"{self.name} at offset {self.wanted}"
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise MillraceError(
+            return MillraceError(
                 f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "
                 "that were there are lost; restore the log or plan anew from its end"
             )
         if fetched.error == ErrorCode.CORRUPT_MESSAGE:
-            raise MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")
-        raise MillraceError(f"{where}: the broker answers with error {fetched.error}")
+            return MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")
+        return MillraceError(f"{where}: the broker answers with error {fetched.error}")

@@ -18,7 +18,7 @@ from typing import Any
 import fastavro
 import pyarrow.parquet as pq
 
-from millrace.client.cluster_client import EARLIEST, LATEST, TopicMetadata
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
@@ -100,7 +100,7 @@ class Partition:
             position += header.size
 
 
-class MemoryLog:
+class MemoryLog(ClusterClient):
     """One topic, and the client that reads it."""
 
     bootstrap = "memory:9092"
@@ -188,10 +188,11 @@ class MemoryLog:
         max_bytes: int,
         max_wait_ms: int,
         partition_max_bytes: int = 1 << 20,
+        min_bytes: int = 1,
     ) -> dict[int, FetchedPartition]:
-        return {p: self._fetch(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
+        return {p: self._read(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
 
-    def _fetch(self, one: Partition, offset: int, max_bytes: int) -> FetchedPartition:
+    def _read(self, one: Partition, offset: int, max_bytes: int) -> FetchedPartition:
         if offset < one.start and not any(h.base_offset <= offset for h in one.batches()):
             error = ErrorCode.OFFSET_OUT_OF_RANGE
             return FetchedPartition(error, one.high_watermark, one.high_watermark, one.start, memoryview(b""))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
 
-from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Cursor, Message
 from millrace.records.compression import Codec
@@ -23,32 +22,27 @@ NEEDED = {"bootstrap": "localhost:9092", "subscribe": "T"}
 ID = UUID(int=1)
 
 
-@dataclass(frozen=True)
-class Topic:
-    topic_id: UUID = ID
-    partitions: Mapping[int, int] = field(default_factory=lambda: {0: 1, 1: 2})
-
-
-class Cluster:
+class Cluster(ClusterClient):
     """Two partitions: [100, 200), whose offset n was written at time 10 n, and an empty one at 50."""
 
-    cluster_id = "millrace-in-memory"
+    def __init__(self, cluster_id: str = "millrace-in-memory") -> None:
+        self._cluster_id = cluster_id
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicMetadata:
         if name == "missing":
             raise UnknownTopicOrPartition("no such topic")
-        return Topic()
+        return TopicMetadata(name, ID, {0: 1, 1: 2})
 
-    def topics(self) -> dict[str, Topic]:
-        return dict.fromkeys(("U", "T", "TT", "__consumer_offsets"), Topic())
+    def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
+        return {name: self.topic(name) for name in ("U", "T", "TT", "__consumer_offsets")}
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
         earliest, latest = {0: 100, 1: 50}, {0: 200, 1: 50}
         times = {p: min(latest[p], max(earliest[p], -(-timestamp // 10))) for p in latest}
-        found = {EARLIEST: earliest, LATEST: latest}.get(timestamp, times)
-        return {p: at for p, at in found.items() if partitions is None or p in partitions}
+        offsets = {EARLIEST: earliest, LATEST: latest}.get(timestamp, times)
+        return {p: at for p, at in offsets.items() if partitions is None or p in partitions}
 
 
 def frozen(**options: str) -> list[Range]:
@@ -72,9 +66,10 @@ def test_times_for_all_partitions_or_for_each() -> None:
     each = json.dumps({"T": {"0": 1300, "1": 0}})
     late = json.dumps({"T": {"0": 99_999, "1": 99_999}})
     several = frozen(
-        startingOffsetsByTimestamp=each, endingOffsetsByTimestamp=late,
+        startingOffsetsByTimestamp=each,
+        endingOffsetsByTimestamp=late,
         startingOffsetsByTimestampStrategy="latest",
-    )  # fmt: skip
+    )
     assert several == [Range("T", 0, 130, 200, topic_id=ID)], "an end behind every record is the end"
 
 
@@ -109,23 +104,22 @@ def test_a_pattern_takes_whole_names_and_leaves_kafka_s_own_topics_out() -> None
 
 
 def test_assigned_partitions_are_the_only_ones() -> None:
-    found = subscribed(Cluster(), Subscription(("T",), partitions={"T": (1,)}))
-    assert found["T"].partitions == (1,)
+    topics = subscribed(Cluster(), Subscription(("T",), partitions={"T": (1,)}))
+    assert list(topics["T"].partitions) == [1]
     with pytest.raises(MillraceError, match="has no partition 5"):
         subscribed(Cluster(), Subscription(("T",), partitions={"T": (5,)}))
 
 
 def test_a_missing_topic_is_refused_unless_it_may_be_left_out() -> None:
-    asked = Subscription(("T", "missing"))
+    subscription = Subscription(("T", "missing"))
     with pytest.raises(UnknownTopicOrPartition):
-        subscribed(Cluster(), asked)
-    assert list(subscribed(Cluster(), asked, missing_ok=True)) == ["T"]
+        subscribed(Cluster(), subscription)
+    assert list(subscribed(Cluster(), subscription, missing_ok=True)) == ["T"]
 
 
 def test_only_millrace_s_offsets_are_taken_for_byte_positions() -> None:
     assert frozen()[0].byte_positions
-    kafka = Cluster()
-    kafka.cluster_id = "4L6g3nShT-eMCtK--X86sw"
+    kafka = Cluster("4L6g3nShT-eMCtK--X86sw")
     assert not freeze(kafka, parse_options(NEEDED))[0].byte_positions
 
 

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from millrace.client.cluster_client import EARLIEST, LATEST
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Message, iter_records
 from millrace_spark.avro.messages import frames_of
 from millrace_spark.source.options import parse_options
-from millrace_spark.source.progress import Progress, Seen, advance, ranges_between, share_out
+from millrace_spark.source.progress import Progress, advance, ranges_between, share_out
 from millrace_spark.source.rows import RowReader
 from millrace_spark.source.stream import MillraceStreamReader
 from millrace_spark.topic.ranges import Cut, RangeStats
 from millrace_spark.topic.reading import read_cut
-from tests.unit.spark.topic.logs import TOPIC_ID, Answer, MemoryLog
+from tests.unit.spark.topic.logs import TOPIC_ID, MemoryLog
 
 Row = tuple[str, int, int]
 Json = dict[str, Any]
@@ -36,13 +36,9 @@ class MemoryTopic:
     topic_id: UUID
     logs: list[MemoryLog]
 
-    @property
-    def partitions(self) -> dict[int, int]:
-        return dict.fromkeys(range(len(self.logs)), 1)
-
 
 @dataclass
-class MemoryCluster:
+class MemoryCluster(ClusterClient):
     """Topics whose partitions are logs in memory; the client that a stream asks."""
 
     contents: dict[str, MemoryTopic] = field(default_factory=dict)
@@ -59,24 +55,25 @@ class MemoryCluster:
                         log.append_control(b"position")
                     log.append([Message(0, None, b"x" * dice.randrange(60))] * dice.choice((1, 2, 9, 700)))
 
-    def topic(self, name: str) -> MemoryTopic:
+    def topic(self, name: str) -> TopicMetadata:
         if name not in self.contents:
             raise UnknownTopicOrPartition(f"no such topic: {name}")
-        return self.contents[name]
+        topic = self.contents[name]
+        return TopicMetadata(name, topic.topic_id, dict.fromkeys(range(len(topic.logs)), 1))
 
-    def topics(self) -> dict[str, MemoryTopic]:
-        return dict(self.contents)
+    def topics(self, names: Iterable[str] | None = None) -> dict[str, TopicMetadata]:
+        return {name: self.topic(name) for name in self.contents}
 
     def list_offsets(
         self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
     ) -> dict[int, int]:
         logs = self.contents[topic].logs
-        found = {
+        offsets = {
             p: {EARLIEST: log.log_start, LATEST: log.high_watermark}[timestamp] for p, log in enumerate(logs)
         }
-        return {p: at for p, at in found.items() if partitions is None or p in partitions}
+        return {p: at for p, at in offsets.items() if partitions is None or p in partitions}
 
-    def fetch(self, topic: str, offsets: Mapping[int, int], **limits: int) -> dict[int, Answer]:
+    def fetch(self, topic: str, offsets: Mapping[int, int], **limits: int) -> dict[int, FetchedPartition]:
         logs = self.contents[topic].logs
         return {p: logs[p].fetch(topic, {p: at}, **limits)[p] for p, at in offsets.items()}
 
@@ -95,9 +92,9 @@ class MemoryCluster:
 
 def reader(cluster: MemoryCluster, **options: str) -> MillraceStreamReader:
     subscription = {} if "subscribe" in options else {"subscribePattern": ".*"}
-    asked = parse_options({"bootstrap": "a:1", "startingOffsets": "earliest", **subscription, **options})
-    made = MillraceStreamReader(RowReader(asked, None))
-    made._client = cluster  # type: ignore[assignment]
+    parsed = parse_options({"bootstrap": "a:1", "startingOffsets": "earliest", **subscription, **options})
+    made = MillraceStreamReader(RowReader(parsed, None))
+    made._client = cluster
     return made
 
 
@@ -169,9 +166,9 @@ def test_every_record_is_in_exactly_one_micro_batch(seed: int, limit: int | None
     limit=st.integers(1, 10**12),
 )
 def test_a_limit_is_shared_in_proportion_to_the_lags(lags: dict[tuple[str, int], int], limit: int) -> None:
-    shares, lagging = share_out(lags, limit), [place for place, lag in lags.items() if lag]
+    shares, lagging = share_out(lags, limit), [partition for partition, lag in lags.items() if lag]
     assert shares.keys() == lags.keys()
-    assert all(0 < shares[place] <= lags[place] for place in lagging)
+    assert all(0 < shares[partition] <= lags[partition] for partition in lagging)
     assert sum(shares.values()) <= max(limit, len(lagging))
     assert sum(shares.values()) > min(limit, sum(lags.values())) - len(lags) - 1
     exact = limit / max(1, sum(lags.values()))
@@ -188,9 +185,7 @@ def test_a_micro_batch_passes_its_limit_by_a_batch_or_two_of_each_partition(seed
     stream, start = reader(cluster, maxBytesPerTrigger=str(limit)), _START
     largest = max((len(raw) for log in cluster.contents["A"].logs for raw in log.batches), default=0)
     while (end := plan(stream, start)) != start:
-        ranges = ranges_between(
-            Progress.from_json(start) if start else None, Progress.from_json(end), byte_positions=True
-        )
+        ranges = ranges_between(Progress.from_json(start), Progress.from_json(end), byte_positions=True)
         assert sum(each.end - each.start for each in ranges) <= max(limit, 3) + 3 * 2 * largest
         start = end
 
@@ -335,5 +330,5 @@ def test_progress_survives_its_json() -> None:
     progress = Progress({("A", 10): 5, ("A", 9): 6}, {"A": TOPIC_ID}, {("A", 9): 70}, {("A", 10): 5})
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
     assert list(progress.to_json()["offsets"]["A"]) == ["9", "10"]
-    seen = Seen({"A": TOPIC_ID}, {("A", 10): 5, ("A", 9): 6})
-    assert advance(progress, seen, {}, None).offsets == progress.offsets
+    latest = Progress({("A", 10): 5, ("A", 9): 6}, {"A": TOPIC_ID})
+    assert advance(progress, latest, {}, None).offsets == progress.offsets

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from millrace.client.cluster_client import ClusterClient, FetchedPartition, TopicMetadata
 from millrace.errors import ErrorCode
 from millrace.records import BatchHeader, Message, build_batch, control_batch, filler_after
 from millrace.records.compression import Codec
@@ -15,26 +16,8 @@ from millrace.records.compression import Codec
 TOPIC_ID = UUID(int=7)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One partition of a fetch answer."""
-
-    records: memoryview
-    high_watermark: int
-    log_start_offset: int = 0
-    error: int = 0
-    aborted_transactions: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic's id."""
-
-    topic_id: UUID = TOPIC_ID
-
-
 @dataclass
-class MemoryLog:
+class MemoryLog(ClusterClient):
     """Batches whose base offsets are byte positions; also the client that fetches them.
 
     A fetch gives whole batches from the one that holds the offset or follows it, at least one, and ends
@@ -83,9 +66,8 @@ class MemoryLog:
         del self.batches[:count]
         self.log_start = self.headers[0].base_offset
 
-    def topic(self, name: str) -> Topic:
-        """The one topic there is."""
-        return Topic()
+    def topic(self, name: str) -> TopicMetadata:
+        return TopicMetadata(name, TOPIC_ID, {0: 1})
 
     def fetch(
         self,
@@ -94,14 +76,14 @@ class MemoryLog:
         *,
         max_bytes: int,
         max_wait_ms: int,
-        partition_max_bytes: int,
-    ) -> dict[int, Answer]:
+        partition_max_bytes: int = 1 << 20,
+        min_bytes: int = 1,
+    ) -> dict[int, FetchedPartition]:
         """What a broker would answer."""
         ((partition, offset),) = offsets.items()
         self.fetches += 1
         if not self.log_start <= offset <= self.high_watermark:
-            code = ErrorCode.OFFSET_OUT_OF_RANGE
-            return {partition: Answer(memoryview(b""), self.high_watermark, self.log_start, code)}
+            return {partition: self._answer(b"", ErrorCode.OFFSET_OUT_OF_RANGE)}
         headers = self.headers
         first = bisect.bisect_left(headers, offset + 1, key=lambda header: header.next_offset)
         first = max(0, first - self.early)
@@ -112,7 +94,11 @@ class MemoryLog:
                 chosen += raw[: max_bytes - len(chosen)]  # a broker may cut the last batch
                 break
             chosen += raw
-        return {partition: Answer(memoryview(chosen), self.high_watermark, self.log_start, 0, self.aborted)}
+        return {partition: self._answer(bytes(chosen))}
+
+    def _answer(self, records: bytes, error: int = 0) -> FetchedPartition:
+        end = self.high_watermark
+        return FetchedPartition(error, end, end, self.log_start, memoryview(records), self.aborted)
 
 
 def made_log(seed: int, batches: int = 60) -> MemoryLog:

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 
+from millrace.client.cluster_client import TopicMetadata
 from millrace.errors import MillraceError
 from millrace.records import (
     CONTROL_BIT,
@@ -25,7 +26,7 @@ from millrace.records.compression import Codec
 from millrace_spark.avro.messages import frames_of
 from millrace_spark.topic.ranges import Cut, Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.topic.reading import read_cut
-from tests.unit.spark.topic.logs import TOPIC_ID, MemoryLog, Topic, made_log
+from tests.unit.spark.topic.logs import TOPIC_ID, MemoryLog, made_log
 
 
 def range_of(log: MemoryLog, start: int | None = None, end: int | None = None) -> Range:
@@ -227,8 +228,8 @@ def test_a_topic_created_anew_is_refused() -> None:
 
 def test_a_topic_created_anew_while_it_is_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     log = made_log(5, 3)
-    asked = itertools.count()
-    monkeypatch.setattr(log, "topic", lambda name: Topic(TOPIC_ID if next(asked) == 0 else UUID(int=8)))
+    ids = iter((TOPIC_ID, UUID(int=8)))
+    monkeypatch.setattr(log, "topic", lambda name: TopicMetadata(name, next(ids), {0: 1}))
     with pytest.raises(MillraceError, match="created anew"):
         read(log, cut_ranges([range_of(log)], 1 << 40)[0])
 

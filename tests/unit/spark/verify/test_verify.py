@@ -99,7 +99,7 @@ def edit(folder: Path, change: Callable[[LoadManifest], LoadManifest]) -> None:
 
 
 def test_what_was_published_verifies(warehouse: Path, log: MemoryLog) -> None:
-    reports = verify(LocalFilesystem(str(warehouse)), None, log, no_progress)  # type: ignore[arg-type]
+    reports = verify(LocalFilesystem(str(warehouse)), None, log, no_progress)
     assert [(report.table, report.problems, report.notes) for report in reports] == [
         (TOPIC, [], []),
         (f"{TOPIC}.hourly", [], []),
@@ -321,7 +321,7 @@ def test_what_is_not_loaded_yet_is_a_note(warehouse: Path, log: MemoryLog) -> No
     longer.topic_id = log.topic_id
     longer.partitions = {**log.partitions, 1: dataclasses.replace(log.partitions[1])}
     longer.partitions[1].high_watermark += 10
-    loads, _ = verify(LocalFilesystem(str(warehouse)), None, longer, no_progress)  # type: ignore[arg-type]
+    loads, _ = verify(LocalFilesystem(str(warehouse)), None, longer, no_progress)
     assert loads.problems == []
     assert "not loaded yet" in loads.notes[0]
 
