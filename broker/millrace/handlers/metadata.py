@@ -171,5 +171,5 @@ def api_versions(apis: Sequence[Api]) -> Api:
         versions=_OFFERED,
         private_versions=_NEWER,
         serve=lambda _, request: request.answer([answers.get(request.api_version, newer)]),
-        refusal=encoded,
+        refusal=partial(encode_error, ApiVersionsResponse, ApiKey.API_VERSIONS),
     )
