@@ -23,6 +23,7 @@ from millrace_spark.table.revisions import read_revision, revision_numbers
 from millrace_spark.table.sources import LoadHistory
 from millrace_spark.topic.ranges import Gap
 from millrace_spark.warehouse import editions
+from millrace_spark.warehouse.layout import load_folder
 from millrace_spark.warehouse.ledger import record, recorded_folders, require_load
 from millrace_spark.warehouse.manifest import REJECTED, LoadManifest, PartitionRange, sealed
 from millrace_spark.warehouse.promotions import pinned_id
@@ -89,7 +90,7 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     newest = require_load(fs, topic)
     history = LoadHistory.of(fs, topic)
     if unknown := sorted(set(loads) - set(history.numbers)):
-        raise MillraceError(f"{topic} has no load={unknown[0]:010d}: its loads are 1 to {newest.load}")
+        raise MillraceError(f"{topic} has no {load_folder(unknown[0])}: its loads are 1 to {newest.load}")
     table = editions.reloads_table(topic)
     _heal(run, topic)
     sweep_staging(fs, table)
@@ -181,7 +182,7 @@ def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> Re
             _count(run, topic, load, manifest.edition)
             return _result(manifest, newest, published=True)
     raise MillraceError(
-        f"{topic}: other runs read load={load:010d} again {ATTEMPTS} times; run one at a time"
+        f"{topic}: other runs read {load_folder(load)} again {ATTEMPTS} times; run one at a time"
     )
 
 
@@ -242,7 +243,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
     new = {part.partition: part for part in manifest.partitions}
     for old in replaced.partitions:
         part = new[old.partition]
-        where = f"{manifest.topic}-{old.partition} of load={replaced.load:010d}"
+        where = f"{manifest.topic}-{old.partition} of {load_folder(replaced.load)}"
         if (part.start, part.end) != (old.start, old.end):
             raise MillraceError(
                 f"{where}: [{part.start}, {part.end}) was read instead of [{old.start}, {old.end})"

@@ -263,7 +263,7 @@ def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fres
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
         return _unpublished(plan, None, f"{empty}, there is nothing to load")
     if fresh:
-        message = f"nothing new{' within its bounds' if bounded else ''} since load={newest.load:010d}"
+        message = f"nothing new{' within its bounds' if bounded else ''} since {load_folder(newest.load)}"
         return _unpublished(plan, newest, message)
     holder = newest
     while holder.load > 1:
@@ -271,7 +271,7 @@ def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fres
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    return _unpublished(plan, holder, f"load={holder.load:010d} holds it already")
+    return _unpublished(plan, holder, f"{load_folder(holder.load)} holds it already")
 
 
 def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadResult:
@@ -298,6 +298,6 @@ def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:
         rejected=manifest.rejected,
         hours=manifest.rows_by_hour(),
         gaps=gaps,
-        message=f"published load={manifest.load:010d}",
+        message=f"published {load_folder(manifest.load)}",
         notes=notes,
     )

@@ -24,7 +24,7 @@ from millrace_spark.warehouse.editions import (
     newest_editions,
     read_edition,
 )
-from millrace_spark.warehouse.layout import HOURLY, load_numbers
+from millrace_spark.warehouse.layout import HOURLY, load_folder, load_numbers
 from millrace_spark.warehouse.manifest import DataFile, HourManifest, LoadManifest, LoadPart, OffsetRange
 
 
@@ -107,7 +107,7 @@ class LoadHistory:
             manifest = read_edition(self.fs, self.topic, *key)
             if key[1] > 1 and manifest.previous != self.manifest(load, key[1] - 1).sha256:
                 raise MillraceError(
-                    f"{self.topic}/{edition_folder(*key)} replaces another load={load:010d} than the one"
+                    f"{self.topic}/{edition_folder(*key)} replaces another {load_folder(load)} than the one"
                     " that is there: if the load was made anew, move this edition and its ledger entry away"
                 )
             self._manifests[key] = manifest
