@@ -22,10 +22,10 @@ import fastavro
 
 from millrace.records import Message
 from millrace.records.compression import Codec
-from millrace_spark.avro.decoder import ColumnDecoder
 from millrace_spark.avro.messages import SLICE_ROWS, Decoder
 from millrace_spark.avro.rows import RowDecoder
 from millrace_spark.avro.schema import Record, parse
+from millrace_spark.avro.vectorised import ColumnDecoder
 from millrace_spark.parquet.hour_files import HourFiles
 from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.topic.framing import Frames, frame_batches

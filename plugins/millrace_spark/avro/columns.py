@@ -43,7 +43,6 @@ class FixedWidth:
     at: Longs | None
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """The values, spread over the rows."""
         values = self.values
         if self.at is not None:
             values = np.zeros((rows, *self.values.shape[1:]), self.values.dtype)
@@ -86,27 +85,26 @@ class Slices:
     name: str
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """The bytes copied together; rows whose text is not UTF-8 are faults."""
         start, end = self.start, self.end
         if self.at is not None:  # an empty slice where there is no value
             start, end = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
             start[self.at], end[self.at] = self.start, self.end
-        found = _copied(self.buffer, start, end)
+        data = _copied(self.buffer, start, end)
         if self.at is not None:
-            buffers = [_validity(rows, self.at), *found.buffers()[1:]]
-            found = pa.Array.from_buffers(pa.binary(), rows, buffers)
-        return self._as_text(found, faults) if pa.types.is_string(self.type) else found
+            buffers = [_validity(rows, self.at), *data.buffers()[1:]]
+            data = pa.Array.from_buffers(pa.binary(), rows, buffers)
+        return self._as_text(data, faults) if pa.types.is_string(self.type) else data
 
-    def _as_text(self, found: pa.Array, faults: Faults) -> pa.Array:
-        data = np.frombuffer(found.buffers()[2] or b"", np.uint8)
-        if data.max(initial=0) < 0x80:  # plain ASCII needs no second look: measured 20 times faster
-            return pa.Array.from_buffers(pa.string(), len(found), found.buffers(), found.null_count)
+    def _as_text(self, data: pa.Array, faults: Faults) -> pa.Array:
+        characters = np.frombuffer(data.buffers()[2] or b"", np.uint8)
+        if characters.max(initial=0) < 0x80:  # plain ASCII needs no second look: measured 20 times faster
+            return pa.Array.from_buffers(pa.string(), len(data), data.buffers(), data.null_count)
         try:
-            return found.cast(pa.string())
+            return data.cast(pa.string())
         except pa.ArrowInvalid:
-            bad = [row for row, value in enumerate(found.to_pylist()) if value and not _is_utf8(value)]
+            bad = [row for row, value in enumerate(data.to_pylist()) if value and not _is_utf8(value)]
             faults.mark(np.array(bad, np.int64), f"{self.name}: not UTF-8")
-            return pa.nulls(len(found), pa.string())
+            return pa.nulls(len(data), pa.string())
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -126,7 +124,6 @@ class Symbols:
     at: Longs | None
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """The symbols themselves."""
         codes = FixedWidth(pa.int32(), self.codes, self.at).array(rows, faults)
         return self.symbols.take(codes)
 
@@ -138,7 +135,6 @@ class Constant:
     value: pa.Scalar
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """The value, repeated."""
         return pa.repeat(self.value, rows)
 
 
@@ -151,7 +147,6 @@ class Struct:
     at: Longs | None
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """A struct, null where the record is."""
         children = [
             pa.nulls(rows, field.type) if column is None else column.array(rows, faults)
             for field, column in zip(self.type, self.columns, strict=True)
@@ -166,5 +161,4 @@ class Merged:
     columns: Sequence[Column]
 
     def array(self, rows: int, faults: Faults) -> pa.Array:
-        """In each row the value of the branch that has one."""
         return pc.coalesce(*[column.array(rows, faults) for column in self.columns])

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millrace_spark.avro.columns import FixedWidth, Slices
-from millrace_spark.avro.decoder import BodyDecoder, body_decoder
 from millrace_spark.avro.resolution import SCALES
-from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_spark.avro.rows import RowDecoder
+from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_spark.avro.table_schema import check_names
+from millrace_spark.avro.vectorised import ColumnDecoder
 from millrace_spark.topic.framing import BrokenBatch, Frames, frame_batches
 from millrace_spark.topic.ranges import Cut, RangeStats
 from millrace_spark.topic.reading import FetchedBatches
@@ -37,6 +38,14 @@ META_FIELDS = [
 """Where a row comes from; the time is the record's own, null when it is none a calendar has."""
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
+BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder
+
+
+def body_decoder(writer: Record, table: Record) -> BodyDecoder:
+    """By columns where it can, by rows where it must; SchemaError when the two schemas do not fit."""
+    if varies_in_shape(writer) or varies_in_shape(table):
+        return RowDecoder(writer, table)
+    return ColumnDecoder(writer, table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ class DecodedBatch:
 
 
 class Decoder:
-    """Decodes messages of any writer schema into the columns of one table schema.
+    """Decodes messages of any writer schema into the columns of one table's schema.
 
     `lookup` gives the parsed writer schema of an id, None when the registry does not know it, and raises
     when the registry cannot be asked: an unknown id rejects a record, an unreachable registry fails the task.
@@ -94,12 +103,9 @@ class Decoder:
         """One batch for each schema id, in the order of their numbers."""
         tagged = (frames.value_size >= PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
         ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap().astype(np.int64)
-        rejected: list[Rejected] = []
         if not tagged.all():
-            untagged = np.flatnonzero(~tagged).tolist()
-            rejected = [
-                _rejected(partition, frames, row, None, _why_untagged(frames, row)) for row in untagged
-            ]
+            untagged = [(row, _why_untagged(frames, row)) for row in np.flatnonzero(~tagged).tolist()]
+            rejected = [_rejected(partition, frames, row, None, reason) for row, reason in untagged]
             stats.rejected += len(rejected)
             yield DecodedBatch(self._empty(), rejected)
         ids[~tagged] = -1
@@ -135,12 +141,12 @@ class Decoder:
         return DecodedBatch(batch, rejected)
 
     def _decoder(self, schema_id: int) -> BodyDecoder | str:
-        """The decoder of a writer schema, or why there is none."""
         if schema_id not in self._decoders:
             self._decoders[schema_id] = self._make_decoder(schema_id)
         return self._decoders[schema_id]
 
     def _make_decoder(self, schema_id: int) -> BodyDecoder | str:
+        """The decoder of a writer schema, or why there is none."""
         schema = self._lookup(schema_id)
         if schema is None:
             return f"schema id {schema_id} is not in the registry"
@@ -163,8 +169,8 @@ def frames_of(
             inside = (frames.offset >= start) & (frames.offset < cut.range.end)
             if not inside.all():
                 frames = frames.select(np.flatnonzero(inside))
-            rejected = [_rejected_batch(cut.range.partition, each) for each in broken]
-            lost = sum(each.records for each in rejected)
+            rejected = [_rejected_batch(cut.range.partition, batch) for batch in broken]
+            lost = sum(batch.records for batch in rejected)
             stats.records += len(frames) + lost
             stats.rejected += lost
             yield frames, rejected
@@ -207,14 +213,13 @@ def _meta_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Arr
 def timestamps(frames: Frames) -> pa.Array:
     """The records' timestamps, null where it is no time between the years 1 and 9999."""
     scale = SCALES["timestamp-millis"]
-    known = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
-    at = None if known.all() else np.flatnonzero(known)
+    valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
+    at = None if valid.all() else np.flatnonzero(valid)
     values = (frames.timestamp if at is None else frames.timestamp[at]) * scale.factor
     return FixedWidth(META_FIELDS[2].type, values, at).array(len(frames), Faults(0))
 
 
 def keys(frames: Frames) -> pa.Array:
-    """The records' keys."""
     return nullable_bytes(frames, frames.key, frames.key_size)
 
 

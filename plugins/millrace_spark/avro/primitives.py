@@ -89,11 +89,9 @@ _READERS: dict[str, Read] = {
 
 def leaf_reader(leaf: Leaf | Fixed) -> Read:
     """The reader of a primitive type or of so many bytes, without its logical type."""
-    return _READERS[leaf.kind] if isinstance(leaf, Leaf) else fixed_reader(leaf.size)
-
-
-def fixed_reader(size: int) -> Read:
-    """The reader of so many bytes."""
+    if isinstance(leaf, Leaf):
+        return _READERS[leaf.kind]
+    size = leaf.size
 
     def read(data: bytes, position: int) -> tuple[bytes, int]:
         if position + size > len(data):

@@ -9,34 +9,22 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, TypeVar
 
-from millrace_spark.avro.schema import (
-    MAX_PRECISION,
-    MISSING,
-    NULL,
-    Array,
-    Enum,
-    Field,
-    Fixed,
-    Leaf,
-    Map,
-    Node,
-    Record,
-    Recursion,
-    SchemaError,
-    Union,
-    arrow_type,
-)
+from millrace_spark.avro import schema as avro
+from millrace_spark.avro.schema import MAX_PRECISION, NULL, SchemaError, arrow_type
 
-PROMOTIONS = frozenset(
-    {
-        ("int", "long"), ("int", "float"), ("int", "double"), ("long", "float"), ("long", "double"),
-        ("float", "double"), ("string", "bytes"), ("bytes", "string"),
-    }
-)  # fmt: skip
+_PROMOTIONS = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,45 +52,69 @@ _TIMESTAMPS = frozenset(name for name in SCALES if "timestamp" in name)
 INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
-def no_way(writer: Node, table: Node, path: str) -> SchemaError:
+def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
     """The error for two types that do not fit each other."""
     return SchemaError(f"{path.rstrip('.') or 'message'}: {_describe(writer)} is no {_describe(table)}")
 
 
-def _describe(node: Node) -> str:
-    if isinstance(node, Leaf):
+def _describe(node: avro.Node) -> str:
+    if isinstance(node, avro.Leaf):
         return f"{node.kind} ({node.logical})" if node.logical else node.kind
-    if isinstance(node, Fixed | Enum | Record):
+    if isinstance(node, avro.Fixed | avro.Enum | avro.Record):
         return f"{type(node).__name__.lower()} {node.name}"
     return type(node).__name__.lower()
 
 
-def field_pairs(writer: Record, table: Record, path: str) -> tuple[list[tuple[Field, int | None]], list[int]]:
-    """The writer's fields with the places they have in the table (None: dropped), and the places left over.
+def field_pairs(
+    writer: avro.Record, table: avro.Record, path: str
+) -> tuple[list[tuple[avro.Field, avro.Node, int | None]], dict[int, Any]]:
+    """How a writer's fields become a table's; SchemaError when a field of the table stays without a value.
 
-    Raises SchemaError when a place left over has no default.
+    For each of the writer's fields the type it is read as and its number in the table (None: it is dropped),
+    and number -> default of the table's fields that the writer does not have.
     """
     names = {field.name for field in writer.fields}
     taken = names & {field.name for field in table.fields}  # whoever has the name itself goes first
-    places: dict[str, int] = {}
-    missing: list[int] = []
-    for index, field in enumerate(table.fields):
-        aliased = [name for name in field.aliases if name in names - taken and name not in places]
-        known = field.name if field.name in names else next(iter(aliased), None)
-        if known is not None:
-            places[known] = index
-        elif field.default is MISSING:
+    numbers: dict[str, int] = {}
+    defaults: dict[int, Any] = {}
+    for number, field in enumerate(table.fields):
+        aliased = [name for name in field.aliases if name in names - taken and name not in numbers]
+        name = field.name if field.name in names else next(iter(aliased), None)
+        if name is not None:
+            numbers[name] = number
+        elif field.default is avro.MISSING:
             raise SchemaError(f"{path}{field.name}: the writer has no such field and there is no default")
         else:
-            missing.append(index)
-    return [(field, places.get(field.name)) for field in writer.fields], missing
+            defaults[number] = _default_of(field, path)
+    pairs: list[tuple[avro.Field, avro.Node, int | None]] = []
+    for field in writer.fields:
+        to = numbers.get(field.name)
+        pairs.append((field, field.type if to is None else table.fields[to].type, to))
+    return pairs, defaults
 
 
-def resolved_leaf(writer: Leaf | Fixed, table: Leaf | Fixed, path: str) -> Leaf | Fixed:
+def resolved_branches(
+    writer: avro.Union, table: avro.Node, path: str, resolve: Callable[[avro.Node, avro.Node, str], T]
+) -> list[T | None]:
+    """What `resolve` makes of each branch, None where it does not fit; SchemaError when none does."""
+    resolved: list[T | None] = []
+    for branch in writer.branches:
+        try:
+            resolved.append(resolve(branch, table, path))
+        except SchemaError:
+            resolved.append(None)
+    if not any(resolved):
+        raise no_way(writer, table, path)
+    return resolved
+
+
+def resolved_leaf(
+    writer: avro.Leaf | avro.Fixed, table: avro.Leaf | avro.Fixed, path: str
+) -> avro.Leaf | avro.Fixed:
     """How to read the writer's bytes into the table's column: which of the two logical types holds."""
-    same_kind = (isinstance(writer, Leaf) and isinstance(table, Leaf) and writer.kind == table.kind) or (
-        isinstance(writer, Fixed) and isinstance(table, Fixed) and writer.size == table.size
-    )
+    same_kind = (
+        isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
+    ) or (isinstance(writer, avro.Fixed) and isinstance(table, avro.Fixed) and writer.size == table.size)
     if not same_kind:
         raise no_way(writer, table, path)
     alike = arrow_type(writer) == arrow_type(table)
@@ -116,12 +128,12 @@ def resolved_leaf(writer: Leaf | Fixed, table: Leaf | Fixed, path: str) -> Leaf 
     raise no_way(writer, table, path)
 
 
-def promotes(writer: Node, table: Node) -> bool:
+def promotes(writer: avro.Node, table: avro.Node) -> bool:
     """True if every value of the writer's type is one of the table's, which is another; as a plain number."""
     return (
-        isinstance(writer, Leaf)
-        and isinstance(table, Leaf)
-        and (writer.kind, table.kind) in PROMOTIONS
+        isinstance(writer, avro.Leaf)
+        and isinstance(table, avro.Leaf)
+        and table.kind in _PROMOTIONS.get(writer.kind, ())
         and (writer.logical in (None, "uuid") or writer.kind in ("int", "long"))
         and table.logical in (None, "uuid")
     )
@@ -131,23 +143,27 @@ def _short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _same_type(writer: Node, table: Node) -> bool:
-    if isinstance(writer, Leaf):
-        return isinstance(table, Leaf) and writer.kind == table.kind
-    if isinstance(writer, Fixed | Enum | Record) and isinstance(table, Fixed | Enum | Record):
+def _same_type(writer: avro.Node, table: avro.Node) -> bool:
+    if isinstance(writer, avro.Leaf):
+        return isinstance(table, avro.Leaf) and writer.kind == table.kind
+    if isinstance(writer, avro.Fixed | avro.Enum | avro.Record) and isinstance(
+        table, avro.Fixed | avro.Enum | avro.Record
+    ):
         names = {_short(name) for name in (table.name, *table.aliases)}
         return type(writer) is type(table) and _short(writer.name) in names
     return type(writer) is type(table)
 
 
-def pick_branch(writer: Node, table: Union, path: str) -> int:
+def pick_branch(writer: avro.Node, table: avro.Union, path: str) -> int:
     """The branch of the table's union that takes values of the writer's type; SchemaError when none does."""
     for fits in (
         lambda branch: branch == writer,
-        lambda b: _same_type(writer, b),
-        lambda b: promotes(writer, b),
+        lambda branch: _same_type(writer, branch),
+        lambda branch: promotes(writer, branch),
         # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
-        lambda b: table.is_optional and not isinstance(writer, Leaf) and type(writer) is type(b),
+        lambda branch: (
+            table.is_optional and not isinstance(writer, avro.Leaf) and type(writer) is type(branch)
+        ),
     ):
         for index, branch in enumerate(table.branches):
             if fits(branch):
@@ -155,27 +171,27 @@ def pick_branch(writer: Node, table: Union, path: str) -> int:
     raise no_way(writer, table, path)
 
 
-def enum_codes(writer: Enum, table: Enum) -> list[int]:
-    """For each of the writer's symbols its place in the table's, -1 when it is unknown there."""
+def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
+    """For each of the writer's symbols its number in the table's, -1 when it is unknown there."""
     fallback = table.symbols.index(table.default) if table.default in table.symbols else -1
-    places = {symbol: index for index, symbol in enumerate(table.symbols)}
-    return [places.get(symbol, fallback) for symbol in writer.symbols]
+    numbers = {symbol: number for number, symbol in enumerate(table.symbols)}
+    return [numbers.get(symbol, fallback) for symbol in writer.symbols]
 
 
 _EXACT = Context(prec=MAX_PRECISION + 1)
 
 
-def leaf_value(leaf: Leaf | Fixed, raw: Any) -> Any:
+def leaf_value(leaf: avro.Leaf | avro.Fixed, raw: Any) -> Any:
     """A value as Avro holds it, as what pyarrow takes for its column; ValueError when it is out of range."""
     if leaf.logical == "decimal":
         unscaled = int.from_bytes(raw, "big", signed=True)
         if abs(unscaled) >= 10**leaf.precision:
             raise ValueError(f"a decimal of more than {leaf.precision} digits")
         return Decimal(unscaled).scaleb(-leaf.scale, _EXACT)
-    if leaf.logical == "uuid" and isinstance(leaf, Fixed):
+    if leaf.logical == "uuid" and isinstance(leaf, avro.Fixed):
         return str(uuid.UUID(bytes=raw))
     scale = SCALES.get(leaf.logical or "")
-    if scale is None and isinstance(leaf, Leaf) and leaf.kind == "int":
+    if scale is None and isinstance(leaf, avro.Leaf) and leaf.kind == "int":
         scale = INT_RANGE
     if scale is None:
         return raw
@@ -204,7 +220,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def default_of(field: Field, path: str) -> Any:
+def _default_of(field: avro.Field, path: str) -> Any:
     """A field's default as what pyarrow takes; SchemaError when it does not fit the field's type."""
     try:
         return _default(field.type, field.default)
@@ -213,36 +229,42 @@ def default_of(field: Field, path: str) -> Any:
 
 
 _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
-    "null": type(None), "boolean": bool, "int": int, "long": int, "float": (int, float),
-    "double": (int, float), "bytes": str, "string": str,
-}  # fmt: skip
+    "null": type(None),
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": (int, float),
+    "double": (int, float),
+    "bytes": str,
+    "string": str,
+}
 _LONG_RANGE = Scale(-(1 << 63), (1 << 63) - 1, 1)
 
 
-def _default(node: Node, value: Any) -> Any:
-    if isinstance(node, Union):
+def _default(node: avro.Node, value: Any) -> Any:
+    if isinstance(node, avro.Union):
         return _union_default(node, value)
-    if isinstance(node, Record):
+    if isinstance(node, avro.Record):
         return {
             field.name: _default(field.type, value.get(field.name, field.default)) for field in node.fields
         }
-    if isinstance(node, Recursion):
+    if isinstance(node, avro.Recursion):
         return json_text(value)
-    if isinstance(node, Array):
+    if isinstance(node, avro.Array):
         if not isinstance(value, list):
             raise TypeError(f"{value!r} is no array")
         return [_default(node.items, item) for item in value]
-    if isinstance(node, Map):
+    if isinstance(node, avro.Map):
         return [(key, _default(node.values, item)) for key, item in value.items()]
-    if isinstance(node, Enum):
+    if isinstance(node, avro.Enum):
         if value not in node.symbols:
             raise ValueError(f"{value!r} is none of the symbols")
         return value
     return _leaf_default(node, value)
 
 
-def _leaf_default(node: Leaf | Fixed, value: Any) -> Any:
-    kind = node.kind if isinstance(node, Leaf) else "bytes"
+def _leaf_default(node: avro.Leaf | avro.Fixed, value: Any) -> Any:
+    kind = node.kind if isinstance(node, avro.Leaf) else "bytes"
     if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise TypeError(f"{value!r} is no {kind}")
     if kind in ("bytes", "string"):
@@ -251,19 +273,19 @@ def _leaf_default(node: Leaf | Fixed, value: Any) -> Any:
             value = value.encode("latin-1")  # how Avro writes bytes in JSON
         else:
             value.encode()  # JSON can hold halves of characters
-    if isinstance(node, Fixed) and len(value) != node.size:
+    if isinstance(node, avro.Fixed) and len(value) != node.size:
         raise ValueError(f"{len(value)} bytes instead of {node.size}")
     if kind == "long" and not _LONG_RANGE.smallest <= value <= _LONG_RANGE.largest:
         raise ValueError(f"{value} is out of range for long")
     return leaf_value(node, value)
 
 
-def _union_default(node: Union, value: Any) -> Any:
+def _union_default(node: avro.Union, value: Any) -> Any:
     """By the first branch that it fits, as Avro says since 1.12; before, by the first of all."""
     for index, branch in enumerate(node.branches):
         try:
-            found = _default(branch, value)
+            default = _default(branch, value)
         except (AttributeError, KeyError, TypeError, ValueError):
             continue
-        return found if node.is_optional or branch == NULL else {f"member{node.place(index)}": found}
+        return default if node.is_optional or branch == NULL else {f"member{node.member(index)}": default}
     raise ValueError(f"{value!r} is of none of the union's types")

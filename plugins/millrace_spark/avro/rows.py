@@ -15,33 +15,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from millrace_spark.avro import resolution
+from millrace_spark.avro import schema as avro
 from millrace_spark.avro.primitives import Read, leaf_reader, read_bytes, read_long, read_string
-from millrace_spark.avro.resolution import (
-    default_of,
-    enum_codes,
-    field_pairs,
-    json_text,
-    leaf_value,
-    no_way,
-    pick_branch,
-    promotes,
-    resolved_leaf,
-)
-from millrace_spark.avro.schema import (
-    NULL,
-    Array,
-    Enum,
-    Fixed,
-    Leaf,
-    Map,
-    Node,
-    Record,
-    Recursion,
-    SchemaError,
-    Union,
-    arrow_fields,
-    min_bytes,
-)
+from millrace_spark.avro.schema import NULL
 from millrace_spark.topic.row_cursor import Faults, Longs, PaddedBuffer
 
 Row: TypeAlias = "list[Any]"
@@ -53,12 +30,11 @@ _NOT_FOR_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
 class RowDecoder:
     """Decodes messages of one writer schema into the columns of a table, row by row."""
 
-    def __init__(self, writer: Record, table: Record) -> None:
+    def __init__(self, writer: avro.Record, table: avro.Record) -> None:
         self._read = _Compiler().record(writer, table, "")
-        self._types = [field.type for field in arrow_fields(table)]
+        self._types = [field.type for field in avro.arrow_fields(table)]
 
     def decode(self, buffer: PaddedBuffer, start: Longs, end: Longs) -> tuple[list[pa.Array], Faults]:
-        """The columns of the good rows, and the faults of the others."""
         faults = Faults(len(start))
         rows: list[Row] = []
         for row, (first, last) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
@@ -96,22 +72,19 @@ class _Compiler:
     """Readers for pairs of types; knows the records it is in, which a record in itself refers to."""
 
     def __init__(self) -> None:
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, avro.Record] = {}
         self._again: dict[str, Read] = {}
         self._as_text = True
         self._depth = 0
 
-    def record(self, writer: Record, table: Record, path: str) -> Callable[[bytes, int], tuple[Row, int]]:
+    def record(
+        self, writer: avro.Record, table: avro.Record, path: str
+    ) -> Callable[[bytes, int], tuple[Row, int]]:
         """Reads a record into a list of the table's fields; SchemaError when the two do not fit."""
-        pairs, missing = field_pairs(writer, table, path)
-        defaults: Row = [None] * len(table.fields)
-        for index in missing:
-            defaults[index] = default_of(table.fields[index], path)
+        pairs, missing = resolution.field_pairs(writer, table, path)
+        defaults: Row = [missing.get(number) for number in range(len(table.fields))]
         self._records[writer.name] = writer
-        steps: list[tuple[Read, int | None]] = []
-        for field, to in pairs:
-            wanted = field.type if to is None else table.fields[to].type
-            steps.append((self.value(field.type, wanted, path + field.name), to))
+        steps = [(self.value(field.type, wanted, path + field.name), to) for field, wanted, to in pairs]
 
         def read(data: bytes, position: int) -> tuple[Row, int]:
             values = defaults.copy()
@@ -123,31 +96,33 @@ class _Compiler:
 
         return read
 
-    def value(self, writer: Node, table: Node, path: str) -> Read:
+    def value(self, writer: avro.Node, table: avro.Node, path: str) -> Read:
         """Reads a value of the writer's type as the table's; SchemaError when the two do not fit."""
-        if isinstance(writer, Union):
+        if isinstance(writer, avro.Union):
             return self._from_union(writer, table, path)
-        if isinstance(table, Union):
+        if isinstance(table, avro.Union):
             return self._into_union(writer, table, path)
-        if isinstance(writer, Record) and isinstance(table, Record):
+        if isinstance(writer, avro.Record) and isinstance(table, avro.Record):
             return self._struct(writer, table, path)
-        if isinstance(writer, Array) and isinstance(table, Array):
-            return _array(self.value(writer.items, table.items, path + "[]"), min_bytes(writer.items), path)
-        if isinstance(writer, Map) and isinstance(table, Map):
+        if isinstance(writer, avro.Array) and isinstance(table, avro.Array):
+            return _array(
+                self.value(writer.items, table.items, path + "[]"), avro.min_bytes(writer.items), path
+            )
+        if isinstance(writer, avro.Map) and isinstance(table, avro.Map):
             return _map(self.value(writer.values, table.values, path + "{}"), path)
-        if isinstance(writer, Enum) and isinstance(table, Enum):
+        if isinstance(writer, avro.Enum) and isinstance(table, avro.Enum):
             return _enum(writer, table, path)
-        if isinstance(writer, Recursion) and isinstance(table, Recursion):
+        if isinstance(writer, avro.Recursion) and isinstance(table, avro.Recursion):
             return self._recursion(writer.name, path)
-        if promotes(writer, table):
-            assert isinstance(writer, Leaf)
-            assert isinstance(table, Leaf)
+        if resolution.promotes(writer, table):
+            assert isinstance(writer, avro.Leaf)
+            assert isinstance(table, avro.Leaf)
             return _promoted(writer, table)
-        if isinstance(writer, Leaf | Fixed) and isinstance(table, Leaf | Fixed):
-            return _leaf(resolved_leaf(writer, table, path))
-        raise no_way(writer, table, path)
+        if isinstance(writer, avro.Leaf | avro.Fixed) and isinstance(table, avro.Leaf | avro.Fixed):
+            return _leaf(resolution.resolved_leaf(writer, table, path))
+        raise resolution.no_way(writer, table, path)
 
-    def _struct(self, writer: Record, table: Record, path: str) -> Read:
+    def _struct(self, writer: avro.Record, table: avro.Record, path: str) -> Read:
         names = [field.name for field in table.fields]
         fields = self.record(writer, table, path + ".")
 
@@ -157,15 +132,8 @@ class _Compiler:
 
         return read
 
-    def _from_union(self, writer: Union, table: Node, path: str) -> Read:
-        branches: list[Read | None] = []
-        for branch in writer.branches:
-            try:
-                branches.append(self.value(branch, table, path))
-            except SchemaError:
-                branches.append(None)
-        if not any(branches):
-            raise no_way(writer, table, path)
+    def _from_union(self, writer: avro.Union, table: avro.Node, path: str) -> Read:
+        branches = resolution.resolved_branches(writer, table, path, self.value)
 
         def read(data: bytes, position: int) -> tuple[Any, int]:
             index, position = read_long(data, position)
@@ -178,14 +146,14 @@ class _Compiler:
 
         return read
 
-    def _into_union(self, writer: Node, table: Union, path: str) -> Read:
-        index = pick_branch(writer, table, path)
+    def _into_union(self, writer: avro.Node, table: avro.Union, path: str) -> Read:
+        index = resolution.pick_branch(writer, table, path)
         if table.branches[index] == NULL:
             return lambda data, position: (None, position)
         branch = self.value(writer, table.branches[index], path)
         if table.is_optional:
             return branch
-        name = f"member{table.place(index)}"
+        name = f"member{table.member(index)}"
 
         def read(data: bytes, position: int) -> tuple[Any, int]:
             value, position = branch(data, position)
@@ -212,19 +180,19 @@ class _Compiler:
         def read_text(data: bytes, position: int) -> tuple[Any, int]:
             self._depth = 0
             value, position = read(data, position)
-            return json_text(value), position
+            return resolution.json_text(value), position
 
         return read_text if self._as_text else read
 
 
-def _leaf(leaf: Leaf | Fixed) -> Read:
+def _leaf(leaf: avro.Leaf | avro.Fixed) -> Read:
     raw = leaf_reader(leaf)
     if leaf.logical is None:
         return raw
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
         value, position = raw(data, position)
-        return leaf_value(leaf, value), position
+        return resolution.leaf_value(leaf, value), position
 
     return read
 
@@ -236,10 +204,10 @@ def _to_float32(value: int) -> float:
 _FROM_NUMBER: dict[str, Callable[[Any], Any]] = {"float": _to_float32, "double": float}
 
 
-def _promoted(writer: Leaf, table: Leaf) -> Read:
+def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
     if writer.kind in ("bytes", "string"):
         return read_bytes if table.kind == "bytes" else read_string
-    raw = leaf_reader(Leaf(writer.kind))
+    raw = leaf_reader(avro.Leaf(writer.kind))
     convert = _FROM_NUMBER.get(table.kind)
     if convert is None or writer.kind == "float":
         return raw
@@ -290,8 +258,8 @@ def _map(value: Read, path: str) -> Read:
     return read
 
 
-def _enum(writer: Enum, table: Enum, path: str) -> Read:
-    codes = enum_codes(writer, table)
+def _enum(writer: avro.Enum, table: avro.Enum, path: str) -> Read:
+    codes = resolution.enum_codes(writer, table)
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
         index, position = read_long(data, position)

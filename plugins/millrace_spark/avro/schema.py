@@ -126,7 +126,6 @@ class Union:
 
     @property
     def members(self) -> tuple[Node, ...]:
-        """The branches other than null."""
         return tuple(branch for branch in self.branches if branch != NULL)
 
     @property
@@ -134,27 +133,40 @@ class Union:
         """True if at most one branch is not null: a plain column, not a struct of members."""
         return len(self.members) <= 1
 
-    def place(self, branch: int) -> int:
-        """Which member a branch is, by the branch's number; its struct field is `member<place>`."""
-        return sum(each != NULL for each in self.branches[:branch])
+    def member(self, branch: int) -> int:
+        """Which member a branch is, by the branch's number; its struct field is `member<number>`."""
+        return sum(other != NULL for other in self.branches[:branch])
 
 
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
-_PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
-_LOGICAL = {
-    "date": "int",
-    "time-millis": "int",
-    "time-micros": "long",
-    "timestamp-millis": "long",
-    "timestamp-micros": "long",
-    "local-timestamp-millis": "long",
-    "local-timestamp-micros": "long",
-    "timestamp-nanos": "long",
-    "local-timestamp-nanos": "long",
-    "big-decimal": "bytes",
+_PRIMITIVES = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
 }
+_LOGICAL = {
+    "date": (("int",), pa.date32()),
+    "time-millis": (("int",), pa.int32()),
+    "time-micros": (("long",), pa.int64()),
+    "timestamp-millis": (("long",), pa.timestamp("us", tz="UTC")),
+    "timestamp-micros": (("long",), pa.timestamp("us", tz="UTC")),
+    "local-timestamp-millis": (("long",), pa.timestamp("us")),
+    "local-timestamp-micros": (("long",), pa.timestamp("us")),
+    "timestamp-nanos": (("long",), pa.int64()),
+    "local-timestamp-nanos": (("long",), pa.int64()),
+    "uuid": (("string", "fixed of 16"), pa.string()),
+    "duration": (("fixed of 12",), pa.binary()),
+    "big-decimal": (("bytes",), pa.binary()),
+    "wide-decimal": ((), pa.binary()),  # our own name for a decimal of more than MAX_PRECISION digits
+}
+"""Logical type -> the types that may have it, and its Arrow type."""
 
 
 def parse(schema: Any) -> Node:
@@ -172,7 +184,7 @@ def parse(schema: Any) -> Node:
 def _without_wrong_decimals(schema: Any) -> Any:
     """The schema, in which decimals that cannot be are the bytes they are made of; fastavro refuses those."""
     if isinstance(schema, list):
-        return [_without_wrong_decimals(each) for each in schema]
+        return [_without_wrong_decimals(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     if schema.get("logicalType") == "decimal" and _logical(schema, schema.get("type", ""))[0] is None:
@@ -189,8 +201,8 @@ class _Parser:
         self.nodes_of: dict[str, int] = {}
 
     def node(self, schema: Any, inside: tuple[str, ...], depth: int = 0) -> Node:
-        known = isinstance(schema, str) and schema in self.named
-        self.nodes += self.nodes_of[schema] if known else 1
+        defined = isinstance(schema, str) and schema in self.named
+        self.nodes += self.nodes_of[schema] if defined else 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
             raise SchemaError(
                 f"a schema of more than {MAX_NODES} types, or more than {MAX_DEPTH} inside another"
@@ -200,12 +212,15 @@ class _Parser:
         if isinstance(schema, str):
             if schema in inside:
                 return Recursion(schema)
-            return self.named[schema] if known else Leaf(schema)
+            return self.named[schema] if defined else Leaf(schema)
         kind = schema["type"]
         if kind in _PRIMITIVES:
             return Leaf(kind, *_logical(schema, kind))
         if kind == "array":
-            return Array(_checked_items(self.node(schema["items"], inside, depth + 1)))
+            items = self.node(schema["items"], inside, depth + 1)
+            if min_bytes(items) == 0:
+                raise SchemaError("an array's items take no bytes: a message could claim any number of them")
+            return Array(items)
         if kind == "map":
             return Map(self.node(schema["values"], inside, depth + 1))
         if kind in ("record", "error", "enum", "fixed"):
@@ -234,12 +249,6 @@ class _Parser:
         )
 
 
-def _checked_items(items: Node) -> Node:
-    if min_bytes(items) == 0:
-        raise SchemaError("an array's items take no bytes: a message could claim any number of them")
-    return items
-
-
 def _logical(schema: Mapping[str, Any], kind: Any) -> tuple[str | None, int, int]:
     logical = schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
@@ -248,12 +257,10 @@ def _logical(schema: Mapping[str, Any], kind: Any) -> tuple[str | None, int, int
             digits = int(math.log10(2) * (8 * schema["size"] - 1)) if kind == "fixed" else precision
             if precision <= digits:
                 return logical if precision <= MAX_PRECISION else "wide-decimal", precision, scale
-    elif (
-        (logical == "uuid" and (kind == "string" or (kind == "fixed" and schema["size"] == 16)))
-        or (logical == "duration" and kind == "fixed" and schema["size"] == 12)
-        or (isinstance(logical, str) and _LOGICAL.get(logical) == kind)
-    ):
-        return logical, 0, 0
+    elif isinstance(logical, str) and logical in _LOGICAL:
+        stored = f"fixed of {schema['size']}" if kind == "fixed" else kind
+        if stored in _LOGICAL[logical][0]:
+            return logical, 0, 0
     return None, 0, 0  # one that is unknown or does not fit is to be ignored, says Avro
 
 
@@ -277,37 +284,10 @@ def varies_in_shape(node: Node) -> bool:
     return isinstance(node, Array | Map | Recursion)
 
 
-_LEAF_TYPES = {
-    "null": pa.null(),
-    "boolean": pa.bool_(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "bytes": pa.binary(),
-    "string": pa.string(),
-}
-_LOGICAL_TYPES = {
-    "date": pa.date32(),
-    "time-millis": pa.int32(),
-    "time-micros": pa.int64(),
-    "timestamp-millis": pa.timestamp("us", tz="UTC"),
-    "timestamp-micros": pa.timestamp("us", tz="UTC"),
-    "local-timestamp-millis": pa.timestamp("us"),
-    "local-timestamp-micros": pa.timestamp("us"),
-    "timestamp-nanos": pa.int64(),
-    "local-timestamp-nanos": pa.int64(),
-    "uuid": pa.string(),
-    "duration": pa.binary(),
-    "big-decimal": pa.binary(),
-    "wide-decimal": pa.binary(),
-}
-
-
 def _leaf_type(logical: str | None, precision: int, scale: int, plain: str) -> pa.DataType:
     if logical == "decimal":
         return pa.decimal128(precision, scale)
-    return _LOGICAL_TYPES[logical] if logical is not None else _LEAF_TYPES[plain]
+    return _PRIMITIVES[plain] if logical is None else _LOGICAL[logical][1]
 
 
 def arrow_type(node: Node) -> pa.DataType:

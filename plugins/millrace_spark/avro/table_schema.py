@@ -16,11 +16,25 @@ from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
 FOLDER_NAMES = frozenset({"date", "hour", "rev"})
 """Columns that readers of the hourly table take from its folders, and the Spark sink names them by."""
 OUR_NAMES = FOLDER_NAMES | {
-    "_partition", "_offset", "_timestamp", "_key", "_schema_id",
+    "_partition",
+    "_offset",
+    "_timestamp",
+    "_key",
+    "_schema_id",
     # Apache Iceberg's own, and those that tables in its format will have: nobody shall have to rename twice.
-    "_time", "_topic_partition", "_load", "_file", "_pos", "_deleted", "_spec_id", "_row_id",
-    "_last_updated_sequence_number", "_change_type", "_change_ordinal", "_commit_snapshot_id",
-}  # fmt: skip
+    "_time",
+    "_topic_partition",
+    "_load",
+    "_file",
+    "_pos",
+    "_deleted",
+    "_spec_id",
+    "_row_id",
+    "_last_updated_sequence_number",
+    "_change_type",
+    "_change_ordinal",
+    "_commit_snapshot_id",
+}
 """Names that no field of a table's schema may have."""
 
 
@@ -35,7 +49,6 @@ def check_table_schema(schema: Mapping[str, Any]) -> Record:
 
 
 def check_names(fields: Collection[pa.Field], ours: Collection[str]) -> None:
-    """SchemaError for a column that has the name of one of ours."""
     for field in fields:
         if field.name.casefold() in ours:
             raise SchemaError(f"its field {field.name} has the name of one of Millrace's columns")

@@ -51,9 +51,7 @@ def fits_precision(words: Words, precision: int) -> Mask:
 
 _HEX: npt.NDArray[Any] = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8)
 # Where the two digits of each byte go in 8-4-4-4-12.
-_PLACES = np.array([index + dashes for dashes, group in enumerate(
-    [range(0, 8, 2), range(8, 12, 2), range(12, 16, 2), range(16, 20, 2), range(20, 32, 2)]
-) for index in group])  # fmt: skip
+_DIGITS_AT = 2 * np.arange(16) + np.repeat(np.arange(5), [4, 2, 2, 2, 6])
 
 
 def uuid_texts(buffer: PaddedBuffer, start: Longs) -> bytes:
@@ -61,5 +59,5 @@ def uuid_texts(buffer: PaddedBuffer, start: Longs) -> bytes:
     raw = buffer.bytes[start[:, None] + np.arange(16)]
     digits = _HEX.reshape(256, 2)[raw]
     texts = np.full((len(start), UUID_CHARACTERS), ord("-"), np.uint8)
-    texts[:, _PLACES], texts[:, _PLACES + 1] = digits[:, :, 0], digits[:, :, 1]
+    texts[:, _DIGITS_AT], texts[:, _DIGITS_AT + 1] = digits[:, :, 0], digits[:, :, 1]
     return texts.tobytes()

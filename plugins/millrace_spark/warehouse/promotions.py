@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from millrace.errors import MillraceError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-from millrace_spark.avro.decoder import body_decoder
+from millrace_spark.avro.messages import body_decoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
 from millrace_spark.avro.table_schema import check_table_schema
 from millrace_spark.files.filesystem import Filesystem

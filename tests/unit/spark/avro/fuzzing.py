@@ -26,10 +26,10 @@ import numpy as np
 import pyarrow as pa
 
 from millrace.records import HEADER_BYTES, BatchHeader, Message, build_batch
-from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
-from millrace_spark.avro.messages import Decoder
+from millrace_spark.avro.messages import Decoder, body_decoder
 from millrace_spark.avro.rows import RowDecoder
 from millrace_spark.avro.schema import Record, parse
+from millrace_spark.avro.vectorised import ColumnDecoder
 from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
 from millrace_spark.topic.reading import FetchedBatches
 from tests.unit.spark.avro.avro_cases import comparable, encode, in_one_buffer, rows_of, shown

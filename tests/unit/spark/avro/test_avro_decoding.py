@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.messages import body_decoder
 from millrace_spark.avro.rows import RowDecoder
 from millrace_spark.avro.schema import Record, arrow_type, parse
+from millrace_spark.avro.vectorised import ColumnDecoder
 from tests.unit.spark.avro.avro_cases import comparable, encode, in_one_buffer, messages, rows_of, shown
 
 

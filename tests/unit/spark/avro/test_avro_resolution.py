@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.messages import body_decoder
 from millrace_spark.avro.rows import RowDecoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_spark.avro.vectorised import ColumnDecoder
 from tests.unit.spark.avro.avro_cases import comparable, encode, in_one_buffer, messages, rows_of, shown
 
 PROMOTED = {

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from millrace_spark.avro.decoder import ColumnDecoder, body_decoder
+from millrace_spark.avro.messages import body_decoder
 from millrace_spark.avro.rows import MAX_DEPTH, RowDecoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, arrow_type, parse
+from millrace_spark.avro.vectorised import ColumnDecoder
 from tests.unit.spark.avro.avro_cases import encode, in_one_buffer, rows_of
 from tests.unit.spark.avro.fuzz_cases import INNER, SCHEMAS, TREE, Case
 
