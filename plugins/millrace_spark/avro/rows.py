@@ -17,13 +17,19 @@ import pyarrow as pa
 
 from millrace_spark.avro import resolution
 from millrace_spark.avro import schema as avro
-from millrace_spark.avro.primitives import Read, leaf_reader, read_bytes, read_long, read_string
 from millrace_spark.avro.schema import NULL
 from millrace_spark.topic.row_cursor import Faults, Longs, PaddedBuffer
 
+Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
+"""Takes a whole body and a position; gives the value and the position behind it.
+
+IndexError and struct.error say that the body ends too early, ValueError what else is wrong.
+"""
 Row: TypeAlias = "list[Any]"
 MAX_DEPTH = 100
 """Levels of records inside themselves in one message; Python's stack does not take many more."""
+_INT_LIMIT = 1 << 31
+_FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 _NOT_FOR_ARROW = (pa.ArrowException, OverflowError, TypeError, ValueError)
 
 
@@ -136,7 +142,7 @@ class _Compiler:
         branches = resolution.resolved_branches(writer, table, path, self.value)
 
         def read(data: bytes, position: int) -> tuple[Any, int]:
-            index, position = read_long(data, position)
+            index, position = _read_long(data, position)
             if not 0 <= index < len(branches):
                 raise ValueError(f"{path}: no such branch of the union")
             branch = branches[index]
@@ -164,7 +170,7 @@ class _Compiler:
     def _recursion(self, name: str, path: str) -> Read:
         """Reads a record inside itself: as JSON text, all that is in it together."""
         if name not in self._again:
-            self._again[name] = leaf_reader(NULL)  # known from here on: it will meet itself
+            self._again[name] = _leaf_reader(NULL)  # known from here on: it will meet itself
             as_text, self._as_text = self._as_text, False
             self._again[name] = self._struct(self._records[name], self._records[name], path)
             self._as_text = as_text
@@ -185,8 +191,91 @@ class _Compiler:
         return read_text if self._as_text else read
 
 
+def _read_long(data: bytes, position: int) -> tuple[int, int]:
+    """A zigzag number of 1 to 10 bytes, 64 bits at most."""
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    value, shift = byte & 0x7F, 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 10 bytes")
+    if value >> 64:
+        raise ValueError("a number of more than 64 bits")
+    return (value >> 1) ^ -(value & 1), position
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes, int]:
+    """A length and that many bytes."""
+    size, position = _read_long(data, position)
+    end = position + size
+    if not position <= end <= len(data):
+        raise ValueError("a length is negative or reaches past the end of the message")
+    return data[position:end], end
+
+
+def _read_string(data: bytes, position: int) -> tuple[str, int]:
+    """A length and that many bytes of UTF-8."""
+    value, position = _read_bytes(data, position)
+    return value.decode(), position
+
+
+def _read_int(data: bytes, position: int) -> tuple[int, int]:
+    value, position = _read_long(data, position)
+    if not -_INT_LIMIT <= value < _INT_LIMIT:
+        raise ValueError(f"{value} is out of range for int")
+    return value, position
+
+
+def _read_boolean(data: bytes, position: int) -> tuple[bool, int]:
+    if data[position] > 1:
+        raise ValueError("a boolean that is neither 0 nor 1")
+    return data[position] == 1, position + 1
+
+
+def _read_float(data: bytes, position: int) -> tuple[float, int]:
+    return _FLOAT.unpack_from(data, position)[0], position + 4
+
+
+def _read_double(data: bytes, position: int) -> tuple[float, int]:
+    return _DOUBLE.unpack_from(data, position)[0], position + 8
+
+
+_READERS: dict[str, Read] = {
+    "null": lambda data, position: (None, position),
+    "boolean": _read_boolean,
+    "int": _read_int,
+    "long": _read_long,
+    "float": _read_float,
+    "double": _read_double,
+    "bytes": _read_bytes,
+    "string": _read_string,
+}
+
+
+def _leaf_reader(leaf: avro.Leaf | avro.Fixed) -> Read:
+    """The reader of a primitive type or of so many bytes, without its logical type."""
+    if isinstance(leaf, avro.Leaf):
+        return _READERS[leaf.kind]
+    size = leaf.size
+
+    def read(data: bytes, position: int) -> tuple[bytes, int]:
+        if position + size > len(data):
+            raise IndexError
+        return data[position : position + size], position + size
+
+    return read
+
+
 def _leaf(leaf: avro.Leaf | avro.Fixed) -> Read:
-    raw = leaf_reader(leaf)
+    raw = _leaf_reader(leaf)
     if leaf.logical is None:
         return raw
 
@@ -206,8 +295,8 @@ _FROM_NUMBER: dict[str, Callable[[Any], Any]] = {"float": _to_float32, "double":
 
 def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
     if writer.kind in ("bytes", "string"):
-        return read_bytes if table.kind == "bytes" else read_string
-    raw = leaf_reader(avro.Leaf(writer.kind))
+        return _read_bytes if table.kind == "bytes" else _read_string
+    raw = _leaf_reader(avro.Leaf(writer.kind))
     convert = _FROM_NUMBER.get(table.kind)
     if convert is None or writer.kind == "float":
         return raw
@@ -221,10 +310,10 @@ def _promoted(writer: avro.Leaf, table: avro.Leaf) -> Read:
 
 def _blocks(data: bytes, position: int, least: int, path: str) -> tuple[int, int]:
     """How many items a block has; no more than the bytes that are left can hold."""
-    count, position = read_long(data, position)
+    count, position = _read_long(data, position)
     if count < 0:
         count = -count
-        _, position = read_long(data, position)  # its size in bytes, for readers that skip it
+        _, position = _read_long(data, position)  # its size in bytes, for readers that skip it
     if count * least > len(data) - position:
         raise ValueError(f"{path}: a block of {count} items reaches past the end of the message")
     return count, position
@@ -252,7 +341,7 @@ def _map(value: Read, path: str) -> Read:
             if not count:
                 return list(entries.items()), position
             for _ in range(count):
-                key, position = read_string(data, position)
+                key, position = _read_string(data, position)
                 entries[key], position = value(data, position)
 
     return read
@@ -262,7 +351,7 @@ def _enum(writer: avro.Enum, table: avro.Enum, path: str) -> Read:
     codes = resolution.enum_codes(writer, table)
 
     def read(data: bytes, position: int) -> tuple[Any, int]:
-        index, position = read_long(data, position)
+        index, position = _read_long(data, position)
         if not 0 <= index < len(codes):
             raise ValueError(f"{path}: no such symbol of the enum")
         if codes[index] < 0:

@@ -17,9 +17,10 @@ from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load import writing
 from millrace_spark.load.same_log import check_same_log
-from millrace_spark.load.writing import UNREAD, PartitionProgress, Pinned, byte_positions
+from millrace_spark.load.writing import UNREAD, PartitionProgress, Pinned
 from millrace_spark.topic.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
+from millrace_spark.topic.reading import has_byte_positions
 from millrace_spark.warehouse.editions import expired_path
 from millrace_spark.warehouse.layout import check_topic_name, load_folder, read_load
 from millrace_spark.warehouse.ledger import newest_load, record
@@ -124,8 +125,7 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
             )
     if run.bounds != NO_BOUNDS:
         waiting = _waiting(client, metadata.name, progress, ends)
-        positions = byte_positions(client)
-        bounded = bounded_ends(client, metadata.name, waiting, run.bounds, byte_positions=positions)
+        bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
         # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
         unmoved = {p: progress.get(p, UNREAD).offset for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved
@@ -246,7 +246,7 @@ def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> 
     latest = run.writing.client.list_offsets(result.topic, LATEST)
     ends = newest.ends if newest is not None else {}
     offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    bytes_per_offset = 1.0 if byte_positions(run.writing.client) else _bytes_per_offset(newest)
+    bytes_per_offset = 1.0 if has_byte_positions(run.writing.client) else _bytes_per_offset(newest)
     return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * bytes_per_offset))
 
 

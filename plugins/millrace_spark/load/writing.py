@@ -20,12 +20,12 @@ from millrace.client.topic_admin import topic_setting
 from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader, split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
-from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.direct import CutResult, Sink, Source
 from millrace_spark.parquet.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_spark.topic.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
+from millrace_spark.topic.reading import has_byte_positions
 from millrace_spark.warehouse.layout import spill_sequences
 from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
 from millrace_spark.warehouse.promotions import PinnedId
@@ -128,7 +128,7 @@ def range_of(
     client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
 ) -> Range:
     """Offsets [start, end) of a partition, whose first batch must begin at the byte position `base`."""
-    return Range(topic, partition, start, end, base, uuid.UUID(topic_id), byte_positions(client))
+    return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
 
 
 def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
@@ -242,11 +242,6 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
     )
 
 
-def byte_positions(client: ClusterClient) -> bool:
-    """True if the cluster's offsets are byte positions (Millrace), False if they count records."""
-    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
-
-
 def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:
     """MillraceError for offsets that have neither a batch nor a reason to be missing.
 
@@ -255,8 +250,8 @@ def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRang
     absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
     if not absent or writing.accept_gaps:
         return
-    policy = "" if byte_positions(writing.client) else topic_setting(writing.client, topic, "cleanup.policy")
-    if "compact" in (policy or ""):
+    client = writing.client
+    if not has_byte_positions(client) and "compact" in (topic_setting(client, topic, "cleanup.policy") or ""):
         return
     part, gap = absent[0]
     raise MillraceError(

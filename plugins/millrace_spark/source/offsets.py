@@ -13,19 +13,14 @@ from dataclasses import replace
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import HEADER_BYTES, BatchHeader, Cursor
-from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_spark.source.options import Position, SourceOptions, Subscription
 from millrace_spark.topic.ranges import Cut, Range, cut_ranges, size_of
+from millrace_spark.topic.reading import has_byte_positions
 
 CUT_BYTES = 128 << 20
 """The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: about)."""
 LOOK_BYTES = 8 << 20
 """Fetched at a time to see where batches end."""
-
-
-def has_byte_positions(client: ClusterClient) -> bool:
-    """True for Millrace, False for Apache Kafka."""
-    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
 def subscribed(
@@ -71,7 +66,8 @@ def freeze(client: ClusterClient, options: SourceOptions) -> list[Range]:
         earliest = client.list_offsets(name, EARLIEST, topic.partitions)
         starts = resolve(client, starting, name, topic.partitions, strict=not options.latest_if_no_record)
         ends = resolve(client, ending, name, topic.partitions, strict=False)
-        latest = client.list_offsets(name, LATEST, topic.partitions)  # asked last: no end found is behind it
+        # Requested last: no end from above is behind these.
+        latest = client.list_offsets(name, LATEST, topic.partitions)
         for partition in topic.partitions:
             start, end = starts[partition], ends[partition]
             if start < earliest[partition]:
@@ -124,8 +120,8 @@ def behind_batches(client: ClusterClient, topic: str, ends: Mapping[int, int]) -
     """Each end moved behind the batch it lies in or before, and where the next batch begins; Millrace only.
 
     A batch is fetched whole, so an end inside one would have it fetched twice, and an end between two batches
-    might come with no record at all. The place where the next batch begins tells an ordinary jump between
-    offsets from lost messages when all that was read has expired. A partition that gives no batch now keeps
+    might come with no record at all. Where the next batch begins tells an ordinary jump between offsets from
+    lost messages when all that was read has expired. A partition that gives no batch now keeps
     its end.
     """
     cursors = {partition: Cursor(end) for partition, end in ends.items()}

@@ -1,8 +1,8 @@
 """How far a stream has come, as its checkpoint keeps it, and how far its next micro-batch goes.
 
-Pure: what is known of the topics comes in, numbers come out. Spark may run a micro-batch again from the two
+Pure: what the topics hold now comes in, numbers come out. Spark may run a micro-batch again from the two
 offsets in its checkpoint alone, after a crash and much later; so whatever decides what a micro-batch reads is
-in them, also the place where a partition that was seen for the first time began.
+in them, also where a partition that was seen for the first time began.
 """
 
 from __future__ import annotations

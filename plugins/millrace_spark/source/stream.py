@@ -23,6 +23,7 @@ from millrace_spark.source.options import Position
 from millrace_spark.source.progress import Progress, advance, ranges_between
 from millrace_spark.source.rows import RowReader
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES, Cut
+from millrace_spark.topic.reading import has_byte_positions
 
 
 class CutPartition(InputPartition):
@@ -77,7 +78,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = advance(before, latest, begun_at, self._offsets_of(limit))
         if start and not begun_at and after.offsets == before.offsets:
             return start
-        if offsets.has_byte_positions(self.client):
+        if has_byte_positions(self.client):
             after = self._behind_batches(before, after)
         return after.to_json()
 
@@ -87,7 +88,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of a micro-batch; of the same one the same tasks."""
         before, after = Progress.from_json(start), Progress.from_json(end)
-        ranges = ranges_between(before, after, byte_positions=offsets.has_byte_positions(self.client))
+        ranges = ranges_between(before, after, byte_positions=has_byte_positions(self.client))
         return [CutPartition(cut) for cut in offsets.cuts_for(ranges, self.options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -141,7 +142,7 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, limits.ReadMaxRows):
             return limit.max_rows
         if isinstance(limit, limits.ReadMaxBytes):
-            if offsets.has_byte_positions(self.client):
+            if has_byte_positions(self.client):
                 return limit.max_bytes
             return max(1, limit.max_bytes // KAFKA_RECORD_BYTES)
         return None

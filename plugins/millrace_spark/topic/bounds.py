@@ -16,6 +16,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.records import BatchHeader, split_batches
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
+from millrace_spark.topic.reading import has_byte_positions
 
 WINDOW_BYTES = 1 << 16
 """Fetched at a time to look for the boundaries of batches."""
@@ -34,12 +35,7 @@ NO_BOUNDS = Bounds()
 
 
 def bounded_ends(
-    client: ClusterClient,
-    topic: str,
-    waiting: Mapping[int, tuple[int, int]],
-    bounds: Bounds,
-    *,
-    byte_positions: bool,
+    client: ClusterClient, topic: str, waiting: Mapping[int, tuple[int, int]], bounds: Bounds
 ) -> dict[int, int]:
     """Partition -> where to stop in its waiting offsets (start, end), which must not be empty."""
     logs = {p: _Waiting(client, topic, p, start, end) for p, (start, end) in waiting.items()}
@@ -48,7 +44,7 @@ def bounded_ends(
         offsets = client.list_offsets(topic, bounds.until_ms, logs)
         ends = {partition: log.end_before(offsets[partition]) for partition, log in logs.items()}
     if bounds.max_bytes is not None:
-        ends |= _by_bytes(logs, ends, bounds.max_bytes, byte_positions)
+        ends |= _by_bytes(logs, ends, bounds.max_bytes, has_byte_positions(client))
     return ends
 
 

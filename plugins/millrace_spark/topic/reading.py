@@ -15,6 +15,7 @@ from millrace.client.transactions import AbortedTransactions
 from millrace.errors import CorruptMessage, ErrorCode, MillraceError
 from millrace.mirror.runs import OffsetRules
 from millrace.records import BatchHeader, Cursor, split_batches
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
 from millrace_spark.topic.ranges import Cut, Gap, RangeStats
 
 FETCH_BYTES = 8 << 20
@@ -31,6 +32,11 @@ class FetchedBatches:
     log_start: int = 0
     """Records before this offset are gone, though the first batch may still hold some: Apache Kafka answers
     with the whole batch that holds its log start."""
+
+
+def has_byte_positions(client: ClusterClient) -> bool:
+    """True for Millrace, where an offset is a byte position; False for Apache Kafka, where it is a number."""
+    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
 def read_cut(

@@ -2,9 +2,9 @@
 
 A record's length stands in front of it, so only the one before tells where it begins: a walk, in Python, of
 0.2 us per record. But nearly all records are alike: no headers, and a value that begins with a zero byte and
-the id of one schema. Those places are found at once, and the lengths that stand before the values give the
+the id of one schema. One search finds all of these, and the lengths that stand before the values give the
 bounds. A guess counts only if every record's own length leads from its begin to its end and the records
-fill their batches; so it is exactly what the walk would have found, or the walk is taken.
+fill their batches; so it is exactly what the walk would have given, or the walk is taken.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from millrace.records.messages import read_varint
 from millrace_spark.topic.row_cursor import PADDING, Bytes, Longs, Mask, PaddedBuffer
 
 MAX_BATCH_RECORDS = 4 << 20
-"""A larger batch is broken, for all we care: 32 KB of zstd can stand for 150 million records, and each takes
-about 100 bytes of arrays here. Producers send some thousands."""
+"""Refuse larger batches: 32 KB of zstd can expand to 150 million records, and each takes about 100 bytes of
+arrays here. Producers send some thousands."""
 _MIN_RECORD_BYTES = 7
 _TAG_BYTES = 5
 _TAG_MASK = np.uint64((1 << 8 * _TAG_BYTES) - 1)
 _MOST_CANDIDATES = 16
-"""Zeros looked at per record; values full of them are walked."""
+"""Most zeros looked at per record; values with more of them are walked."""
 
 
 def walked_bounds(data: Buffer, position: int, end: int, count: int) -> Longs:
@@ -96,11 +96,11 @@ def guessed_bounds(buffer: PaddedBuffer, edges: Longs, counts: Longs) -> tuple[L
 
 
 def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
-    """Every place that holds the zero byte and the schema id of the first record's value."""
+    """Every position that holds the zero byte and the schema id of the first record's value."""
     tag = _first_tag(buffer.data)
     if tag is None:
         return None
-    # Three zeros (an id has four bytes, and few schemas have so large a number) hold a pair at an even place.
+    # An id has four bytes, and few schemas have a large one: of three zeros a pair lies at an even position.
     pairs = 2 * _few_set(np.frombuffer(buffer.data, np.uint16, len(buffer.data) // 2) == 0)
     if len(pairs) > _MOST_CANDIDATES * total:
         return None
@@ -108,8 +108,8 @@ def _values(buffer: PaddedBuffer, total: int) -> Longs | None:
     words = buffer.words8[pairs - 1]
     wanted = np.uint64(int.from_bytes(tag, "little"))
     before = words & _TAG_MASK == wanted  # the tag begins a byte before the pair, or with it
-    found = np.flatnonzero(before | (words >> 8 & _TAG_MASK == wanted))
-    at: Longs = pairs[found] - before[found]
+    tagged = np.flatnonzero(before | (words >> 8 & _TAG_MASK == wanted))
+    at: Longs = pairs[tagged] - before[tagged]
     return at
 
 
@@ -137,7 +137,7 @@ def _first_tag(data: Buffer) -> bytes | None:
 
 
 def _two_bytes_before(data: Bytes, at: Longs) -> Longs | None:
-    """The numbers of one or two bytes that end before each place; None when one is longer or negative."""
+    """The numbers of one or two bytes that end before each position; None when one is longer or negative."""
     low, high = data[at - 2], data[at - 1]
     if high.max(initial=0) >= 0x80:
         return None

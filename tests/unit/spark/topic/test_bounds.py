@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millrace.client.cluster_client import ClusterClient
 from millrace.records import build_batch, split_batches
 from millrace.wire.fetch import FetchedPartition
 from millrace_spark.files.filesystem import LocalFilesystem
@@ -199,8 +200,10 @@ def test_a_bound_counts_from_what_is_still_there(tmp_path: Path) -> None:
     assert (gap.start, gap.end, gap.reason) == (0, log.partitions[0].start, "expired")
 
 
-class NumberedLog:
+class NumberedLog(ClusterClient):
     """One partition whose offsets count records, as on Apache Kafka."""
+
+    cluster_id = "4L6g3nShT-eMCtK--X86sw"
 
     def __init__(self, batches: int, records: int) -> None:
         messages = [event(n, START) for n in range(records)]
@@ -221,11 +224,9 @@ class NumberedLog:
 
 
 def test_where_offsets_count_records_bytes_are_reckoned_from_the_first_of_them() -> None:
-    client: Any = NumberedLog(batches=100, records=50)
+    client = NumberedLog(batches=100, records=50)
     size = len(client.batches[0])
-    ends = bounded_ends(
-        client, TOPIC, {0: (100, client.end)}, Bounds(max_bytes=10 * size + 5), byte_positions=False
-    )
+    ends = bounded_ends(client, TOPIC, {0: (100, client.end)}, Bounds(max_bytes=10 * size + 5))
     assert ends == {0: 100 + 10 * 50}
-    small = bounded_ends(client, TOPIC, {0: (100, client.end)}, Bounds(max_bytes=1), byte_positions=False)
+    small = bounded_ends(client, TOPIC, {0: (100, client.end)}, Bounds(max_bytes=1))
     assert small == {0: 150}
