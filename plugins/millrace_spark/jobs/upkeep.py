@@ -15,7 +15,8 @@ from millrace_spark.files.filesystem import open_filesystem
 from millrace_spark.jobs.steps import to_stderr
 from millrace_spark.jobs.verbs import Expire, Promote, Verify
 from millrace_spark.table.expire import ExpireResult, ExpireRun, expire_topic
-from millrace_spark.verify import TableReport, verify
+from millrace_spark.verify import verify
+from millrace_spark.verify.report import TableReport
 from millrace_spark.warehouse.promotions import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_spark.warehouse.staging import Progress
 

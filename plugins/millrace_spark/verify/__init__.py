@@ -16,8 +16,7 @@ from millrace_spark.files.filesystem import Filesystem
 from millrace_spark.load.same_log import another_log
 from millrace_spark.verify.hours import note_unpublished, verify_hours
 from millrace_spark.verify.loads import verify_loads
-from millrace_spark.verify.report import OURS, OnFolder, TableCheck, readable
-from millrace_spark.verify.report import TableReport as TableReport
+from millrace_spark.verify.report import OURS, OnFolder, TableCheck, TableReport, readable
 from millrace_spark.warehouse.layout import HOURLY, LEDGER, PLANS, load_numbers, read_load
 
 
