@@ -70,7 +70,7 @@ def _name(api_key: int) -> str:
 class _Type(NamedTuple):
     """How a value, or some fields of a message, are read and written at one version."""
 
-    read: Callable[[Reader[bytes]], Any]
+    read: Callable[..., Any]
     write: Callable[[Any], bytes]
 
 
@@ -163,33 +163,27 @@ def _type(field: Field, api_key: int, version: int) -> _Type:
     return _array(_items(_Type(Reader.text, writer.string)), writer)
 
 
-class _Items(NamedTuple):
-    """How the items of a list are read, so many of them, and written."""
-
-    read: Callable[[Reader[bytes], int], tuple[Any, ...]]
-    write: Callable[[tuple[Any, ...]], bytes]
-
-
-def _items(item: _Type) -> _Items:
+def _items(item: _Type) -> _Type:
+    """How so many items of a list are read, and written."""
     read_item, write_item = item
-    return _Items(
+    return _Type(
         lambda reader, count: tuple([read_item(reader) for _ in range(count)]),
         lambda values: b"".join([write_item(value) for value in values]),
     )
 
 
-def _row(code: str) -> _Items:
+def _row(code: str) -> _Type:
     @lru_cache(maxsize=64)
     def layout(count: int) -> struct.Struct:
         return struct.Struct(f">{count}{code}")
 
-    return _Items(
+    return _Type(
         lambda reader, count: reader.unpack(layout(count)), lambda values: layout(len(values)).pack(*values)
     )
 
 
-def _array(items: _Items, writer: Writer) -> _Type:
-    def read(reader: Reader[bytes]) -> tuple[Any, ...] | None:
+def _array(items: _Type, writer: Writer) -> _Type:
+    def read(reader: Reader[bytes]) -> Any:
         count = reader.length()
         if count <= 0:
             return () if count == 0 else None
