@@ -14,33 +14,25 @@ ORIGINS = "mirror.origins"
 """Read-only setting of a mirrored topic: `<partition>=<cluster>/<topic>-<partition>`, with commas between."""
 
 
-class ResourceType(IntEnum):
-    """Whose settings; Kafka has more kinds, which Millrace does not."""
-
+class ResourceType(IntEnum):  # Kafka has more kinds, which Millrace does not
     TOPIC = 2
     BROKER = 4
 
 
 class ConfigSource(IntEnum):
-    """Where a setting's value comes from."""
-
     TOPIC = 1
     STATIC_BROKER = 4
     DEFAULT = 5
 
 
 class ConfigType(IntEnum):
-    """What a setting's text stands for."""
-
     BOOLEAN = 1
     STRING = 2
     LONG = 5
     LIST = 7
 
 
-class ConfigOperation(IntEnum):
-    """What IncrementalAlterConfigs does to a setting; the last two are for settings that are lists."""
-
+class ConfigOperation(IntEnum):  # the last two are for settings that are lists
     SET = 0
     DELETE = 1
     APPEND = 2

@@ -31,16 +31,13 @@ _REQUIRED = object()
 class Field:
     """The type of a field, the versions that have it, and its value where it is not given."""
 
-    kind: str
-    """One of `FIXED_SIZE`, or uuid, string, data, array."""
+    kind: str  # one of `FIXED_SIZE`, or uuid, string, data, array
     default: Any
-    item: Field | type | None = None
-    """What an array holds."""
+    item: Field | type | None = None  # what an array holds
     since: int = 0
     until: int = 0x7FFF
     null_since: int = 0x7FFF
-    api: int | None = None
-    """The only API whose messages have the field; None: every API that has the message."""
+    api: int | None = None  # the only API whose messages have the field; None: each that has the message
 
     @property
     def required(self) -> bool:
@@ -58,12 +55,8 @@ def _kind(kind: str, **always: int) -> Callable[..., Any]:
 
 
 i8, i16, i32, i64, boolean = _kind("b"), _kind("h"), _kind("i"), _kind("q"), _kind("?")
-uuid = _kind("uuid", null_since=0)
-"""16 bytes; None is written as zeros."""
-string = _kind("string")
-"""Text in UTF-8, behind its length."""
-data = _kind("data")
-"""Bytes behind their length."""
+uuid = _kind("uuid", null_since=0)  # 16 bytes; None is written as zeros
+string, data = _kind("string"), _kind("data")  # UTF-8 and bytes, behind their length
 
 
 def array(of: Any, *, default: Any = _REQUIRED, **versions: int) -> Any:

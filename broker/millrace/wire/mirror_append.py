@@ -57,14 +57,10 @@ class MirrorAppend:
     origin: Origin
     expected: int | None = None
     start: int = 0
-    cursor: Cursor | None = None
-    """Where the next append begins."""
-    dropped: int = 0
-    """Control batches and aborted records left out of `records`."""
-    numbered: bool = False
-    """True when the origin numbers its records, as Apache Kafka does."""
-    records: Buffer = b""
-    """Whole batches as the origin served them, one after the other."""
+    cursor: Cursor | None = None  # where the next append begins
+    dropped: int = 0  # control batches and aborted records left out of `records`
+    numbered: bool = False  # the origin numbers its records, as Apache Kafka does
+    records: Buffer = b""  # whole batches as the origin served them, one after the other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +69,12 @@ class MirrorAppended:
 
     error: int = 0
     message: str = ""
-    state: str = ""
-    """What the leader's own mirror of this partition is doing; empty when it does not pull it."""
-    partition: int = -1
-    """The target partition of the origin partition."""
+    state: str = ""  # what the leader's own mirror of the partition is doing; empty when it does not pull
+    partition: int = -1  # the target partition of the origin partition
     leader: int = -1
-    position: MirrorPosition | None = None
-    """As recorded after the request; None: nothing is recorded yet, or this broker does not lead it."""
+    position: MirrorPosition | None = None  # after the request; None: none, or this broker does not lead it
     high_watermark: int = -1
-    latency_ms: int | None = None
-    """From the timestamp of what the leader's own mirror copied last to when consumers saw it."""
+    latency_ms: int | None = None  # from the last copied record's timestamp to when consumers saw it
 
 
 def encode_request(topic: str, request: MirrorAppend) -> list[Buffer]:
