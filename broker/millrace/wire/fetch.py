@@ -115,7 +115,10 @@ def decode_request(version: int, body: memoryview) -> FetchRequest:
         topics.append((topic, [(fields[0], fields[offset_at], fields[-1]) for fields in wanted]))
     # Nobody reads what follows, but it must be there.
     if version >= 7:
-        for _ in range(reader.number(INT32)):
+        forgotten = reader.number(INT32)
+        if forgotten > room:
+            raise InvalidRequest(f"a fetch request for over {MAX_FETCHED_PARTITIONS} partitions")
+        for _ in range(forgotten):
             reader.part(max(0, reader.number(INT16)))
             reader.part(4 * max(0, reader.number(INT32)))
     if version >= 11:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import io
 import struct
@@ -266,3 +267,11 @@ def test_a_fetch_response_cut_anywhere_is_refused() -> None:
 def test_an_error_of_the_whole_fetch_is_raised_by_name() -> None:
     with pytest.raises(InvalidRequest, match="UNSUPPORTED_VERSION"):
         fetch.decode_response(11, struct.pack(">ihii", 0, 35, 0, 0))
+
+
+@pytest.mark.parametrize(("topics", "refused"), [(fetch.MAX_FETCHED_PARTITIONS, False), (10_001, True)])
+def test_a_fetch_forgets_a_bounded_number_of_topics(topics: int, refused: bool) -> None:
+    nothing = fetch.encode_request([], max_wait=0, max_bytes=0)
+    body = memoryview(nothing[:-6] + struct.pack(">i", topics) + bytes(6 * topics) + nothing[-2:])
+    with pytest.raises(InvalidRequest, match="over 10000") if refused else contextlib.nullcontext():
+        assert fetch.decode_request(11, body).topics == []
