@@ -52,6 +52,11 @@ _TIMESTAMPS = frozenset(name for name in SCALES if "timestamp" in name)
 INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
+def scale_of(leaf: avro.Leaf | avro.Fixed) -> Scale | None:
+    """The range and the unit of its numbers; None where a value is taken as it is."""
+    return SCALES.get(leaf.logical or "", INT_RANGE if leaf.kind == "int" else None)
+
+
 def no_way(writer: avro.Node, table: avro.Node, path: str) -> SchemaError:
     """The error for two types that do not fit each other."""
     return SchemaError(f"{path.rstrip('.') or 'message'}: {_describe(writer)} is no {_describe(table)}")
@@ -190,9 +195,7 @@ def leaf_value(leaf: avro.Leaf | avro.Fixed, raw: Any) -> Any:
         return Decimal(unscaled).scaleb(-leaf.scale, _EXACT)
     if leaf.logical == "uuid" and isinstance(leaf, avro.Fixed):
         return str(uuid.UUID(bytes=raw))
-    scale = SCALES.get(leaf.logical or "")
-    if scale is None and isinstance(leaf, avro.Leaf) and leaf.kind == "int":
-        scale = INT_RANGE
+    scale = scale_of(leaf)
     if scale is None:
         return raw
     if not scale.smallest <= raw <= scale.largest:
@@ -264,7 +267,7 @@ def _default(node: avro.Node, value: Any) -> Any:
 
 
 def _leaf_default(node: avro.Leaf | avro.Fixed, value: Any) -> Any:
-    kind = node.kind if isinstance(node, avro.Leaf) else "bytes"
+    kind = node.kind
     if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise TypeError(f"{value!r} is no {kind}")
     if kind in ("bytes", "string"):

@@ -25,7 +25,7 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import fastavro.schema
 import pyarrow as pa
@@ -60,6 +60,7 @@ class Leaf:
 class Fixed:
     """`size` bytes."""
 
+    kind: ClassVar[str] = "bytes"  # what a column of it holds
     name: str
     size: int
     logical: str | None = None
@@ -284,18 +285,12 @@ def varies_in_shape(node: Node) -> bool:
     return isinstance(node, Array | Map | Recursion)
 
 
-def _leaf_type(logical: str | None, precision: int, scale: int, plain: str) -> pa.DataType:
-    if logical == "decimal":
-        return pa.decimal128(precision, scale)
-    return _PRIMITIVES[plain] if logical is None else _LOGICAL[logical][1]
-
-
 def arrow_type(node: Node) -> pa.DataType:
     """The Arrow type of a column of this Avro type; everything in it is nullable except map keys."""
-    if isinstance(node, Leaf):
-        return _leaf_type(node.logical, node.precision, node.scale, node.kind)
-    if isinstance(node, Fixed):
-        return _leaf_type(node.logical, node.precision, node.scale, "bytes")
+    if isinstance(node, Leaf | Fixed):
+        if node.logical == "decimal":
+            return pa.decimal128(node.precision, node.scale)
+        return _PRIMITIVES[node.kind] if node.logical is None else _LOGICAL[node.logical][1]
     if isinstance(node, Enum | Recursion):
         return pa.string()
     if isinstance(node, Record):
@@ -305,12 +300,9 @@ def arrow_type(node: Node) -> pa.DataType:
     if isinstance(node, Map):
         key = pa.field("key", pa.string(), nullable=False)
         return pa.map_(key, pa.field("value", arrow_type(node.values)))
-    members = node.members
-    if not members:
-        return pa.null()
-    if len(members) == 1:
-        return arrow_type(members[0])
-    return pa.struct([(f"member{index}", arrow_type(member)) for index, member in enumerate(members)])
+    if node.is_optional:
+        return arrow_type(node.members[0]) if node.members else pa.null()
+    return pa.struct([(f"member{index}", arrow_type(member)) for index, member in enumerate(node.members)])
 
 
 def arrow_fields(node: Node) -> list[pa.Field]:

@@ -214,7 +214,7 @@ def _boolean(path: str) -> Step:
 
 
 def _integer(leaf: avro.Leaf, kind: str, path: str) -> Step:
-    scale = resolution.SCALES.get(leaf.logical or "", resolution.INT_RANGE if leaf.kind == "int" else None)
+    scale = resolution.scale_of(leaf)
     type_ = arrow_type(leaf if leaf.kind == kind else avro.Leaf(kind))
     dtype = np.dtype(_NUMBER.get(kind, np.int32 if type_.bit_width == 32 else np.int64))
     what = f"{path}: out of range for {leaf.logical or 'int'}"

@@ -139,14 +139,14 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         starting=_position("starting", given, subscription),
         ending=_position("ending", given, subscription),
         latest_if_no_record=_one_of(given, "startingOffsetsByTimestampStrategy", "error", "latest"),
-        min_partitions=_positive(given, "minPartitions") or 1,
-        max_offsets=_positive(given, "maxOffsetsPerTrigger"),
-        max_bytes=_positive(given, "maxBytesPerTrigger"),
+        min_partitions=_number(given, "minPartitions") or 1,
+        max_offsets=_number(given, "maxOffsetsPerTrigger"),
+        max_bytes=_number(given, "maxBytesPerTrigger"),
         fail_on_data_loss=not _one_of(given, "failOnDataLoss", "true", "false"),
         permissive=_one_of(given, "mode", "failfast", "permissive"),
         registry_url=given.get("registry.url"),
         registry_subject=given.get("registry.subject"),
-        registry_schema_id=_positive(given, "registry.schema.id"),
+        registry_schema_id=_number(given, "registry.schema.id"),
     )
 
 
@@ -228,8 +228,9 @@ def _check_registry(given: Mapping[str, str], subscription: Subscription) -> Non
 
 def _position(side: str, given: Mapping[str, str], subscription: Subscription) -> Position | None:
     """One timestamp goes before timestamps by partition, and those before offsets, as in Spark's source."""
-    if (option := f"{side}Timestamp") in given:
-        return Position(_time(option, given[option]), by_time=True, option=option)
+    time = _number(given, f"{side}Timestamp", smallest=0, what="a time in milliseconds since 1970")
+    if time is not None:
+        return Position(time, by_time=True, option=f"{side}Timestamp")
     if (option := f"{side}OffsetsByTimestamp") in given:
         times = _by_partition(option, given[option], subscription, smallest=0)
         return Position(times, by_time=True, option=option)
@@ -272,18 +273,14 @@ def _natural(value: Any) -> int:
     return _at_least(0, value)
 
 
-def _time(option: str, text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ConfigError(f"option {option!r} is not a time in milliseconds since 1970: {text!r}")
-    return int(text)
-
-
-def _positive(given: Mapping[str, str], option: str) -> int | None:
+def _number(
+    given: Mapping[str, str], option: str, *, smallest: int = 1, what: str = "a positive number"
+) -> int | None:
     text = given.get(option)
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise ConfigError(f"option {option!r} is not a positive number: {text!r}")
+    if not text.strip().isdecimal() or int(text) < smallest:
+        raise ConfigError(f"option {option!r} is not {what}: {text!r}")
     return int(text)
 
 
