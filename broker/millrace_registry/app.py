@@ -112,13 +112,13 @@ def _add_versions(app: FastAPI, registry: Registry) -> None:
 
     @app.get("/subjects/{subject}/versions/{version}")
     def version(subject: Subject, version: str, deleted: bool = False, format: str = "") -> dict[str, Any]:
-        found = registry.version(subject, version, deleted=deleted)
-        return {**_version_json(found), "schema": _text(registry, found.schema, format)}
+        stored = registry.version(subject, version, deleted=deleted)
+        return {**_version_json(stored), "schema": _text(registry, stored.schema, format)}
 
     @app.get("/subjects/{subject}/versions/{version}/schema")
     def version_schema(subject: Subject, version: str, deleted: bool = False, format: str = "") -> Response:
-        found = registry.version(subject, version, deleted=deleted)
-        return Response(_text(registry, found.schema, format))
+        stored = registry.version(subject, version, deleted=deleted)
+        return Response(_text(registry, stored.schema, format))
 
     @app.get("/subjects/{subject}/versions/{version}/referencedby")
     def referenced_by(subject: Subject, version: str, page: Page) -> list[int]:

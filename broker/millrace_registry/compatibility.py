@@ -41,17 +41,14 @@ class Level(StrEnum):
 
     @property
     def reads_old(self) -> bool:
-        """True when the new schema must read what older ones wrote."""
         return self.startswith(("BACKWARD", "FULL"))
 
     @property
     def read_by_old(self) -> bool:
-        """True when older schemas must read what the new one writes."""
         return self.startswith(("FORWARD", "FULL"))
 
     @property
     def transitive(self) -> bool:
-        """True when every version counts, not only the latest."""
         return self.endswith("_TRANSITIVE")
 
 

@@ -39,7 +39,6 @@ class SchemaFile:
     schema: Any
     """Parsed JSON; None when the file cannot be read."""
     problem: str | None
-    """What is wrong with it, None when nothing is."""
 
 
 class State(StrEnum):
@@ -64,7 +63,6 @@ class Change:
     schema_id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
-    """Why it cannot be registered."""
 
     @property
     def possible(self) -> bool:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
-from millrace_registry.service import LARGEST, Candidate
+from millrace_registry.service import LARGEST, Candidate, number_in
 from millrace_registry.settings import GLOBAL
 from millrace_registry.store import Reference
 
@@ -111,8 +111,8 @@ def subject_or_global(request: Request) -> str:
 
 def schema_number(schema_id: str) -> int:
     """The id in a path's segment; what is no id at all is the id of no schema."""
-    if schema_id.isascii() and schema_id.isdigit() and len(schema_id) <= 10 and int(schema_id) <= LARGEST:
-        return int(schema_id)
+    if (number := number_in(schema_id)) is not None:
+        return number
     raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
 
 

@@ -36,7 +36,6 @@ class Candidate:
     """Only to import: the version it has elsewhere."""
 
     def fingerprint(self, schema: AvroSchema) -> str:
-        """The fingerprint of the candidate, which was parsed as `schema`."""
         return schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
 
 
@@ -49,12 +48,10 @@ class Registry:
     # Looking up
 
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
-        """Names of the subjects that have such versions."""
         with self._store.read() as rows:
             return rows.subjects(prefix=prefix, deleted=deleted)
 
     def versions(self, subject: str, *, deleted: bool | None = False) -> list[int]:
-        """Numbers of the subject's versions."""
         with self._store.read() as rows:
             versions = _versions(rows, subject, deleted=deleted is not False)
         return [version.version for version in versions if deleted in (None, version.deleted)]
@@ -65,7 +62,6 @@ class Registry:
             return _find(rows, subject, number, deleted=deleted)
 
     def all_versions(self, *, prefix: str = "", deleted: bool | None = False) -> list[StoredVersion]:
-        """Every version of every subject, sorted."""
         with self._store.read() as rows:
             return rows.versions(prefix=prefix, deleted=deleted)
 
@@ -82,13 +78,11 @@ class Registry:
         return [version for version in versions if deleted or not version.deleted]
 
     def referenced_by(self, subject: str, number: str) -> list[int]:
-        """Ids of the schemas that refer to a version."""
         with self._store.read() as rows:
             version = _find(rows, subject, number, deleted=True)
             return rows.referenced_by(subject, version.version, deleted=False)
 
     def standing_alone(self, schema: StoredSchema) -> str:
-        """The schema's text with every referenced type written out."""
         if not schema.references:
             return schema.text
         with self._store.read() as rows:
@@ -194,12 +188,19 @@ def _is_latest(number: str) -> bool:
     return number in ("latest", "-1")
 
 
-def _version_number(number: str) -> int:
-    if number.isascii() and number.isdigit() and len(number) <= 10 and 1 <= int(number) <= LARGEST:
-        return int(number)
+def number_in(text: str) -> int | None:
+    """The number from 0 to LARGEST that a path's segment spells; None when it spells none."""
+    if text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= LARGEST:
+        return int(text)
+    return None
+
+
+def _version_number(text: str) -> int:
+    if number := number_in(text):
+        return number
     raise RegistryError(
         ErrorCode.INVALID_VERSION,
-        f"The specified version '{number}' is not a valid version id: take 1 to {LARGEST}, -1 or latest",
+        f"The specified version '{text}' is not a valid version id: take 1 to {LARGEST}, -1 or latest",
     )
 
 

@@ -43,12 +43,10 @@ class Setting(Generic[Value]):
         raise RegistryError(self.invalid, f"{self.in_words} {text!r} is none of {', '.join(values)}")
 
     def own(self, rows: Transaction, subject: str) -> Value | None:
-        """The subject's own value, or None."""
         text = rows.setting(subject, self.name)
         return None if text is None else type(self.default)(text)
 
     def of(self, rows: Transaction, subject: str) -> Value:
-        """The value that applies to the subject."""
         return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
 
@@ -58,7 +56,6 @@ MODE = Setting("mode", "mode", Mode.READWRITE, ErrorCode.INVALID_MODE, ErrorCode
 
 
 def forget(rows: Transaction, subject: str) -> None:
-    """Remove every setting of a subject."""
     for setting in (LEVEL, MODE):
         rows.set(subject, setting.name, None)
 

@@ -198,13 +198,11 @@ class Transaction:
         return sorted(self._connection.execute(_matching(query, "", None if deleted else False)).scalars())
 
     def setting(self, subject: str, name: str) -> str | None:
-        """A setting of a subject (the empty name: the global one), or None."""
         query = sa.select(_settings.c.value)
         query = query.where(_settings.c.subject == subject, _settings.c.name == name)
         return self._connection.execute(query).scalar()
 
     def set(self, subject: str, name: str, value: str | None) -> None:
-        """Change a setting; None removes it."""
         match = sa.and_(_settings.c.subject == subject, _settings.c.name == name)
         self._connection.execute(_settings.delete().where(match))
         if value is not None:
@@ -255,7 +253,6 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A transaction that reads one consistent state."""
         options = {"isolation_level": "REPEATABLE READ"} if self._postgres else {}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             yield Transaction(connection)

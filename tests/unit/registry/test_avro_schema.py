@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millrace_registry.avro_schema import parse
-from millrace_registry.defaults import DefaultChecker
+from millrace_registry.avro_schema import DefaultChecker, parse
 from millrace_registry.errors import InvalidSchema
 
 REPOSITORY = Path(__file__).resolve().parents[3]
