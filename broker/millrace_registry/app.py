@@ -10,20 +10,37 @@ import logging
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
 
-from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from millrace.service.database import reason_of
-from millrace_registry import requests
+from millrace_registry import requests, service
 from millrace_registry.errors import ErrorCode, RegistryError
-from millrace_registry.service import Registry
-from millrace_registry.settings import GLOBAL, LEVEL, MODE, Setting, Settings, Value
-from millrace_registry.store import Store, StoredSchema, StoredVersion
+from millrace_registry.settings import GLOBAL, LEVEL, MODE, Setting, Value
+from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")
+_routes = APIRouter()
+
+
+def create_app(store: Store) -> FastAPI:
+    """The application on a store; it holds no state of its own."""
+    app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
+    for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
+        app.add_exception_handler(error, _answer_error)
+    app.add_exception_handler(Exception, _answer_error)
+    app.add_middleware(requests.ConfluentHttp)
+    app.include_router(_routes)
+    app.state.store = store
+    return app
+
+
+async def _store(request: Request) -> Store:
+    store: Store = request.app.state.store
+    return store
 
 
 def _page(offset: int = 0, limit: int = -1) -> slice:
@@ -45,8 +62,10 @@ def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
 
+Database: TypeAlias = Annotated[Store, Depends(_store)]
 Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
+Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 Body: TypeAlias = Annotated[dict[str, Any], Depends(requests.json_body)]
 Deleted: TypeAlias = Annotated[bool | None, Depends(_deleted)]
@@ -54,169 +73,181 @@ Page: TypeAlias = Annotated[slice, Depends(_page)]
 Prefix: TypeAlias = Annotated[str, Depends(_prefix)]
 
 
-def create_app(store: Store) -> FastAPI:
-    """The application on a store; it holds no state of its own."""
-    app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
-    for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
-        app.add_exception_handler(error, _answer_error)
-    app.add_exception_handler(Exception, _answer_error)
-    app.add_middleware(requests.ConfluentHttp)
-    registry, settings = Registry(store), Settings(store)
-    _add_service(app, settings)
-    _add_subjects(app, registry)
-    _add_versions(app, registry)
-    _add_schemas(app, registry)
-    _add_compatibility(app, registry)
-    _add_settings(app, settings)
-    return app
+@_routes.get("/")
+@_routes.post("/")
+def root() -> dict[str, Any]:
+    return {}
 
 
-def _add_service(app: FastAPI, settings: Settings) -> None:
-    @app.get("/")
-    @app.post("/")
-    def root() -> dict[str, Any]:
-        return {}
-
-    @app.get("/healthz")
-    def healthz() -> dict[str, str]:
-        settings.read(MODE, GLOBAL)  # from the database
-        return {"status": "ok"}
-
-    @app.get("/contexts")
-    def contexts(page: Page) -> list[str]:
-        return ["."][page]
+@_routes.get("/healthz")
+def healthz(store: Database) -> dict[str, str]:
+    with store.read() as rows:
+        MODE.of(rows, GLOBAL)
+    return {"status": "ok"}
 
 
-def _add_subjects(app: FastAPI, registry: Registry) -> None:
-    @app.get("/subjects")
-    def subjects(deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
-        return registry.subjects(prefix=prefix, deleted=deleted)[page]
-
-    @app.post("/subjects/{subject}")
-    def lookup(subject: Subject, body: Body, deleted: bool = False) -> dict[str, Any]:
-        return _version_json(registry.lookup(subject, requests.candidate(body), deleted=deleted))
-
-    @app.delete("/subjects/{subject}")
-    def delete_subject(subject: Subject, permanent: bool = False) -> list[int]:
-        return registry.delete_subject(subject, permanent=permanent)
+@_routes.get("/contexts")
+def contexts(page: Page) -> list[str]:
+    return ["."][page]
 
 
-def _add_versions(app: FastAPI, registry: Registry) -> None:
-    @app.get("/subjects/{subject}/versions")
-    def versions(subject: Subject, deleted: Deleted, page: Page) -> list[int]:
-        return registry.versions(subject, deleted=deleted)[page]
-
-    @app.post("/subjects/{subject}/versions")
-    def register(subject: Subject, body: Body) -> dict[str, int]:
-        return {"id": registry.register(subject, requests.candidate(body)).schema.id}
-
-    @app.get("/subjects/{subject}/versions/{version}")
-    def version(subject: Subject, version: str, deleted: bool = False, format: str = "") -> dict[str, Any]:
-        stored = registry.version(subject, version, deleted=deleted)
-        return {**_version_json(stored), "schema": _text(registry, stored.schema, format)}
-
-    @app.get("/subjects/{subject}/versions/{version}/schema")
-    def version_schema(subject: Subject, version: str, deleted: bool = False, format: str = "") -> Response:
-        stored = registry.version(subject, version, deleted=deleted)
-        return Response(_text(registry, stored.schema, format))
-
-    @app.get("/subjects/{subject}/versions/{version}/referencedby")
-    def referenced_by(subject: Subject, version: str, page: Page) -> list[int]:
-        return registry.referenced_by(subject, version)[page]
-
-    @app.delete("/subjects/{subject}/versions/{version}")
-    def delete_version(subject: Subject, version: str, permanent: bool = False) -> int:
-        return registry.delete_version(subject, version, permanent=permanent)
+@_routes.get("/subjects")
+def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
+    with store.read() as rows:
+        return rows.subjects(prefix=prefix, deleted=deleted)[page]
 
 
-def _add_schemas(app: FastAPI, registry: Registry) -> None:
-    @app.get("/schemas")
-    def schemas(
-        page: Page,
-        prefix: Prefix,
-        deleted: bool = False,
-        latest_only: Annotated[bool, Query(alias="latestOnly")] = False,
-    ) -> list[dict[str, Any]]:
-        versions = registry.all_versions(prefix=prefix, deleted=None if deleted else False)
-        if latest_only:
-            versions = list({version.subject: version for version in versions}.values())
-        return [_version_json(version) for version in versions[page]]
+@_routes.post("/subjects/{subject}")
+def look_up(store: Database, subject: Subject, body: Body, deleted: bool = False) -> dict[str, Any]:
+    with store.read() as rows:
+        return _version_json(service.look_up(rows, subject, requests.candidate(body), deleted=deleted))
 
-    @app.get("/schemas/types")
-    def types() -> list[str]:
-        return ["AVRO"]
 
-    @app.get("/schemas/ids/{schema_id}")
-    def schema(schema_id: SchemaId, format: str = "") -> dict[str, Any]:
-        schema = registry.schema(schema_id)
+@_routes.delete("/subjects/{subject}")
+def delete_subject(store: Database, subject: Subject, permanent: bool = False) -> list[int]:
+    with store.write() as rows:
+        return service.delete(rows, subject, permanent=permanent)
+
+
+@_routes.get("/subjects/{subject}/versions")
+def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) -> list[int]:
+    with store.read() as rows:
+        versions = service.find_versions(rows, subject, deleted=deleted is not False)
+    return [version.version for version in versions if deleted in (None, version.deleted)][page]
+
+
+@_routes.post("/subjects/{subject}/versions")
+def register(store: Database, subject: Subject, body: Body) -> dict[str, int]:
+    return {"id": service.register(store, subject, requests.candidate(body)).schema.id}
+
+
+@_routes.get("/subjects/{subject}/versions/{version}")
+def version(
+    store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
+) -> dict[str, Any]:
+    with store.read() as rows:
+        stored = service.find_version(rows, subject, version, deleted=deleted)
+        return {**_version_json(stored), "schema": _text(rows, stored.schema, format)}
+
+
+@_routes.get("/subjects/{subject}/versions/{version}/schema")
+def version_schema(
+    store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
+) -> Response:
+    with store.read() as rows:
+        stored = service.find_version(rows, subject, version, deleted=deleted)
+        return Response(_text(rows, stored.schema, format))
+
+
+@_routes.get("/subjects/{subject}/versions/{version}/referencedby")
+def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
+    with store.read() as rows:
+        stored = service.find_version(rows, subject, version, deleted=True)
+        return rows.referenced_by(subject, stored.version)[page]
+
+
+@_routes.delete("/subjects/{subject}/versions/{version}")
+def delete_version(store: Database, subject: Subject, version: Version, permanent: bool = False) -> int:
+    with store.write() as rows:
+        return service.delete(rows, subject, version, permanent=permanent)[0]
+
+
+@_routes.get("/schemas")
+def schemas(
+    store: Database,
+    page: Page,
+    prefix: Prefix,
+    deleted: bool = False,
+    latest_only: Annotated[bool, Query(alias="latestOnly")] = False,
+) -> list[dict[str, Any]]:
+    with store.read() as rows:
+        versions = rows.versions(prefix=prefix, deleted=None if deleted else False)
+    if latest_only:
+        versions = list({version.subject: version for version in versions}.values())
+    return [_version_json(version) for version in versions[page]]
+
+
+@_routes.get("/schemas/types")
+def types() -> list[str]:
+    return ["AVRO"]
+
+
+@_routes.get("/schemas/ids/{schema_id}")
+def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
+    with store.read() as rows:
+        schema = service.find_schema(rows, schema_id)
         # No `schemaType`: clients take its absence for AVRO, and the oldest know no other.
-        answer = {"schema": _text(registry, schema, format)}
-        return answer if format == "resolved" else {**answer, **_references_json(schema)}
-
-    @app.get("/schemas/ids/{schema_id}/schema")
-    def schema_text(schema_id: SchemaId, format: str = "") -> Response:
-        return Response(_text(registry, registry.schema(schema_id), format))
-
-    @app.get("/schemas/ids/{schema_id}/subjects")
-    def schema_subjects(schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
-        return sorted({use.subject for use in registry.uses(schema_id, deleted=deleted)})[page]
-
-    @app.get("/schemas/ids/{schema_id}/versions")
-    def schema_versions(
-        schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
-    ) -> list[dict[str, Any]]:
-        uses = [use for use in registry.uses(schema_id, deleted=deleted) if subject in ("", use.subject)]
-        return [{"subject": use.subject, "version": use.version} for use in uses[page]]
+        answer = {"schema": _text(rows, schema, format)}
+    return answer if format == "resolved" else {**answer, **_references_json(schema)}
 
 
-def _add_compatibility(app: FastAPI, registry: Registry) -> None:
-    @app.post("/compatibility/subjects/{subject}/versions")
-    @app.post("/compatibility/subjects/{subject}/versions/{version}")
-    def check(
-        subject: Subject, body: Body, version: str | None = None, verbose: bool = False
-    ) -> dict[str, Any]:
-        reasons = registry.check(subject, requests.candidate(body), version)
-        return {"is_compatible": not reasons, **({"messages": reasons} if verbose else {})}
+@_routes.get("/schemas/ids/{schema_id}/schema")
+def schema_text(store: Database, schema_id: SchemaId, format: str = "") -> Response:
+    with store.read() as rows:
+        return Response(_text(rows, service.find_schema(rows, schema_id), format))
 
 
-def _add_settings(app: FastAPI, settings: Settings) -> None:
-    _add_setting(app, settings, "/config", LEVEL, "compatibilityLevel")
-    _add_setting(app, settings, "/mode", MODE, "mode")
-
-    @app.put("/config")
-    @app.put("/config/{subject}")
-    def write_level(subject: SubjectOrGlobal, body: Body) -> dict[str, str]:
-        level = LEVEL.parse(body.get("compatibility") or body.get("compatibilityLevel"))
-        settings.write(LEVEL, subject, level)
-        return {"compatibility": level}
-
-    @app.put("/mode")
-    @app.put("/mode/{subject}")
-    def write_mode(subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
-        mode = MODE.parse(body.get("mode"))
-        settings.write(MODE, subject, mode, force=force)
-        return {"mode": mode}
+@_routes.get("/schemas/ids/{schema_id}/subjects")
+def schema_subjects(store: Database, schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
+    with store.read() as rows:
+        return sorted({use.subject for use in service.find_uses(rows, schema_id, deleted=deleted)})[page]
 
 
-def _add_setting(app: FastAPI, settings: Settings, path: str, setting: Setting[Value], key: str) -> None:
-    @app.get(path)
-    def read_global() -> dict[str, str]:
-        return {key: settings.read(setting, GLOBAL)}
+@_routes.get("/schemas/ids/{schema_id}/versions")
+def schema_versions(
+    store: Database, schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
+) -> list[dict[str, Any]]:
+    with store.read() as rows:
+        uses = service.find_uses(rows, schema_id, deleted=deleted)
+    chosen = [use for use in uses if subject in ("", use.subject)]
+    return [{"subject": use.subject, "version": use.version} for use in chosen[page]]
 
-    @app.get(f"{path}/{{subject}}")
-    def read_subject(
-        subject: Subject, default: Annotated[bool, Query(alias="defaultToGlobal")] = False
+
+@_routes.post("/compatibility/subjects/{subject}/versions")
+@_routes.post("/compatibility/subjects/{subject}/versions/{version}")
+def check(
+    store: Database, subject: Subject, body: Body, version: str | None = None, verbose: bool = False
+) -> dict[str, Any]:
+    number = None if version is None else requests.version_number(version)
+    with store.read() as rows:
+        reasons = service.check(rows, subject, requests.candidate(body), number)
+    return {"is_compatible": not reasons, **({"messages": reasons} if verbose else {})}
+
+
+def _add_setting(path: str, setting: Setting[Value], *keys: str) -> None:
+    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last."""
+
+    @_routes.get(path)
+    @_routes.get(f"{path}/{{subject}}")
+    def read(
+        store: Database,
+        subject: SubjectOrGlobal,
+        default: Annotated[bool, Query(alias="defaultToGlobal")] = False,
     ) -> dict[str, str]:
-        return {key: settings.read(setting, subject, default_to_global=default)}
+        with store.read() as rows:
+            return {keys[-1]: setting.read(rows, subject, default_to_global=default)}
 
-    @app.delete(path)
-    @app.delete(f"{path}/{{subject}}")
-    def reset(subject: SubjectOrGlobal) -> dict[str, str]:
-        return {key: settings.reset(setting, subject)}
+    @_routes.put(path)
+    @_routes.put(f"{path}/{{subject}}")
+    def write(store: Database, subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
+        value = setting.parse(body.get(keys[0]) or body.get(keys[-1]))
+        with store.write() as rows:
+            setting.write(rows, subject, value, force=force)
+        return {keys[0]: value}
+
+    @_routes.delete(path)
+    @_routes.delete(f"{path}/{{subject}}")
+    def reset(store: Database, subject: SubjectOrGlobal) -> dict[str, str]:
+        with store.write() as rows:
+            return {keys[-1]: setting.reset(rows, subject)}
 
 
-def _text(registry: Registry, schema: StoredSchema, format: str) -> str:
-    return registry.standing_alone(schema) if format == "resolved" else schema.text
+_add_setting("/config", LEVEL, "compatibility", "compatibilityLevel")
+_add_setting("/mode", MODE, "mode")
+
+
+def _text(rows: Transaction, schema: StoredSchema, format: str) -> str:
+    return service.resolve(rows, schema) if format == "resolved" else schema.text
 
 
 def _version_json(version: StoredVersion) -> dict[str, Any]:

@@ -36,44 +36,36 @@ class SchemaParser:
     """
 
     def __init__(self) -> None:
-        self._stored: dict[int, _Parsed] = {}
-        self._sent: dict[tuple[str, Sequence[int]], AvroSchema] = {}
+        self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
 
-    def stored(self, rows: Transaction, schema: StoredSchema) -> AvroSchema:
-        """The parsed schema of a row; InvalidSchema when what it refers to is not there or too much."""
-        return self._parse_stored(rows, schema).schema
+    def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
+        """The schema in a text; InvalidSchema when it is none or its references are missing or too much."""
+        return self._parse(rows, text, references).schema
 
-    def sent(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a client's text; InvalidSchema when it is none or its references are none."""
+    def _parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> _Parsed:
         targets = _targets(rows, references)
         key = text, tuple(target.id for target in targets)
-        if key not in self._sent:
-            self._sent[key] = self._parse(rows, text, references, targets).schema
-        return self._sent[key]
+        if key not in self._parsed:
+            parsed = [self._parse(rows, target.text, target.references) for target in targets]
+            sizes = {target.id: len(target.text) for target in targets}
+            for target in parsed:
+                sizes.update(target.sizes)
+            depth = 1 + max((target.depth for target in parsed), default=-1)
+            _check_extent(sizes, depth)
+            definitions = _definitions(references, [target.schema for target in parsed])
+            self._parsed[key] = _Parsed(parse(text, definitions), sizes, depth)
+        return self._parsed[key]
 
-    def _parse_stored(self, rows: Transaction, schema: StoredSchema) -> _Parsed:
-        if schema.id not in self._stored:
-            targets = _targets(rows, schema.references)
-            self._stored[schema.id] = self._parse(rows, schema.text, schema.references, targets)
-        return self._stored[schema.id]
 
-    def _parse(
-        self, rows: Transaction, text: str, references: Sequence[Reference], targets: Sequence[StoredSchema]
-    ) -> _Parsed:
-        parsed = [self._parse_stored(rows, target) for target in targets]
-        sizes = {target.id: len(target.text) for target in targets}
-        for target in parsed:
-            sizes.update(target.sizes)
-        depth = 1 + max((target.depth for target in parsed), default=-1)
-        if len(sizes) > MAX_REFERENCES or sum(sizes.values()) > MAX_REFERENCED_CHARACTERS:
-            raise InvalidSchema(
-                f"the schema refers to {len(sizes)} schemas of {sum(sizes.values())} characters in all,"
-                f" allowed are {MAX_REFERENCES} of {MAX_REFERENCED_CHARACTERS}"
-            )
-        if depth > MAX_REFERENCE_DEPTH:
-            raise InvalidSchema(f"references lead through more than {MAX_REFERENCE_DEPTH} schemas")
-        definitions = _definitions(references, [target.schema for target in parsed])
-        return _Parsed(parse(text, definitions), sizes, depth)
+def _check_extent(sizes: Mapping[int, int], depth: int) -> None:
+    characters = sum(sizes.values())
+    if len(sizes) > MAX_REFERENCES or characters > MAX_REFERENCED_CHARACTERS:
+        raise InvalidSchema(
+            f"the schema refers to {len(sizes)} schemas of {characters} characters in all,"
+            f" allowed are {MAX_REFERENCES} of {MAX_REFERENCED_CHARACTERS}"
+        )
+    if depth > MAX_REFERENCE_DEPTH:
+        raise InvalidSchema(f"references lead through more than {MAX_REFERENCE_DEPTH} schemas")
 
 
 def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredSchema]:
@@ -82,10 +74,10 @@ def _targets(rows: Transaction, references: Sequence[Reference]) -> list[StoredS
         raise InvalidSchema(f"the schema has {len(references)} references, allowed are {MAX_REFERENCES}")
     targets = []
     for reference in references:
-        target = rows.version(reference.subject, reference.version)
-        if target is None:
+        versions = rows.versions(reference.subject, reference.version, deleted=None)
+        if not versions:
             raise InvalidSchema(f"{_in_words(reference)} is not registered: register it first")
-        targets.append(target.schema)
+        targets.append(versions[0].schema)
     return targets
 
 

@@ -17,10 +17,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
-from millrace_registry.service import LARGEST, Candidate, number_in
+from millrace_registry.service import LATEST, Candidate
 from millrace_registry.settings import GLOBAL
 from millrace_registry.store import Reference
 
+LARGEST = 2**31 - 1
+"""The largest id and version: both travel as 32-bit signed numbers."""
 MEDIA_TYPES = (
     "application/vnd.schemaregistry.v1+json",
     "application/vnd.schemaregistry+json",
@@ -67,8 +69,7 @@ class ConfluentHttp:
 
 async def only_text(request: Request) -> None:
     """Refuse a query that holds no text; runs for every request, as `json_body` for every body."""
-    for pair in request.query_params.multi_items():
-        _check_text(list(pair))
+    _check_text([text for pair in request.query_params.multi_items() for text in pair])
 
 
 def _check_text(value: Any) -> None:
@@ -89,10 +90,8 @@ def subject_name(subject: str) -> str:
     """The subject that a path's segment names, without the default context, the only one there is."""
     name = unquote(subject)
     if name.startswith(":.") and not name.startswith(":.:"):
-        raise RegistryError(
-            ErrorCode.INVALID_SUBJECT,
-            f"subject {name!r}: contexts are not supported, register it without one",
-        )
+        problem = f"subject {name!r}: contexts are not supported, register it without one"
+        raise RegistryError(ErrorCode.INVALID_SUBJECT, problem)
     name = name.removeprefix(":.:")
     if not name.strip() or not name.isprintable() or len(name.encode()) > MAX_SUBJECT_BYTES:
         raise RegistryError(
@@ -111,9 +110,28 @@ def subject_or_global(request: Request) -> str:
 
 def schema_number(schema_id: str) -> int:
     """The id in a path's segment; what is no id at all is the id of no schema."""
-    if (number := number_in(schema_id)) is not None:
-        return number
-    raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
+    number = _number_in(schema_id)
+    if number is None:
+        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
+    return number
+
+
+def version_number(version: str) -> int:
+    """The version in a path's segment: a number, or LATEST for `latest` and -1."""
+    number = LATEST if version in ("latest", "-1") else _number_in(version)
+    if number is None:
+        raise RegistryError(
+            ErrorCode.INVALID_VERSION,
+            f"The specified version '{version}' is not a valid version id: take 1 to {LARGEST}, -1 or latest",
+        )
+    return number
+
+
+def _number_in(segment: str) -> int | None:
+    """The number from 1 to LARGEST in a path's segment."""
+    if segment.isascii() and segment.isdigit() and len(segment) <= 10 and 1 <= int(segment) <= LARGEST:
+        return int(segment)
+    return None
 
 
 async def json_body(request: Request) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, RegistryError
-from millrace_registry.store import Store, Transaction
+from millrace_registry.store import Transaction
 
 GLOBAL = ""
 """The subject under which settings for all subjects are kept."""
@@ -49,48 +49,33 @@ class Setting(Generic[Value]):
     def of(self, rows: Transaction, subject: str) -> Value:
         return self.own(rows, subject) or self.own(rows, GLOBAL) or self.default
 
+    def read(self, rows: Transaction, subject: str, *, default_to_global: bool) -> Value:
+        """The value that applies; RegistryError when the subject has none and no default is wanted."""
+        if subject != GLOBAL and not default_to_global and self.own(rows, subject) is None:
+            raise RegistryError(
+                self.not_configured,
+                f"Subject '{subject}' does not have subject-level {self.name} configured",
+            )
+        return self.of(rows, subject)
+
+    def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
+        """Change the value; to IMPORT only while nothing is registered there, unless forced."""
+        if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None):
+            raise RegistryError(
+                ErrorCode.OPERATION_NOT_PERMITTED,
+                "Cannot import since schemas exist already: set force=true to do it nevertheless",
+            )
+        rows.set(subject, self.name, value)
+
+    def reset(self, rows: Transaction, subject: str) -> Value:
+        """Go back to the global value, and GLOBAL to the default; the value there was."""
+        value = self.own(rows, subject)
+        if value is None and subject != GLOBAL:
+            raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
+        rows.set(subject, self.name, None)
+        return value or self.default
+
 
 _LEVEL_CODES = ErrorCode.INVALID_COMPATIBILITY_LEVEL, ErrorCode.COMPATIBILITY_NOT_CONFIGURED
 LEVEL = Setting("compatibility", "compatibility level", Level.BACKWARD, *_LEVEL_CODES)
 MODE = Setting("mode", "mode", Mode.READWRITE, ErrorCode.INVALID_MODE, ErrorCode.MODE_NOT_CONFIGURED)
-
-
-def forget(rows: Transaction, subject: str) -> None:
-    for setting in (LEVEL, MODE):
-        rows.set(subject, setting.name, None)
-
-
-class Settings:
-    """Reads and changes the settings in a store; the subject GLOBAL stands for all."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def read(self, setting: Setting[Value], subject: str, *, default_to_global: bool = False) -> Value:
-        """The value that applies; RegistryError when the subject has none and no default is wanted."""
-        with self._store.read() as rows:
-            if subject != GLOBAL and not default_to_global and setting.own(rows, subject) is None:
-                raise RegistryError(
-                    setting.not_configured,
-                    f"Subject '{subject}' does not have subject-level {setting.name} configured",
-                )
-            return setting.of(rows, subject)
-
-    def write(self, setting: Setting[Value], subject: str, value: Value, *, force: bool = False) -> None:
-        """Change the value; to IMPORT only while nothing is registered there, unless forced."""
-        with self._store.write() as rows:
-            if value is Mode.IMPORT and not force and rows.versions(subject=subject or None, deleted=None):
-                raise RegistryError(
-                    ErrorCode.OPERATION_NOT_PERMITTED,
-                    "Cannot import since schemas exist already: set force=true to do it nevertheless",
-                )
-            rows.set(subject, setting.name, value)
-
-    def reset(self, setting: Setting[Value], subject: str) -> Value:
-        """Go back to the global value, and GLOBAL to the default; the value there was."""
-        with self._store.write() as rows:
-            value = setting.own(rows, subject)
-            if value is None and subject != GLOBAL:
-                raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
-            rows.set(subject, setting.name, None)
-            return value or setting.default

@@ -9,7 +9,7 @@ commit that survives a power cut.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -101,20 +101,18 @@ class StoredVersion:
 
 
 class Transaction:
-    """Reads and writes of one transaction."""
+    """Reads and writes of one transaction.
+
+    `deleted` is False for live versions, True for deleted ones and None for all of them.
+    """
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
 
-    def schema(self, schema_id: int) -> StoredSchema | None:
-        """The schema of that id, deleted or not; None when the id was never given."""
-        return self._first_schema(_schemas.c.id == schema_id)
-
-    def schema_of(self, fingerprint: str) -> StoredSchema | None:
-        return self._first_schema(_schemas.c.fingerprint == fingerprint)
-
-    def _first_schema(self, condition: sa.ColumnElement[bool]) -> StoredSchema | None:
-        row = self._connection.execute(_SCHEMAS.where(condition)).first()
+    def schema(self, schema_id: int | None = None, *, fingerprint: str | None = None) -> StoredSchema | None:
+        """The schema of an id or a fingerprint, whether or not a version holds it."""
+        query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
+        row = self._connection.execute(query).first()
         return None if row is None else _schema(row)
 
     def add_schema(
@@ -134,31 +132,31 @@ class Transaction:
 
     def versions(
         self,
-        *,
         subject: str | None = None,
+        version: int | None = None,
+        *,
         schema_id: int | None = None,
+        fingerprint: str | None = None,
         prefix: str = "",
         deleted: bool | None = False,
     ) -> list[StoredVersion]:
-        """Versions by subject and number; live ones, deleted ones (True) or both (None)."""
-        query = _matching(_VERSIONS, prefix, deleted)
-        if subject is not None:
-            query = query.where(_versions.c.subject == subject)
-        if schema_id is not None:
-            query = query.where(_versions.c.schema_id == schema_id)
-        versions = [_version(row) for row in self._connection.execute(query)]
+        """Versions by subject and number."""
+        columns = {_versions.c.subject: subject, _versions.c.version: version}
+        columns |= {_versions.c.schema_id: schema_id, _schemas.c.fingerprint: fingerprint}
+        query = _matching(_VERSIONS, {**columns, _versions.c.deleted: deleted}, prefix)
+        versions = [
+            StoredVersion(row.subject, row.version, row.deleted, _schema(row))
+            for row in self._connection.execute(query)
+        ]
         # Sorted here: databases disagree on the order of text.
         return sorted(versions, key=lambda version: (version.subject, version.version))
 
-    def version(self, subject: str, number: int) -> StoredVersion | None:
-        """One version, deleted or not; None when it was never registered or is forgotten."""
-        row = self._connection.execute(_VERSIONS.where(_same(subject, number))).first()
-        return None if row is None else _version(row)
-
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
-        """Names of the subjects that have live versions, deleted ones (True) or any (None), sorted."""
-        query = _matching(sa.select(_versions.c.subject).distinct(), prefix, deleted)
-        return sorted(self._connection.execute(query).scalars())
+        """Names of the subjects that have such versions, sorted."""
+        query = sa.select(_versions.c.subject).distinct()
+        return sorted(
+            self._connection.execute(_matching(query, {_versions.c.deleted: deleted}, prefix)).scalars()
+        )
 
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
         """Store a live version under the subject's next number, or under a given one that is free."""
@@ -174,28 +172,28 @@ class Transaction:
         self._connection.execute(_versions.insert(), row)
         return StoredVersion(subject, number, False, schema)
 
-    def mark_deleted(self, version: StoredVersion) -> None:
-        """Hide a version from everything but look-ups by id and those that ask for deleted ones."""
-        change = _versions.update().where(_same(version.subject, version.version))
-        self._connection.execute(change.values(deleted=True))
+    def delete_version(self, version: StoredVersion, *, permanent: bool) -> None:
+        """Hide a version, or forget it; its schema keeps its id and its number is not given again.
 
-    def remove_version(self, version: StoredVersion) -> None:
-        """Forget a version; its schema keeps its id and its number is not given again."""
-        self._connection.execute(_versions.delete().where(_same(version.subject, version.version)))
+        What is hidden is still read by id, and by those who ask for deleted versions.
+        """
+        row = sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
+        change = _versions.delete() if permanent else _versions.update().values(deleted=True)
+        self._connection.execute(change.where(row))
 
     def remove_subject(self, subject: str) -> None:
         """Forget a subject that has no versions left: its numbers start at 1 again."""
         self._connection.execute(_subjects.delete().where(_subjects.c.name == subject))
 
-    def referenced_by(self, subject: str, version: int, *, deleted: bool) -> list[int]:
-        """Ids of the schemas that refer to this version and have live versions, or deleted ones too."""
+    def referenced_by(self, subject: str, version: int, *, deleted: bool | None = False) -> list[int]:
+        """Ids of the schemas that refer to this version and have such versions themselves."""
         query = (
             sa.select(_references.c.schema_id)
             .join(_versions, _versions.c.schema_id == _references.c.schema_id)
             .where(_references.c.subject == subject, _references.c.version == version)
             .distinct()
         )
-        return sorted(self._connection.execute(_matching(query, "", None if deleted else False)).scalars())
+        return sorted(self._connection.execute(_matching(query, {_versions.c.deleted: deleted})).scalars())
 
     def setting(self, subject: str, name: str) -> str | None:
         query = sa.select(_settings.c.value)
@@ -210,18 +208,12 @@ class Transaction:
             self._connection.execute(_settings.insert(), row)
 
 
-def _matching(query: sa.Select[Any], prefix: str, deleted: bool | None) -> sa.Select[Any]:
-    if prefix:
-        query = query.where(_versions.c.subject.startswith(prefix, autoescape=True))
-    return query if deleted is None else query.where(_versions.c.deleted == deleted)
-
-
-def _same(subject: str, version: int) -> sa.ColumnElement[bool]:
-    return sa.and_(_versions.c.subject == subject, _versions.c.version == version)
-
-
-def _version(row: Any) -> StoredVersion:
-    return StoredVersion(row.subject, row.version, row.deleted, _schema(row))
+def _matching(
+    query: sa.Select[Any], columns: Mapping[sa.Column[Any], Any], prefix: str = ""
+) -> sa.Select[Any]:
+    """The rows that have these values, where they are not None, and subjects that begin with the prefix."""
+    query = query.where(*(column == value for column, value in columns.items() if value is not None))
+    return query.where(_versions.c.subject.startswith(prefix, autoescape=True)) if prefix else query
 
 
 def _schema(row: Any) -> StoredSchema:

@@ -10,7 +10,7 @@ import pytest
 
 from millrace_registry import avro_schema, references
 from millrace_registry.errors import InvalidSchema
-from millrace_registry.service import Candidate, Registry
+from millrace_registry.service import Candidate, check, delete, find_schema, look_up, register, resolve
 from millrace_registry.store import Reference, Store, Transaction
 
 
@@ -21,12 +21,12 @@ def record(name: str, *types: str, **attributes: object) -> Candidate:
     return Candidate(text, tuple(Reference(kind, kind, 1) for kind in types))
 
 
-def register_diamond(registry: Registry, depth: int) -> None:
+def register_diamond(store: Store, depth: int) -> None:
     """Two records for each level, each of both records of the level below: 2**depth paths lead down."""
     for level in range(depth):
         below = (f"A{level - 1}", f"B{level - 1}") if level else ()
         for side in "AB":
-            registry.register(f"{side}{level}", record(f"{side}{level}", *below))
+            register(store, f"{side}{level}", record(f"{side}{level}", *below))
 
 
 @pytest.fixture
@@ -46,28 +46,30 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_schema_that_many_paths_lead_to_is_parsed_once_for_a_request(
     store: Store, parsed: list[str]
 ) -> None:
-    registry = Registry(store)
     depth = 12
-    register_diamond(registry, depth)
+    register_diamond(store, depth)
     top = record("Top", f"A{depth - 1}", f"B{depth - 1}")
     once = 2 * depth + 1
 
     parsed.clear()
-    version = registry.register("Top", top)
+    version = register(store, "Top", top)
     assert len(parsed) == once, "neither again under the lock nor once for each path"
     parsed.clear()
-    assert registry.register("Top", top) == version
+    assert register(store, "Top", top) == version
     assert len(parsed) == once
     parsed.clear()
-    registry.lookup("Top", top)
+    with store.read() as rows:
+        look_up(rows, "Top", top)
     assert len(parsed) == once
     parsed.clear()
-    alone = registry.standing_alone(version.schema)
+    with store.read() as rows:
+        alone = resolve(rows, version.schema)
     assert len(parsed) == once
     assert {json.loads(text)["name"] for text in parsed} >= {"A0", "B0", "Top"}
     assert alone.count('"name":"A0"') == 1
     parsed.clear()
-    assert registry.check("Top", top) == []
+    with store.read() as rows:
+        assert check(rows, "Top", top) == []
     # The candidate and the registered version, which is the same text but not known to be.
     assert len(parsed) == once + 1
 
@@ -75,9 +77,8 @@ def test_a_schema_that_many_paths_lead_to_is_parsed_once_for_a_request(
 def test_nothing_is_parsed_while_the_write_lock_is_held(
     store: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(store)
-    register_diamond(registry, 3)
-    registry.register("Top", record("Top", "A2", "B2"))
+    register_diamond(store, 3)
+    register(store, "Top", record("Top", "A2", "B2"))
     under_lock: list[int] = []
     write = store.write
 
@@ -89,70 +90,69 @@ def test_nothing_is_parsed_while_the_write_lock_is_held(
             under_lock.append(len(parsed) - before)
 
     monkeypatch.setattr(store, "write", watched)
-    assert registry.register("Top", record("Top", "A2", "B2", doc="the second version")).version == 2
+    assert register(store, "Top", record("Top", "A2", "B2", doc="the second version")).version == 2
     assert under_lock == [0]
 
 
 def test_a_reference_that_was_forgotten_before_the_lock_was_taken_is_refused(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(store)
-    registry.register("A", record("A"))
+    register(store, "A", record("A"))
     write = store.write
 
     @contextmanager
     def late() -> Iterator[Transaction]:
         monkeypatch.setattr(store, "write", write)
-        registry.delete_subject("A")
-        registry.delete_subject("A", permanent=True)
+        with write() as rows:
+            delete(rows, "A")
+            delete(rows, "A", permanent=True)
         with write() as rows:
             yield rows
 
     monkeypatch.setattr(store, "write", late)
     with pytest.raises(InvalidSchema, match="is not registered"):
-        registry.register("Top", record("Top", "A"))
-    assert registry.subjects(deleted=None) == []
+        register(store, "Top", record("Top", "A"))
+    with store.read() as rows:
+        assert rows.subjects(deleted=None) == []
 
 
 def test_references_lead_only_so_deep(store: Store) -> None:
-    registry = Registry(store)
-    registry.register("R0", record("R0"))
+    register(store, "R0", record("R0"))
     for level in range(1, references.MAX_REFERENCE_DEPTH + 1):
-        registry.register(f"R{level}", record(f"R{level}", f"R{level - 1}"))
-    last = f"R{references.MAX_REFERENCE_DEPTH}"
+        register(store, f"R{level}", record(f"R{level}", f"R{level - 1}"))
+    last = references.MAX_REFERENCE_DEPTH
     with pytest.raises(InvalidSchema, match="through more than 32 schemas"):
-        registry.register("Top", record("Top", last))
-    assert registry.standing_alone(registry.version(last, "1").schema).count('"R0"') == 1
+        register(store, "Top", record("Top", f"R{last}"))
+    with store.read() as rows:
+        assert resolve(rows, find_schema(rows, 1 + last)).count('"R0"') == 1
 
 
 def test_a_schema_refers_only_to_so_many_others_of_so_much_text(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry = Registry(store)
     names = [f"R{number}" for number in range(8)]
     for name in names:
-        registry.register(name, record(name, doc="x" * 100))
-    registry.register("Half", record("Half", *names[:4]))
+        register(store, name, record(name, doc="x" * 100))
+    register(store, "Half", record("Half", *names[:4]))
     monkeypatch.setattr(references, "MAX_REFERENCES", 7)
     with pytest.raises(InvalidSchema, match="has 8 references, allowed are 7"):
-        registry.register("Top", record("Top", *names))
+        register(store, "Top", record("Top", *names))
     with pytest.raises(InvalidSchema, match=r"refers to 8 schemas of .* allowed are 7"):
-        registry.register("Top", record("Top", "Half", *names[4:7]))
-    registry.register("Top", record("Top", "Half", *names[4:6]))
+        register(store, "Top", record("Top", "Half", *names[4:7]))
+    register(store, "Top", record("Top", "Half", *names[4:6]))
     monkeypatch.setattr(references, "MAX_REFERENCED_CHARACTERS", 300)
     with pytest.raises(InvalidSchema, match="allowed are 7 of 300"):
-        registry.register("Other", record("Other", *names[:3]))
+        register(store, "Other", record("Other", *names[:3]))
 
 
 def test_types_that_are_nested_too_deep_only_together_are_refused(store: Store) -> None:
-    registry = Registry(store)
     half: object = "int"
     for _ in range(40):
         half = {"type": "array", "items": half}
     fields = [{"name": "f", "type": half}]
-    registry.register("Half", Candidate(json.dumps({"type": "record", "name": "Half", "fields": fields})))
+    register(store, "Half", Candidate(json.dumps({"type": "record", "name": "Half", "fields": fields})))
     whole: object = "Half"
     for _ in range(40):
         whole = {"type": "array", "items": whole}
     with pytest.raises(InvalidSchema, match="nested deeper than 64"):
-        registry.register("Whole", Candidate(json.dumps(whole), (Reference("Half", "Half", 1),)))
+        register(store, "Whole", Candidate(json.dumps(whole), (Reference("Half", "Half", 1),)))
