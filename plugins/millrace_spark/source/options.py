@@ -117,11 +117,6 @@ class SourceOptions:
     registry_schema_id: int | None = None
     """The schema the columns follow, instead of a subject's newest."""
 
-    @property
-    def limited(self) -> bool:
-        """True if a trigger reads only so much."""
-        return self.max_offsets is not None or self.max_bytes is not None
-
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """The options of `spark.read` or `spark.readStream`, in any case; ConfigError names what is wrong."""
@@ -152,7 +147,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 def check_batch(options: SourceOptions) -> None:
     """Refuse what only a stream may ask for."""
-    if options.limited:
+    if options.max_offsets or options.max_bytes:
         raise ConfigError("'maxOffsetsPerTrigger' and 'maxBytesPerTrigger' are for spark.readStream")
     if options.starting is not None and LATEST in options.starting.offsets:
         raise ConfigError(

@@ -4,7 +4,7 @@ Bytes are shared over the partitions in proportion to what waits there, and roun
 partition whose next batch is larger than its share takes that one batch, so that every one makes progress.
 A time takes everything before it: the batch it falls into is taken whole. On Apache Kafka an offset is a
 record, so bytes are reckoned from the size of the first records that wait. Reads a batch here and there;
-freezes nothing: `plan` does.
+freezes nothing: the load does that when it plans.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ class RangeStats:
     """Markers, and the batches of aborted transactions: nothing that counts as data."""
     bytes: int = 0
     records: int = 0
-    """Data records whose offset lies in the range; counted by `decode`, not by `read_cut`."""
+    """Data records whose offset lies in the range; counted where batches are unpacked, not by `read_cut`."""
     rejected: int = 0
-    """Of `records`, those that could not be decoded; counted by `decode`."""
+    """Of `records`, those that could not be decoded."""
     gaps: list[Gap] = field(default_factory=list)
     first_base: int | None = None
     """Base offset of the first batch read; None when no batch lies in the cut."""

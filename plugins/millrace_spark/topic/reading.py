@@ -1,13 +1,13 @@
 """Reading a cut: whole raw batches of one partition in order, or an error.
 
 Skips what belongs to another cut, control batches and aborted transactions, and counts them. Does not look
-inside batches: single records outside the range are left out by `decode`.
+inside batches: single records outside the range are left out by `avro.messages.frames_of`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import ClusterClient, FetchedPartition
@@ -46,7 +46,6 @@ def read_cut(
     *,
     fetch_bytes: int = FETCH_BYTES,
     timeout_s: float = 60.0,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[FetchedBatches]:
     """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
 
@@ -58,7 +57,7 @@ def read_cut(
         return
     _check_topic(client, cut)
     reader = _CutReader(cut, stats)
-    deadline = clock() + timeout_s
+    deadline = time.monotonic() + timeout_s
     while not reader.done:
         before = reader.wanted
         fetched = client.fetch(
@@ -72,8 +71,8 @@ def read_cut(
         if batches:
             yield FetchedBatches(batches, reader.log_start)
         if reader.wanted > before:
-            deadline = clock() + timeout_s
-        elif not reader.done and clock() > deadline:
+            deadline = time.monotonic() + timeout_s
+        elif not reader.done and time.monotonic() > deadline:
             raise MillraceError(
                 f"{reader.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
                 f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
@@ -104,14 +103,16 @@ class _CutReader:
     """Where the log began when it was found that offsets have expired."""
     lost_from: int | None = None
     """The first expired offset, until the next batch tells which of them are this cut's."""
-    name: str = field(init=False)
     rules: OffsetRules = field(init=False)
 
     def __post_init__(self) -> None:
         self.rules = OffsetRules(byte_positions=self.cut.range.byte_positions)
-        self.name = f"{self.cut.range.topic}-{self.cut.range.partition}"
         if self.cut.is_first:
             self.cursor = Cursor(self.cut.range.start, self.cut.range.start_base)
+
+    @property
+    def name(self) -> str:
+        return f"{self.cut.range.topic}-{self.cut.range.partition}"
 
     @property
     def wanted(self) -> int:

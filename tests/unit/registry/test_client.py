@@ -22,7 +22,7 @@ def test_only_a_registrys_own_code_says_that_a_schema_is_unknown() -> None:
     for body in ('{"detail": "Not Found"}', '{"error_code": 404, "message": "HTTP 404 Not Found"}', "[]"):
         with client_of(404, body) as client:
             with pytest.raises(ours.RegistryUnavailable, match="does not answer like a schema registry"):
-                client.schema(1)
+                client.find_schema(1)
             with pytest.raises(ours.RegistryUnavailable):
                 client.versions("s")
     for code, ask in ((40403, "schema"), (40401, "latest"), (40402, "latest")):
@@ -30,6 +30,7 @@ def test_only_a_registrys_own_code_says_that_a_schema_is_unknown() -> None:
             with pytest.raises(ours.UnknownSchema, match="gone"):
                 getattr(client, ask)("1")
             assert client.versions("s") == []
+            assert client.find_schema(1) is None
 
 
 def test_an_answer_without_the_id_it_was_asked_for_is_no_registrys() -> None:

@@ -1,6 +1,6 @@
 """A topic in memory that reads like one behind a broker: real batches, offsets that are byte positions.
 
-Stands in for `wire.client.ClusterClient`, and builds the runs that load from it; the sink, the decoder and
+Stands in for a `ClusterClient`, and builds the runs that load from it; the sink, the decoder and
 every file they write are the real ones.
 """
 
