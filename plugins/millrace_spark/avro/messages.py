@@ -18,7 +18,7 @@ from millrace_spark.avro.columns import FixedWidth, Slices
 from millrace_spark.avro.resolution import SCALES
 from millrace_spark.avro.rows import RowDecoder
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
-from millrace_spark.avro.table_schema import check_names
+from millrace_spark.avro.table_schema import META_FIELDS, check_names
 from millrace_spark.avro.vectorised import ColumnDecoder
 from millrace_spark.topic.framing import BrokenBatch, Frames, frame_batches
 from millrace_spark.topic.ranges import Cut, RangeStats
@@ -28,14 +28,6 @@ from millrace_spark.topic.row_cursor import Faults, Longs
 SLICE_ROWS = 10_000
 """Rows decoded at a time: fewer cost calls, more leave the processor's cache (measured)."""
 PREFIX_BYTES = 5
-META_FIELDS = [
-    pa.field("_partition", pa.int32()),
-    pa.field("_offset", pa.int64()),
-    pa.field("_timestamp", pa.timestamp("us", tz="UTC")),
-    pa.field("_key", pa.binary()),
-    pa.field("_schema_id", pa.int32()),
-]
-"""Where a row comes from; the time is the record's own, null when it is none a calendar has."""
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
 BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder

@@ -52,7 +52,7 @@ _TIMESTAMPS = frozenset(name for name in SCALES if "timestamp" in name)
 INT_RANGE = Scale(-(1 << 31), (1 << 31) - 1, 1)
 
 
-def scale_of(leaf: avro.Leaf | avro.Fixed) -> Scale | None:
+def scale_of(leaf: avro.Plain) -> Scale | None:
     """The range and the unit of its numbers; None where a value is taken as it is."""
     return SCALES.get(leaf.logical or "", INT_RANGE if leaf.kind == "int" else None)
 
@@ -113,9 +113,7 @@ def resolved_branches(
     return resolved
 
 
-def resolved_leaf(
-    writer: avro.Leaf | avro.Fixed, table: avro.Leaf | avro.Fixed, path: str
-) -> avro.Leaf | avro.Fixed:
+def resolved_leaf(writer: avro.Plain, table: avro.Plain, path: str) -> avro.Plain:
     """How to read the writer's bytes into the table's column: which of the two logical types holds."""
     same_kind = (
         isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and writer.kind == table.kind
@@ -186,7 +184,7 @@ def enum_codes(writer: avro.Enum, table: avro.Enum) -> list[int]:
 _EXACT = Context(prec=MAX_PRECISION + 1)
 
 
-def leaf_value(leaf: avro.Leaf | avro.Fixed, raw: Any) -> Any:
+def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
     """A value as Avro holds it, as what pyarrow takes for its column; ValueError when it is out of range."""
     if leaf.logical == "decimal":
         unscaled = int.from_bytes(raw, "big", signed=True)
@@ -266,7 +264,7 @@ def _default(node: avro.Node, value: Any) -> Any:
     return _leaf_default(node, value)
 
 
-def _leaf_default(node: avro.Leaf | avro.Fixed, value: Any) -> Any:
+def _leaf_default(node: avro.Plain, value: Any) -> Any:
     kind = node.kind
     if not isinstance(value, _JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
         raise TypeError(f"{value!r} is no {kind}")

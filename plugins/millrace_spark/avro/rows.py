@@ -124,7 +124,7 @@ class _Compiler:
             assert isinstance(writer, avro.Leaf)
             assert isinstance(table, avro.Leaf)
             return _promoted(writer, table)
-        if isinstance(writer, avro.Leaf | avro.Fixed) and isinstance(table, avro.Leaf | avro.Fixed):
+        if isinstance(writer, avro.Plain) and isinstance(table, avro.Plain):
             return _leaf(resolution.resolved_leaf(writer, table, path))
         raise resolution.no_way(writer, table, path)
 
@@ -260,7 +260,7 @@ _READERS: dict[str, Read] = {
 }
 
 
-def _leaf_reader(leaf: avro.Leaf | avro.Fixed) -> Read:
+def _leaf_reader(leaf: avro.Plain) -> Read:
     """The reader of a primitive type or of so many bytes, without its logical type."""
     if isinstance(leaf, avro.Leaf):
         return _READERS[leaf.kind]
@@ -274,7 +274,7 @@ def _leaf_reader(leaf: avro.Leaf | avro.Fixed) -> Read:
     return read
 
 
-def _leaf(leaf: avro.Leaf | avro.Fixed) -> Read:
+def _leaf(leaf: avro.Plain) -> Read:
     raw = _leaf_reader(leaf)
     if leaf.logical is None:
         return raw

@@ -139,6 +139,7 @@ class Union:
         return sum(other != NULL for other in self.branches[:branch])
 
 
+Plain: TypeAlias = Leaf | Fixed
 Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Union"
 NULL = Leaf("null")
 
@@ -287,7 +288,7 @@ def varies_in_shape(node: Node) -> bool:
 
 def arrow_type(node: Node) -> pa.DataType:
     """The Arrow type of a column of this Avro type; everything in it is nullable except map keys."""
-    if isinstance(node, Leaf | Fixed):
+    if isinstance(node, Plain):
         if node.logical == "decimal":
             return pa.decimal128(node.precision, node.scale)
         return _PRIMITIVES[node.kind] if node.logical is None else _LOGICAL[node.logical][1]

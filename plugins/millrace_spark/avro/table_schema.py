@@ -13,15 +13,18 @@ import pyarrow as pa
 
 from millrace_spark.avro.schema import Record, SchemaError, arrow_fields, parse
 
+META_FIELDS = [
+    pa.field("_partition", pa.int32()),
+    pa.field("_offset", pa.int64()),
+    pa.field("_timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("_key", pa.binary()),
+    pa.field("_schema_id", pa.int32()),
+]
+"""Where a row comes from; the time is the record's own, null when it is none a calendar has."""
 FOLDER_NAMES = frozenset({"date", "hour", "rev"})
 """Columns that readers of the hourly table take from its folders, and the Spark sink names them by."""
-OUR_NAMES = FOLDER_NAMES | {
-    "_partition",
-    "_offset",
-    "_timestamp",
-    "_key",
-    "_schema_id",
-    # Apache Iceberg's own, and those that tables in its format will have: nobody shall have to rename twice.
+# Apache Iceberg's own, and those that tables in its format will have: nobody shall have to rename twice.
+_ICEBERG_NAMES = {
     "_time",
     "_topic_partition",
     "_load",
@@ -35,6 +38,7 @@ OUR_NAMES = FOLDER_NAMES | {
     "_change_ordinal",
     "_commit_snapshot_id",
 }
+OUR_NAMES = frozenset({*FOLDER_NAMES, *_ICEBERG_NAMES, *(field.name for field in META_FIELDS)})
 """Names that no field of a table's schema may have."""
 
 

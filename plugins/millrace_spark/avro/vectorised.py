@@ -81,9 +81,9 @@ def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
         return _record(writer, table, path)
     if isinstance(writer, avro.Enum) and isinstance(table, avro.Enum):
         return _enum(writer, table, path)
-    if isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf) and resolution.promotes(writer, table):
-        return _leaf(avro.Leaf(writer.kind), table.kind, path)  # as a plain number, whatever it stood for
     if isinstance(writer, avro.Leaf) and isinstance(table, avro.Leaf):
+        if resolution.promotes(writer, table):
+            return _leaf(avro.Leaf(writer.kind), table.kind, path)  # as a plain number, whatever it stood for
         leaf = resolution.resolved_leaf(writer, table, path)
         assert isinstance(leaf, avro.Leaf)
         return _leaf(leaf, leaf.kind, path)
@@ -251,9 +251,7 @@ def _fixed(fixed: avro.Fixed, path: str) -> Step:
     return uuids
 
 
-def _decimal(
-    leaf: avro.Leaf | avro.Fixed, slices: Callable[[RowCursor], tuple[Longs, Longs]], path: str
-) -> Step:
+def _decimal(leaf: avro.Plain, slices: Callable[[RowCursor], tuple[Longs, Longs]], path: str) -> Step:
     type_ = arrow_type(leaf)
 
     def step(rows: RowCursor) -> Column:

@@ -103,7 +103,7 @@ class RowReader:
         if not self.options.fail_on_data_loss:
             return
         for gap in [*_gap_before(cut, stats), *stats.gaps]:
-            what = f"{stats.topic}-{stats.partition}: offsets [{gap.start}, {gap.end})"
+            what = f"{cut.range.name}: offsets [{gap.start}, {gap.end})"
             if gap.reason == "expired":
                 raise MillraceError(
                     f"{what} expired while the query ran; run it again from a later offset, or set"
@@ -130,7 +130,7 @@ def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
     if rejected:
         first = rejected[0]
         raise MillraceError(
-            f"{cut.range.topic}-{first.partition} offset {first.offset}: {first.reason}; set mode=PERMISSIVE"
+            f"{cut.range.name} offset {first.offset}: {first.reason}; set mode=PERMISSIVE"
             " to have such messages as rows of nulls, use `millrace load` to set them aside"
         )
 
@@ -174,5 +174,5 @@ def _headers(cut: Cut, frames: Frames) -> pa.Array:
         try:
             values[row] = [{"key": key, "value": value} for key, value in read_headers(frames, row)]
         except CorruptMessage as error:
-            raise MillraceError(f"{cut.range.topic}-{cut.range.partition}: {error}") from None
+            raise MillraceError(f"{cut.range.name}: {error}") from None
     return pa.array(values, type_)

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import ClusterClient
-from millrace.errors import CorruptMessage, ErrorCode, MillraceError
-from millrace.records import BatchHeader, split_batches
+from millrace.errors import ErrorCode, MillraceError
+from millrace.records import BatchHeader
 from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES
-from millrace_spark.topic.reading import has_byte_positions
+from millrace_spark.topic.reading import batches_of, fetch_from, has_byte_positions
 
 WINDOW_BYTES = 1 << 16
 """Fetched at a time to look for the boundaries of batches."""
@@ -122,19 +122,10 @@ class _Waiting:
 
     def _batches(self, offset: int, max_bytes: int = 1) -> Iterator[BatchHeader]:
         """The batch an offset lies in and those behind it; nothing when they have expired meanwhile."""
-        fetched = self.client.fetch(
-            self.topic,
-            {self.partition: offset},
-            max_bytes=max_bytes,
-            max_wait_ms=0,
-            partition_max_bytes=max_bytes,
-        )[self.partition]
+        fetched = fetch_from(self.client, self.topic, self.partition, offset, max_bytes)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return
         where = f"{self.topic}-{self.partition}"
         if fetched.error:
             raise MillraceError(f"{where} at offset {offset}: the broker answers with error {fetched.error}")
-        try:
-            yield from (h for h, _ in split_batches(fetched.records) if h.next_offset > offset)
-        except CorruptMessage as error:
-            raise MillraceError(f"{where}: {error}; run `millrace log verify` on its broker") from None
+        yield from (h for h, _ in batches_of(fetched.records, where) if h.next_offset > offset)

@@ -44,6 +44,10 @@ class Range:
     byte_positions: bool = True
     """True for Millrace: an offset is a byte position. False for Apache Kafka: consecutive numbers."""
 
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -160,8 +164,8 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
     for part in sorted(parts, key=lambda part: part.first):
         if part.first != covered:
             raise MillraceError(
-                f"{range_.topic}-{range_.partition}: the tasks cover [{range_.start}, {covered}) and then "
-                f"start at {part.first}; run the load again"
+                f"{range_.name}: the tasks cover [{range_.start}, {covered}) and then start at {part.first};"
+                " run the load again"
             )
         covered = part.last
         _add(joined, part)
@@ -170,8 +174,7 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
             cursor = part.cursor
     if covered != range_.end:
         raise MillraceError(
-            f"{range_.topic}-{range_.partition}: the tasks end at {covered}, not at {range_.end}; "
-            "run the load again"
+            f"{range_.name}: the tasks end at {covered}, not at {range_.end}; run the load again"
         )
     if cursor.next_offset < range_.end:
         if not _reaches(cursor, range_.end):  # it does where the next batch begins exactly there

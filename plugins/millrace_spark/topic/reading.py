@@ -39,6 +39,22 @@ def has_byte_positions(client: ClusterClient) -> bool:
     return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
 
 
+def fetch_from(
+    client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 0
+) -> FetchedPartition:
+    """What one partition has from an offset on: at least a batch, if there is one."""
+    limits = {"max_bytes": max_bytes, "partition_max_bytes": max_bytes, "max_wait_ms": max_wait_ms}
+    return client.fetch(topic, {partition: offset}, **limits)[partition]
+
+
+def batches_of(records: memoryview, partition: str) -> Iterator[Batch]:
+    """The whole batches of an answer; MillraceError, which names the partition, when one is damaged."""
+    try:
+        yield from split_batches(records)
+    except CorruptMessage as error:
+        raise MillraceError(f"{partition}: {error}; run `millrace log verify` on its broker") from None
+
+
 def read_cut(
     client: ClusterClient,
     cut: Cut,
@@ -60,13 +76,7 @@ def read_cut(
     deadline = time.monotonic() + timeout_s
     while not reader.done:
         before = reader.wanted
-        fetched = client.fetch(
-            cut.range.topic,
-            {cut.range.partition: before},
-            max_bytes=fetch_bytes,
-            max_wait_ms=_WAIT_MS,
-            partition_max_bytes=fetch_bytes,
-        )[cut.range.partition]
+        fetched = fetch_from(client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS)
         batches = reader.take(fetched)
         if batches:
             yield FetchedBatches(batches, reader.log_start)
@@ -74,7 +84,7 @@ def read_cut(
             deadline = time.monotonic() + timeout_s
         elif not reader.done and time.monotonic() > deadline:
             raise MillraceError(
-                f"{reader.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
+                f"{cut.range.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
                 f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
                 "smaller the log has lost messages, else see the broker's log and run again"
             )
@@ -111,10 +121,6 @@ class _CutReader:
             self.cursor = Cursor(self.cut.range.start, self.cut.range.start_base)
 
     @property
-    def name(self) -> str:
-        return f"{self.cut.range.topic}-{self.cut.range.partition}"
-
-    @property
     def wanted(self) -> int:
         return self.cut.first if self.cursor is None else self.cursor.next_offset
 
@@ -127,7 +133,7 @@ class _CutReader:
             raise self._error_of(fetched)
         aborted = AbortedTransactions(fetched.aborted_transactions)
         taken: list[Batch] = []
-        for header, batch in self._batches_in(fetched.records):
+        for header, batch in batches_of(fetched.records, self.cut.range.name):
             dropped = aborted.drops(header)  # must see every batch, also those of another cut
             if header.next_offset <= self.wanted:
                 continue  # read already
@@ -144,12 +150,6 @@ class _CutReader:
             self._record_expired(self.cut.last)
             self.done = True
         return taken
-
-    def _batches_in(self, records: memoryview) -> Iterator[Batch]:
-        try:
-            yield from split_batches(records)
-        except CorruptMessage as error:
-            raise MillraceError(f"{self.name}: {error}; run `millrace log verify` on its broker") from None
 
     def _count(self, header: BatchHeader, dropped: bool) -> None:
         stats = self.stats
@@ -195,7 +195,7 @@ class _CutReader:
         self.stats.next_offset = self.stats.next_base = end
 
     def _error_of(self, fetched: FetchedPartition) -> MillraceError:
-        where = f"{self.name} at offset {self.wanted}"
+        where = f"{self.cut.range.name} at offset {self.wanted}"
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             return MillraceError(
                 f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "

@@ -15,8 +15,9 @@ from millrace.errors import MillraceError
 from millrace.records import Message, batch_crc
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts, window_start
-from millrace_spark.avro.messages import META_FIELDS, DecodedBatch, Decoder, event_times
+from millrace_spark.avro.messages import DecodedBatch, Decoder, event_times
 from millrace_spark.avro.schema import SchemaError
+from millrace_spark.avro.table_schema import META_FIELDS
 from millrace_spark.parquet.sequences import count_sequences
 from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
 from millrace_spark.topic.reading import read_cut

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from millrace_spark.avro.messages import META_FIELDS
 from millrace_spark.avro.schema import MAX_NODES, SchemaError
-from millrace_spark.avro.table_schema import FOLDER_NAMES, OUR_NAMES, check_table_schema
+from millrace_spark.avro.table_schema import FOLDER_NAMES, META_FIELDS, OUR_NAMES, check_table_schema
 from millrace_spark.table.revisions import FOLDER_COLUMNS
 
 
