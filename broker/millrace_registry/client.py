@@ -8,9 +8,9 @@ a Spark worker.
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -20,9 +20,9 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.urls import address_and_auth, without_secret
 
 _WAITS_S = (0.1, 0.3, 1.0, 2.0, 2.0, 2.0, 2.0)
-"""Before each further try: a registry that restarts is back within these, on a busy machine, too."""
+"""Wait before each further try. A registry that restarts is back within their sum, on a busy machine, too."""
 _SHORTEST_TRY_S = 0.1
-"""What each try gets at least: a bound that is over already is no reason to try nothing."""
+"""Least time for a try, also the only one of a caller whose timeout is over."""
 _MEDIA_TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -59,7 +59,6 @@ class SchemaRegistryClient:
         self.url = without_secret(url.rstrip("/"))
         """The registry's URL without its password, for people."""
         self._timeout_s = timeout_s
-        self._lock = threading.Lock()
         self._schemas: dict[int, Any] = {}
         self._ids: dict[tuple[str, str], int] = {}
         self._http = httpx.Client(
@@ -72,7 +71,7 @@ class SchemaRegistryClient:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.address, self._timeout_s)
+        return partial(SchemaRegistryClient, timeout_s=self._timeout_s), (self.address,)
 
     def __enter__(self) -> SchemaRegistryClient:
         return self
@@ -88,12 +87,9 @@ class SchemaRegistryClient:
 
         Raises UnknownSchema when the registry has no such id, RegistryUnavailable when it does not answer.
         """
-        with self._lock:
-            if schema_id in self._schemas:
-                return self._schemas[schema_id]
-        schema = _parsed(self._ask("GET", f"/schemas/ids/{schema_id}?format=resolved"))
-        with self._lock:
-            return self._schemas.setdefault(schema_id, schema)
+        if schema_id not in self._schemas:
+            self._schemas[schema_id] = _parsed(self._ask(f"/schemas/ids/{schema_id}?format=resolved"))
+        return self._schemas[schema_id]
 
     def find_schema(self, schema_id: int) -> Any | None:
         """The schema of an id, None when the registry has no such id."""
@@ -103,34 +99,32 @@ class SchemaRegistryClient:
             return None
 
     def register(self, subject: str, schema: Any, *, timeout_s: float | None = None) -> int:
-        """Register a schema (parsed JSON) under a subject; its id, the known one if it is there already.
+        """Register a schema (parsed JSON) under a subject; its id, the same one if it is there already.
 
         `timeout_s` shortens the client's own timeout for this call. Raises SchemaRefused when the registry
         does not take it.
         """
         text = json.dumps(schema)
-        with self._lock:
-            if (subject, text) in self._ids:
-                return self._ids[subject, text]
-        path = f"/subjects/{_quoted(subject)}/versions"
-        answer = self._ask("POST", path, {"schema": text}, expected=("id",), timeout_s=timeout_s)
-        with self._lock:
-            return self._ids.setdefault((subject, text), int(answer["id"]))
+        if (subject, text) not in self._ids:
+            path = f"/subjects/{_quoted(subject)}/versions"
+            answer = self._ask(path, text, expected=("id",), timeout_s=timeout_s)
+            self._ids[subject, text] = int(answer["id"])
+        return self._ids[subject, text]
 
     def latest(self, subject: str, *, timeout_s: float | None = None) -> RegisteredVersion:
-        """The newest version of a subject, asked for anew each time; UnknownSchema when it has none.
+        """The newest version of a subject, requested each time; UnknownSchema when it has none.
 
         `timeout_s` shortens the client's own timeout for this call.
         """
         path = f"/subjects/{_quoted(subject)}/versions/latest?format=resolved"
-        answer = self._ask("GET", path, expected=("id", "version"), timeout_s=timeout_s)
+        answer = self._ask(path, expected=("id", "version"), timeout_s=timeout_s)
         return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
 
     def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
         """The version under which the subject holds the schema; None when it does not."""
-        path, body = f"/subjects/{_quoted(subject)}", {"schema": json.dumps(schema)}
+        path = f"/subjects/{_quoted(subject)}"
         try:
-            answer = self._ask("POST", path, body, expected=("id", "version"))
+            answer = self._ask(path, json.dumps(schema), expected=("id", "version"))
         except UnknownSchema:
             return None
         return RegisteredVersion(answer["id"], answer["version"], schema)
@@ -138,65 +132,57 @@ class SchemaRegistryClient:
     def versions(self, subject: str) -> list[int]:
         """The subject's versions; empty when there is no such subject."""
         try:
-            answer = self._ask("GET", f"/subjects/{_quoted(subject)}/versions")
+            return [int(version) for version in self._ask(f"/subjects/{_quoted(subject)}/versions")]
         except UnknownSchema:
             return []
-        return [int(version) for version in answer]
 
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
         path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        answer = self._ask("POST", path, {"schema": json.dumps(schema)}, expected=("is_compatible",))
+        answer = self._ask(path, json.dumps(schema), expected=("is_compatible",))
         if answer["is_compatible"]:
             return []
         return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
 
     def _ask(
         self,
-        method: str,
         path: str,
-        body: Mapping[str, Any] | None = None,
+        schema: str | None = None,
         *,
         expected: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Any:
-        """The answer's JSON, an object with the expected keys if there are any."""
-        content = None if body is None else json.dumps(body)
-        response = self._send(method, path, content, self._timeout_s if timeout_s is None else timeout_s)
+        """GET, or POST a schema's text; the answer's JSON, an object that has the expected keys."""
+        response = self._send(path, schema, self._timeout_s if timeout_s is None else timeout_s)
+        no_registry = f"{self.url} does not answer like a schema registry: give the right address"
         try:
             answer = response.json()
         except ValueError:
-            raise self._no_registry() from None
+            raise RegistryUnavailable(no_registry) from None
         fields = answer if isinstance(answer, dict) else {}
-        if response.is_success:
-            if not all(key in fields for key in expected):
-                raise self._no_registry()
+        if response.is_success and all(key in fields for key in expected):
             return answer
         message = f"registry {self.url}: {fields.get('message', f'HTTP {response.status_code}')}"
-        if response.status_code == 404:
-            # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
-            if str(fields.get("error_code", "")).startswith("4040"):
-                raise UnknownSchema(message)
-            raise self._no_registry()
+        # 40401 and its neighbours are a registry's own word; a bare 404 is a wrong address or a proxy.
+        if response.status_code == 404 and str(fields.get("error_code", "")).startswith("4040"):
+            raise UnknownSchema(message)
         if response.status_code in (409, 422):
             raise SchemaRefused(message)
-        raise RegistryUnavailable(message)
-
-    def _no_registry(self) -> RegistryUnavailable:
-        return RegistryUnavailable(
-            f"{self.url} does not answer like a schema registry: give the right address"
+        raise RegistryUnavailable(
+            no_registry if response.is_success or response.status_code == 404 else message
         )
 
-    def _send(self, method: str, path: str, content: str | None, timeout_s: float) -> httpx.Response:
-        """One answer below 500, after as many tries as are left within the timeout.
+    def _send(self, path: str, schema: str | None, timeout_s: float) -> httpx.Response:
+        """One answer below 500, after as many tries as fit into the timeout.
 
-        Everything asked here may be asked twice: registering the same schema again gives the same id.
+        Each request may be sent twice: registering the same schema again gives the same id.
         """
+        method, body = ("GET", None) if schema is None else ("POST", json.dumps({"schema": schema}))
         deadline = time.monotonic() + min(timeout_s, self._timeout_s)
         for wait_s in (*_WAITS_S, None):
             try:
                 left_s = max(deadline - time.monotonic(), _SHORTEST_TRY_S)
-                response = self._http.request(method, path, content=content, timeout=left_s)
+                response = self._http.request(method, path, content=body, timeout=left_s)
                 if response.status_code < 500 and response.status_code != 429:
                     return response
                 reason = f"HTTP {response.status_code}"
@@ -209,10 +195,6 @@ class SchemaRegistryClient:
             f"schema registry {self.url} does not answer ({reason}): start it with `millrace registry`,"
             " or give the right address"
         )
-
-
-def _rebuild(url: str, timeout_s: float) -> SchemaRegistryClient:
-    return SchemaRegistryClient(url, timeout_s=timeout_s)
 
 
 def _quoted(subject: str) -> str:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.table import Table
@@ -16,7 +15,7 @@ from millrace.commands.printing import print_table
 from millrace.errors import MillraceError
 from millrace_registry import directory as folder
 from millrace_registry.client import SchemaRegistryClient
-from millrace_registry.directory import Change, State
+from millrace_registry.directory import Change
 
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
@@ -28,7 +27,7 @@ _REGISTRY = click.option(
     required=True,
     help="The registry, http://HOST:PORT.",
 )
-_COLOURS = {State.NEW: "green", State.NEW_VERSION: "green", State.UNCHANGED: "dim"}
+_COLOURS = {"new": "green", "new version": "green", "unchanged": "dim"}
 
 
 @click.command(
@@ -73,11 +72,11 @@ def schemas() -> None:
 @_JSON
 def check(directory: Path, url: str | None, as_json: bool) -> None:
     """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it."""
-    if url is not None:
+    if url is None:
+        problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
+    else:
         with SchemaRegistryClient(url) as client:
             problems = {c.file: list(c.reasons) for c in folder.plan(directory, client)}
-    else:
-        problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
     if as_json:
         click.echo(json.dumps([{"file": file, "problems": reasons} for file, reasons in problems.items()]))
     else:
@@ -97,7 +96,7 @@ def plan(directory: Path, url: str, as_json: bool) -> None:
     with SchemaRegistryClient(url) as client:
         changes = folder.plan(directory, client)
     _show(changes, as_json)
-    bad = sum(not change.possible for change in changes)
+    bad = sum(bool(change.reasons) for change in changes)
     if bad:
         raise MillraceError(f"{bad} of {len(changes)} schemas would be refused, so apply would register none")
 
@@ -115,15 +114,11 @@ def apply(directory: Path, url: str, as_json: bool) -> None:
 
 def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([_json(change) for change in changes]))
+        click.echo(json.dumps([asdict(change) for change in changes]))
         return
     table = Table("subject", "change", "version", "id", "reason", box=None, pad_edge=False)
     for change in changes:
         state = f"[{_COLOURS.get(change.state, 'red')}]{change.state}[/]"
-        numbers = [str(number or "-") for number in (change.version, change.schema_id)]
+        numbers = [str(number or "-") for number in (change.version, change.id)]
         table.add_row(change.subject, state, *numbers, "\n".join(change.reasons))
     print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log
-
-
-def _json(change: Change) -> dict[str, Any]:
-    return {"id" if name == "schema_id" else name: value for name, value in asdict(change).items()}

@@ -39,27 +39,15 @@ class Level(StrEnum):
     FULL = "FULL"
     FULL_TRANSITIVE = "FULL_TRANSITIVE"
 
-    @property
-    def reads_old(self) -> bool:
-        return self.startswith(("BACKWARD", "FULL"))
-
-    @property
-    def read_by_old(self) -> bool:
-        return self.startswith(("FORWARD", "FULL"))
-
-    @property
-    def transitive(self) -> bool:
-        return self.endswith("_TRANSITIVE")
-
 
 def incompatibilities(new: AvroSchema, old: Mapping[int, AvroSchema], level: Level) -> list[str]:
     """What breaks the level between `new` and each version in `old`, one line each; empty: compatible."""
     reasons = []
     for version, schema in old.items():
-        if level.reads_old:
+        if level.startswith(("BACKWARD", "FULL")):
             prefix = f"the new schema cannot read version {version}"
             reasons += [f"{prefix}: {reason}" for reason in unreadable(new, schema)]
-        if level.read_by_old:
+        if level.startswith(("FORWARD", "FULL")):
             prefix = f"version {version} cannot read the new schema"
             reasons += [f"{prefix}: {reason}" for reason in unreadable(schema, new)]
     return reasons
@@ -67,14 +55,9 @@ def incompatibilities(new: AvroSchema, old: Mapping[int, AvroSchema], level: Lev
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
     """Why `reader` cannot read all that `writer` may write, one line each; empty: it can."""
-    result = _Checker().get_compatibility(_for_library(reader), _for_library(writer))
-    if result.compatibility is SchemaCompatibilityType.compatible:
-        return []
-    return sorted(result.messages)
-
-
-def _for_library(schema: AvroSchema) -> avro.schema.Schema:
-    return avro.schema.make_avsc_object(_bare(schema.tree), avro.name.Names())
+    new, old = (avro.schema.make_avsc_object(_bare(s.tree), avro.name.Names()) for s in (reader, writer))
+    result = _Checker().get_compatibility(new, old)
+    return [] if result.compatibility is SchemaCompatibilityType.compatible else sorted(result.messages)
 
 
 def _bare(tree: Json) -> Json:
@@ -122,7 +105,7 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
     def get_compatibility(
         self, reader: Any, writer: Any, reference_token: str = "/", location: list[str] | None = None
     ) -> SchemaCompatibilityResult:
-        """As the library's; a branch of a union keeps the union's place."""
+        # A branch of a union keeps the union's path.
         if location is None and self._path:
             *location, reference_token = self._path[-1]
         return super().get_compatibility(reader, writer, reference_token, location)
@@ -130,7 +113,6 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
     def calculate_compatibility(
         self, reader: Any, writer: Any, location: list[str]
     ) -> SchemaCompatibilityResult:
-        """As the library's, and logical types must agree when both sides have one."""
         self._path.append(location)
         result = self._resolve(reader, writer, location)
         self._path.pop()
@@ -139,7 +121,7 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
             differing = _incompatible(f"{new} would read {old}, whose numbers mean something else")
             result = avro.compatibility.merge(differing, result)
         if result.messages:
-            result.messages = {_placed(message, reader, location) for message in result.messages}
+            result.messages = {_locate(message, reader, location) for message in result.messages}
         return result
 
     def _resolve(self, reader: Any, writer: Any, location: list[str]) -> SchemaCompatibilityResult:
@@ -159,7 +141,6 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
     def check_reader_writer_record_fields(
         self, reader: Any, writer: Any, location: list[str]
     ) -> SchemaCompatibilityResult:
-        """Every reader field must be readable from the writer's field, or have a default."""
         result = SchemaCompatibilityResult(SchemaCompatibilityType.compatible)
         for field in reader.fields:
             written = avro.compatibility.lookup_writer_field(writer_schema=writer, reader_field=field)
@@ -173,15 +154,15 @@ class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
         return result
 
 
-class _Placed(str):
+class _Located(str):
     """A message that says where already."""
 
     __slots__ = ()
 
 
-def _placed(message: str, reader: Any, location: Sequence[str]) -> _Placed:
+def _locate(message: str, reader: Any, location: Sequence[str]) -> _Located:
     """The library's message in words, with the path of field names in front."""
-    if isinstance(message, _Placed):
+    if isinstance(message, _Located):
         return message
     text = message
     if message.startswith("expected: "):
@@ -196,7 +177,7 @@ def _placed(message: str, reader: Any, location: Sequence[str]) -> _Placed:
     elif message.startswith("reader type"):
         text = f"{reader.type} cannot read {message.rsplit(' ', 1)[-1]}"
     path = ".".join(step for step in location if step != "/")
-    return _Placed((f"{path}: {text}" if path else text).replace(_NO_NAMESPACE, ""))
+    return _Located((f"{path}: {text}" if path else text).replace(_NO_NAMESPACE, ""))
 
 
 def _incompatible(message: str) -> SchemaCompatibilityResult:

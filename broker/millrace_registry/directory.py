@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from itertools import chain, repeat
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from millrace.errors import MillraceError
 from millrace_registry.avro_schema import parse
@@ -41,32 +40,19 @@ class SchemaFile:
     problem: str | None
 
 
-class State(StrEnum):
-    """What registering a file would do."""
-
-    NEW = "new"
-    UNCHANGED = "unchanged"
-    NEW_VERSION = "new version"
-    INCOMPATIBLE = "incompatible"
-    INVALID = "invalid"
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """What registering one file would do, or did."""
 
     subject: str
     file: str
-    state: State
+    state: Literal["new", "unchanged", "new version", "incompatible", "invalid"]
     version: int | None = None
     """The version the subject has (unchanged) or would get; None when it cannot be registered."""
-    schema_id: int | None = None
+    id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
-
-    @property
-    def possible(self) -> bool:
-        return not self.reasons
+    """Why it cannot be registered; empty when it can."""
 
 
 def check(directory: Path) -> list[SchemaFile]:
@@ -84,7 +70,7 @@ def check(directory: Path) -> list[SchemaFile]:
 
 def plan(directory: Path, client: SchemaRegistryClient) -> list[Change]:
     """What registering each file of a folder would do; the registry is asked, nothing is changed."""
-    return [_planned(file, client) for file in check(directory)]
+    return [_plan_file(file, client) for file in check(directory)]
 
 
 def apply(directory: Path, client: SchemaRegistryClient) -> list[Change]:
@@ -93,48 +79,47 @@ def apply(directory: Path, client: SchemaRegistryClient) -> list[Change]:
     Raises SchemaRefused naming every such file. A repetition changes nothing.
     """
     files = check(directory)
-    changes = [_planned(file, client) for file in files]
-    refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if not change.possible]
+    changes = [_plan_file(file, client) for file in files]
+    refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if change.reasons]
     if refused:
         raise SchemaRefused(f"nothing was registered: {'; '.join(refused)}")
-    return [_registered(file, change, client) for file, change in zip(files, changes, strict=True)]
+    return [_register(file, change, client) for file, change in zip(files, changes, strict=True)]
 
 
-def _registered(file: SchemaFile, change: Change, client: SchemaRegistryClient) -> Change:
-    if change.state is State.UNCHANGED:
+def _register(file: SchemaFile, change: Change, client: SchemaRegistryClient) -> Change:
+    if change.state == "unchanged":
         return change
     client.register(file.subject, file.schema)
     registered = client.lookup(file.subject, file.schema)
     if registered is None:
         raise MillraceError(f"subject {file.subject} was deleted while it was registered: apply again")
-    return replace(change, version=registered.version, schema_id=registered.schema_id)
+    return replace(change, version=registered.version, id=registered.schema_id)
 
 
-def _planned(file: SchemaFile, client: SchemaRegistryClient) -> Change:
+def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
     subject, name = file.subject, str(file.path)
     if file.problem is not None:
-        return Change(subject, name, State.INVALID, reasons=(file.problem,))
+        return Change(subject, name, "invalid", reasons=(file.problem,))
     registered = client.lookup(subject, file.schema)
     if registered is not None:
-        return Change(subject, name, State.UNCHANGED, registered.version, registered.schema_id)
+        return Change(subject, name, "unchanged", registered.version, registered.schema_id)
     versions = client.versions(subject)
     if not versions:
-        return Change(subject, name, State.NEW, 1)
+        return Change(subject, name, "new", 1)
     if reasons := client.incompatibilities(subject, file.schema):
-        return Change(subject, name, State.INCOMPATIBLE, reasons=tuple(reasons))
-    return Change(subject, name, State.NEW_VERSION, max(versions) + 1)
+        return Change(subject, name, "incompatible", reasons=tuple(reasons))
+    return Change(subject, name, "new version", max(versions) + 1)
 
 
 def _read(path: Path) -> SchemaFile:
-    subject = path.stem
     try:
         text = path.read_text()
-        tree = parse(text).tree
-    except (OSError, UnicodeDecodeError) as error:
-        return SchemaFile(path, subject, None, f"cannot be read: {error}")
+        problem = _problem(parse(text).tree, path.stem)
+        return SchemaFile(path, path.stem, json.loads(text), problem)
     except InvalidSchema as error:
-        return SchemaFile(path, subject, None, str(error))
-    return SchemaFile(path, subject, json.loads(text), _problem(tree, subject))
+        return SchemaFile(path, path.stem, None, str(error))
+    except (OSError, UnicodeDecodeError) as error:
+        return SchemaFile(path, path.stem, None, f"cannot be read: {error}")
 
 
 def _problem(tree: Any, subject: str) -> str | None:
@@ -155,8 +140,8 @@ def _header_problem(fields: Sequence[Any]) -> str | None:
     header = fields[0]["type"]
     if not isinstance(header, dict) or header.get("name") != HEADER_NAME or "fields" not in header:
         return f"the type of `header` is not the record {HEADER_NAME}"
-    fields = [(field["name"], field["type"]) for field in header["fields"]]
-    for required, field in zip(_HEADER_FIELDS, chain(fields, repeat(("nothing", None))), strict=False):
+    fields = [(field["name"], field["type"]) for field in header["fields"][: len(_HEADER_FIELDS)]]
+    for required, field in zip_longest(_HEADER_FIELDS, fields, fillvalue=("nothing", None)):
         if field != required:
             return f"{HEADER_NAME} must have {required[0]}: {json.dumps(required[1])} where {field[0]} is"
     return None

@@ -176,7 +176,7 @@ def _compare(
 ) -> list[str]:
     if level is Level.NONE:
         return []
-    compared = versions if level.transitive else versions[-1:]
+    compared = versions if level.endswith("_TRANSITIVE") else versions[-1:]
     old = {v.version: parser.parse(rows, v.schema.text, v.schema.references) for v in reversed(compared)}
     return incompatibilities(schema, old, level)
 

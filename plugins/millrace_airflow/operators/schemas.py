@@ -36,5 +36,5 @@ class RegisterSchemasOperator(BaseOperator):
         with SchemaRegistryClient(MillraceHook(self.conn_id).get_conn().registry) as client:
             changes = apply(Path(self.schemas_dir), client)
         for change in changes:
-            self.log.info("%s: %s, id %s", change.subject, change.state, change.schema_id)
-        return {change.subject: change.schema_id for change in changes}
+            self.log.info("%s: %s, id %s", change.subject, change.state, change.id)
+        return {change.subject: change.id for change in changes}
