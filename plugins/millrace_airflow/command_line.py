@@ -35,16 +35,16 @@ def environment(settings: MillraceSettings) -> dict[str, str]:
 
 
 def command_line(
-    settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: str | bool
+    settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: object
 ) -> list[str]:
-    """`millrace COMMAND` for a task; an option that is empty or False is left to the command."""
+    """`millrace COMMAND` for a task; an option that is None, empty or False is left to the command."""
     values = {**dataclasses.asdict(settings), "run_id": run_id}
     options = {name: values[name] for name in COMMANDS[command]} | {"master": settings.spark_master} | options
     words: list[str] = []
     for name, value in options.items():
-        if value:
+        if value is not None and value is not False and value != "":
             words.append(f"--{name.replace('_', '-')}")
-            words += [value] if isinstance(value, str) else []
+            words += [] if value is True else [str(value)]
     # The interpreter of the worker, not whatever `millrace` is first on its path.
     return [sys.executable, "-m", "millrace.cli", command, *topics, *words, "--json"]
 

@@ -40,7 +40,7 @@ class Producing(Protocol):
 
 
 Staged: TypeAlias = tuple[Sequence[memoryview], Producing, int]
-"""(batches, their headers, whose they are, its index)."""
+"""(batches, whose they are, its index)."""
 
 
 class Parked(Protocol):

@@ -7,7 +7,8 @@ appended, so whoever else appended or reset in the meantime is taken into accoun
 
 Fair: who was served last is asked for last. Memory: two answers, in two buffers that are used in turn.
 Nothing that an origin does ends the thread: it waits and tries again, except that a partition that has lost
-what was to be read next stays stopped.
+what was to be read next stays stopped until `millrace mirror reset`. That is noticed here (`_out_of_range`)
+where the origin refuses the offset, and in runs.py (`_check_follows`) where it gives what lies behind it.
 """
 
 from __future__ import annotations

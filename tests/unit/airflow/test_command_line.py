@@ -136,6 +136,12 @@ def test_expiry_names_a_topic_and_an_age() -> None:
     assert options(words, 1) == {"--warehouse": "/w", "--older-than": "30d"}
 
 
+@pytest.mark.parametrize(("value", "word"), [(50, "50"), (0, "0"), ("0.5%", "0.5%")])
+def test_a_number_is_passed_on_like_its_text(value: object, word: str) -> None:
+    command = command_line(SETTINGS, "load", ["PageView"], "run", max_rejected=value)
+    assert options(command, 1)["--max-rejected"] == word
+
+
 def test_what_is_empty_or_off_is_left_to_the_command() -> None:
     words = command_line(SETTINGS, "hourly", ["T"], run_id="r", late=False, unproven_after="")
     assert options(words, 1) == {"--warehouse": "/w", "--run-id": "r"}
