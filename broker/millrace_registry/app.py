@@ -131,12 +131,8 @@ def version(
 
 
 @_routes.get("/subjects/{subject}/versions/{version}/schema")
-def version_schema(
-    store: Database, subject: Subject, version: Version, deleted: bool = False, format: str = ""
-) -> Response:
-    with store.read() as rows:
-        stored = service.find_version(rows, subject, version, deleted=deleted)
-        return Response(_text(rows, stored.schema, format))
+def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> Response:
+    return Response(version["schema"])
 
 
 @_routes.get("/subjects/{subject}/versions/{version}/referencedby")
@@ -182,9 +178,8 @@ def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, 
 
 
 @_routes.get("/schemas/ids/{schema_id}/schema")
-def schema_text(store: Database, schema_id: SchemaId, format: str = "") -> Response:
-    with store.read() as rows:
-        return Response(_text(rows, service.find_schema(rows, schema_id), format))
+def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Response:
+    return Response(schema["schema"])
 
 
 @_routes.get("/schemas/ids/{schema_id}/subjects")

@@ -245,14 +245,14 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:
-        options = {"isolation_level": "REPEATABLE READ"} if self._postgres else {}
-        with self._engine.connect().execution_options(**options) as connection, connection.begin():
+        with self._engine.begin() as connection:
             yield Transaction(connection)
 
     @contextmanager
     def write(self) -> Iterator[Transaction]:
         """A transaction that no other writer overlaps; commits at the end, rolls back on an exception."""
-        options = {} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}
+        # PostgreSQL takes a snapshot before it waits for the lock: what follows must see a newer one.
+        options = {"isolation_level": "READ COMMITTED"} if self._postgres else {BEGIN: "BEGIN IMMEDIATE"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
             if self._postgres:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")

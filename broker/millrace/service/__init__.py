@@ -1,1 +1,1 @@
-"""What the schema registry and the auditor share as web services: uvicorn's start and stop, and SQLite."""
+"""What the schema registry and the auditor share as web services: start and stop, and a database."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -19,8 +18,8 @@ BEGIN = "millrace_begin"
 """The execution option that says how a transaction begins in SQLite; it is BEGIN without one."""
 
 
-def open_database(url: str, prepare: Callable[[sa.Engine], object], **postgresql: Any) -> sa.Engine:
-    """The engine of a database whose tables `prepare` makes; `postgresql` holds options for PostgreSQL.
+def open_database(url: str, prepare: Callable[[sa.Engine], object]) -> sa.Engine:
+    """The engine of a database whose tables `prepare` makes; each transaction reads one consistent state.
 
     Raises MillraceError in one line when the URL or the database behind it will not do.
     """
@@ -32,38 +31,38 @@ def open_database(url: str, prepare: Callable[[sa.Engine], object], **postgresql
         ) from None
     shown = without_secret(url)
     try:
-        engine = _engine(parsed, postgresql)
+        engine = _engine(parsed)
         prepare(engine)
     except ImportError:
-        raise MillraceError(
-            f"database {shown}: its driver is not installed: {how_to_install('postgres')}"
-        ) from None
+        remedy = how_to_install("postgres")
+        raise MillraceError(f"database {shown}: its driver is not installed: {remedy}") from None
     except SQLAlchemyError as error:
         raise MillraceError(f"cannot use database {shown}: {reason_of(error)}") from error
     return engine
 
 
-def _engine(url: sa.URL, postgresql: dict[str, Any]) -> sa.Engine:
+def _engine(url: sa.URL) -> sa.Engine:
     name = url.get_backend_name()
     if name == "postgresql":
-        return sa.create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True, **postgresql)
+        url = url.set(drivername="postgresql+psycopg")
+        return sa.create_engine(url, pool_pre_ping=True, isolation_level="REPEATABLE READ")
     if name != "sqlite":
         raise MillraceError(f"database {name!r} is not supported: take sqlite or postgresql")
     engine = sa.create_engine(url)
-    sa.event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection))
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))
-
+    sa.event.listen(engine, "connect", _prepare_sqlite)
+    sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _prepare_sqlite(connection: sqlite3.Connection) -> None:
+def _begin_sqlite(connection: sa.Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get(BEGIN, "BEGIN"))
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _: object) -> None:
     """Make a new connection wait for locks, write ahead and sync: commits then survive power cuts.
 
     Transactions begin where the caller says so, not at its first write. SQLite does not wait when two
-    connections switch an empty file to the write-ahead log at once: it tells one of them at once that the
+    connections switch an empty file to the write-ahead log at the same moment: one of them fails because the
     database is locked, so the switch is repeated here until the other is done.
     """
     connection.isolation_level = None

@@ -25,7 +25,18 @@ class WebServer(uvicorn.Server):
     """Serves an ASGI application on HOST:PORT until SIGTERM, SIGINT or `stop`; port 0 takes a free one."""
 
     def __init__(self, app: Any, listen: str, what: str) -> None:
-        self._listener = _listen(listen)
+        host, port = parse_address(listen, "--listen")
+        shown_host = f"[{host}]" if ":" in host else host
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=256)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
+        # Connections inherit it. asyncio would set it, but not on sockets made without naming the protocol;
+        # without it the body of every answer waits 40 ms for the client to acknowledge the head.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ready = f"ready: {what} on {shown_host}:{self._listener.getsockname()[1]}"
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -40,15 +51,13 @@ class WebServer(uvicorn.Server):
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
         super().__init__(config)
-        host, port = parse_address(listen, "--listen")[0], self._listener.getsockname()[1]
-        self._ready = f"ready: {what} on {f'[{host}]' if ':' in host else host}:{port}"
 
     def serve_until_stopped(self) -> None:
         stop_on_signals(self.stop, limited=True)
         self.run([self._listener])
 
     def stop(self) -> None:
-        """Answer what is being asked, then end; from any thread, before or while it serves."""
+        """Answer the requests that have come, then end; from any thread, before or while it serves."""
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -56,17 +65,3 @@ class WebServer(uvicorn.Server):
         if self.started:
             click.echo(self._ready)
             sys.stdout.flush()
-
-
-def _listen(listen: str) -> socket.socket:
-    host, port = parse_address(listen, "--listen")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listener = socket.create_server((host, port), family=family, backlog=256)
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise MillraceError(f"cannot listen on {listen}: {reason}; choose another --listen") from error
-    # Connections inherit it. asyncio would set it, but not on sockets made without naming the protocol; and
-    # without it the body of every answer waits 40 ms for the client to acknowledge the head.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener

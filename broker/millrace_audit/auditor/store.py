@@ -217,8 +217,7 @@ class AuditStore:
 
     def __init__(self, url: str) -> None:
         """Raises MillraceError in one line when the URL or the database behind it will not do."""
-        # Every transaction, a reading one too, sees one state of the database.
-        self._engine = open_database(url, Row.metadata.create_all, isolation_level="REPEATABLE READ")
+        self._engine = open_database(url, Row.metadata.create_all)
         self._write_lock = threading.Lock()
 
     @contextmanager
