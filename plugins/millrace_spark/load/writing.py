@@ -227,7 +227,7 @@ def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> 
     return dataclasses.replace(
         unread,
         end=stats.last,
-        end_base=stats.next_base,
+        end_base=stats.cursor.next_base if stats.cursor else None,
         read=stats.records,
         written=stats.records - stats.rejected,
         rejected=stats.rejected,

@@ -31,7 +31,7 @@ class Range:
     """The offsets [start, end) of one partition.
 
     `start_base` is the byte position the first batch must begin at if nothing is missing, as the previous
-    range's `RangeStats.next_base` says; None when nothing was read before. With `topic_id` a topic that was
+    range's `RangeStats.cursor` says; None when nothing was read before. With `topic_id` a topic that was
     deleted and created anew in the meantime is refused instead of read.
     """
 
@@ -115,9 +115,8 @@ class RangeStats:
     gaps: list[Gap] = field(default_factory=list)
     first_base: int | None = None
     """Base offset of the first batch read; None when no batch lies in the cut."""
-    next_offset: int | None = None
-    next_base: int | None = None
-    """The cursor behind the last batch read: where the next range goes on."""
+    cursor: Cursor | None = None
+    """Behind the last batch read, where the next range goes on; None when no batch was read."""
     min_time: int | None = None
     max_time: int | None = None
     """Smallest and largest event time in ms."""
@@ -139,17 +138,13 @@ class RangeStats:
         values = dict(values)
         values["gaps"] = [Gap(**gap) for gap in values["gaps"]]
         values["schema_ids"] = {int(key): rows for key, rows in values["schema_ids"].items()}
+        values["cursor"] = values["cursor"] and Cursor(**values["cursor"])
         return cls(**values)
 
     def saw_times(self, smallest: int, largest: int) -> None:
         """Widen the event times by those of some rows."""
         self.min_time = smallest if self.min_time is None else min(self.min_time, smallest)
         self.max_time = largest if self.max_time is None else max(self.max_time, largest)
-
-    @property
-    def cursor(self) -> Cursor | None:
-        """Where the reader stood at the end; None when it read no batch."""
-        return None if self.next_offset is None else Cursor(self.next_offset, self.next_base)
 
 
 def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
@@ -180,8 +175,7 @@ def join_stats(range_: Range, parts: Iterable[RangeStats]) -> RangeStats:
         if not _reaches(cursor, range_.end):  # it does where the next batch begins exactly there
             joined.gaps.append(Gap(cursor.next_offset, range_.end, "absent"))
         cursor = Cursor(range_.end, cursor.next_base)
-    joined.gaps = _merged(joined.gaps)
-    joined.next_offset, joined.next_base = cursor.next_offset, cursor.next_base
+    joined.gaps, joined.cursor = _merged(joined.gaps), cursor
     return joined
 
 

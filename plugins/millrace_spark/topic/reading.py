@@ -162,8 +162,7 @@ class _CutReader:
         else:
             stats.data_batches += 1
         stats.bytes += header.size
-        after = self._after(header)
-        stats.next_offset, stats.next_base = after.next_offset, after.next_base
+        stats.cursor = self._after(header)
 
     def _after(self, header: BatchHeader) -> Cursor:
         return self.rules.after(header, self.cursor or Cursor(0))
@@ -191,8 +190,7 @@ class _CutReader:
         self.stats.gaps.append(Gap(start, end, "expired"))
         if self.stats.first_base is None:
             self.stats.first_base = start
-        self.cursor = Cursor(end, end)
-        self.stats.next_offset = self.stats.next_base = end
+        self.cursor = self.stats.cursor = Cursor(end, end)
 
     def _error_of(self, fetched: FetchedPartition) -> MillraceError:
         where = f"{self.cut.range.name} at offset {self.wanted}"

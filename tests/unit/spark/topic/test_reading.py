@@ -17,6 +17,7 @@ from millrace.records import (
     CONTROL_BIT,
     TRANSACTIONAL_BIT,
     BatchHeader,
+    Cursor,
     Message,
     batch_crc,
     build_batch,
@@ -72,8 +73,8 @@ def test_cuts_of_every_size_give_each_record_exactly_once(seed: int) -> None:
         assert (joined.data_batches, joined.control_batches) == (len(data), len(control))
         assert joined.bytes == sum(header.size for header in [*data, *control])
         assert joined.records == len(expected)
-        assert (joined.first_base, joined.next_offset) == (0, range_.end)
-        assert joined.next_base == data[-1].base_offset + data[-1].size
+        end = Cursor(range_.end, data[-1].base_offset + data[-1].size)
+        assert (joined.first_base, joined.cursor) == (0, end)
 
 
 def test_batches_that_an_answer_repeats_are_not_taken_twice() -> None:
@@ -96,8 +97,8 @@ def test_the_next_range_goes_on_where_the_last_one_ended_whatever_lies_between()
         joined = join_stats(range_, [stats for _, stats in results])
         assert joined.gaps == []
         assert joined.control_batches == (1 if round_ else 0)
-        assert joined.next_offset is not None
-        start, base = joined.next_offset, joined.next_base
+        assert joined.cursor is not None
+        start, base = joined.cursor.next_offset, joined.cursor.next_base
     assert offsets == all_offsets(log)
 
 
@@ -164,7 +165,8 @@ def test_offsets_that_expire_between_two_tasks_are_all_accounted_for() -> None:
     parts += [read(log, cut)[1] for cut in [second, *rest]]
     joined = join_stats(range_, parts)
     assert {gap.reason for gap in joined.gaps} == {"expired"}
-    assert joined.gaps[0].start == parts[0].next_offset
+    assert parts[0].cursor is not None
+    assert joined.gaps[0].start == parts[0].cursor.next_offset
     assert joined.gaps[-1].end == log.log_start
 
 
@@ -188,7 +190,9 @@ def test_records_below_a_log_start_inside_a_batch_are_gone_and_the_others_are_re
     assert [offset for found, _ in results for offset in found] == list(range(log_start, 30))
     joined = join_stats(range_, [stats for _, stats in results])
     assert joined.gaps == [Gap(0, log_start, "expired")]
-    assert (joined.records, joined.next_offset) == (30 - log_start, 30)
+    assert joined.records == 30 - log_start
+    assert joined.cursor is not None
+    assert joined.cursor.next_offset == 30
 
 
 @pytest.mark.parametrize("before", [0, 3, 10, 24])
@@ -243,7 +247,7 @@ def test_on_apache_kafka_no_gap_passes_for_the_end_of_a_batch() -> None:
     range_ = dataclasses.replace(range_of(log), byte_positions=False)
     joined = join_stats(range_, [read(log, cut)[1] for cut in cut_ranges([range_], 1 << 40)])
     assert joined.gaps == [Gap(1, end, "absent")]
-    assert joined.next_base == joined.next_offset == end + 1
+    assert joined.cursor == Cursor(end + 1, end + 1)
 
 
 def test_what_expires_behind_the_reader_s_back_is_no_gap() -> None:
