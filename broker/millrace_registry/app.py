@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from millrace.service.database import reason_of
 from millrace_registry import requests, service
 from millrace_registry.errors import ErrorCode, RegistryError
-from millrace_registry.settings import GLOBAL, LEVEL, MODE, Setting, Value
+from millrace_registry.service import GLOBAL, LEVEL, MODE, Setting, Value
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")

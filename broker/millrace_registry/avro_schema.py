@@ -51,7 +51,6 @@ class AvroSchema:
 
     @property
     def resolved_text(self) -> str:
-        """Canonical JSON text that stands alone."""
         return _dump(_write(self.tree, ""))
 
     def fingerprint(self, references: Sequence[Sequence[Any]] = ()) -> str:
@@ -150,36 +149,32 @@ class DefaultChecker:
                     else "default" in field
                     for field in fields
                 )
-        return _fits_primitive(value, schema["type"])
+        return _FITS[schema["type"]](value)
 
     def _fits_named(self, value: Any, name: str) -> bool:
         if name not in self._definitions:
-            return _fits_primitive(value, name)
+            return _FITS[name](value)
         key = id(value), name
         if key not in self._seen:
             self._seen[key] = self.fits(value, self._definitions[name])
         return self._seen[key]
 
 
-def _fits_primitive(value: Any, kind: str) -> bool:
-    match kind:
-        case "null":
-            return value is None
-        case "boolean":
-            return isinstance(value, bool)
-        case "int" | "long":
-            bound = 1 << (31 if kind == "int" else 63)
-            return type(value) is int and -bound <= value < bound
-        case "float" | "double":
-            return type(value) in (int, float)
-        case "bytes":
-            return _is_bytes(value)
-    return isinstance(value, str)
-
-
 def _is_bytes(value: Any) -> bool:
     """Bytes are written as a string whose code points 0 to 255 are the byte values."""
     return isinstance(value, str) and all(ord(character) < 256 for character in value)
+
+
+_FITS: Mapping[str, Callable[[Any], bool]] = {
+    "null": lambda value: value is None,
+    "boolean": lambda value: isinstance(value, bool),
+    "int": lambda value: type(value) is int and -1 << 31 <= value < 1 << 31,
+    "long": lambda value: type(value) is int and -1 << 63 <= value < 1 << 63,
+    "float": lambda value: type(value) in (int, float),
+    "double": lambda value: type(value) in (int, float),
+    "bytes": _is_bytes,
+    "string": lambda value: isinstance(value, str),
+}
 
 
 class _Reader:

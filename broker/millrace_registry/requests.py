@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
-from millrace_registry.service import LATEST, Candidate
-from millrace_registry.settings import GLOBAL
+from millrace_registry.service import GLOBAL, LATEST, Candidate
 from millrace_registry.store import Reference
 
 LARGEST = 2**31 - 1

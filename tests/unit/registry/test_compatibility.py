@@ -12,7 +12,7 @@ import pytest
 from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.compatibility import Level, incompatibilities, unreadable
 from millrace_registry.errors import RegistryError
-from millrace_registry.settings import LEVEL
+from millrace_registry.service import LEVEL
 
 
 def schema(value: Any) -> AvroSchema:

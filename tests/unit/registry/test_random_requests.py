@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from millrace_registry.app import create_app
 from millrace_registry.compatibility import Level
-from millrace_registry.settings import Mode
+from millrace_registry.service import Mode
 from millrace_registry.store import Store
 
 RECORD = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
