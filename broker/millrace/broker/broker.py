@@ -279,7 +279,7 @@ class Broker:
             partition.close(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
             return
         log.info("deleting %s: it is not in the cluster any more", partition.name)
-        hosted.state, hosted.partition = State.DELETING, None
+        self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
         partition.close(UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key))
 
     def _delete(self, key: TopicPartition) -> None:

@@ -195,7 +195,8 @@ class Rounds(threading.Thread, ABC):
                 self._log.log(level, "%s: %s", self._subject, reason, exc_info=unexpected)
             logged = reason
             self.failed(reason)
-            self.sleep(pause)
+            self.stopping.wait(FIRST_PAUSE_SECONDS)  # whatever wakes it: who waits may be woken all the time
+            self.sleep(pause - FIRST_PAUSE_SECONDS)
             pause = min(2 * pause, self.max_pause_seconds)
         self.disconnect()
 

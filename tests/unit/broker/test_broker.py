@@ -349,3 +349,11 @@ def test_stopping_brings_everything_to_the_disk_and_answers(start: Start) -> Non
     assert plain.heard
     assert waiting.heard
     assert log.visible_end == log.end > 0
+
+
+def test_a_thread_that_looks_a_partition_up_while_it_is_deleted_never_gets_none(start: Start) -> None:
+    running = start()
+    looked_up = running.broker._hosted["t", 0]  # by a thread that reads its partition a moment later
+    running.cluster.set()
+    running.until("the deletion", lambda: not running.broker._hosted)
+    assert looked_up.partition is not None

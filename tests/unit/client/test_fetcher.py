@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -10,7 +11,7 @@ import pytest
 
 from millrace.client import fetcher
 from millrace.client.connection import Connection
-from millrace.client.fetcher import BrokerFetcher, FetchLimits, Puller
+from millrace.client.fetcher import BrokerFetcher, FetchLimits, Puller, Rounds
 from millrace.errors import MillraceError
 from millrace.wire.codec import encode
 from millrace.wire.fields import group_by_topic
@@ -124,13 +125,36 @@ def test_a_round_that_fails_ends_the_connection_and_the_next_follows_after_a_lon
     assert puller.connections[0].closed
     assert puller.connected() is not first
     assert puller.reasons == ["gone"] * 3 + ["unexpected ZeroDivisionError: a mistake"]
-    assert puller.pauses == [0.2, 0.4, 0.2, 0.4], "it begins anew behind a round that did not fail"
+    beyond_the_first = [0, 0.2, 0, 0.2]
+    assert puller.pauses == beyond_the_first, "they begin anew behind a round that did not fail"
     logged = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert logged == [
         ("WARNING", "the test: gone"),
         ("WARNING", "the test: gone"),
         ("ERROR", "the test: unexpected ZeroDivisionError: a mistake"),
     ], "once until something else happens"
+
+
+class WokenRounds(Rounds):
+    """Fails, and is woken all the time."""
+
+    def __init__(self) -> None:
+        super().__init__("rounds", logging.getLogger("millrace.test"), "the test")
+        self.rounds = 0
+
+    def round(self) -> None:
+        self.rounds += 1
+        self.wake()
+        raise MillraceError("gone")
+
+
+def test_a_round_that_fails_is_not_tried_again_at_once_however_often_it_is_woken() -> None:
+    rounds = WokenRounds()
+    rounds.start()
+    time.sleep(0.3)
+    rounds.stop()
+    rounds.join(WAIT_S)
+    assert 1 <= rounds.rounds <= 2
 
 
 def test_a_broker_that_moves_is_asked_where_it_is_once_it_has_answered() -> None:
