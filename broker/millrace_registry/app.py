@@ -19,7 +19,6 @@ from starlette.requests import ClientDisconnect
 from millrace.service.database import reason_of
 from millrace_registry import requests, service
 from millrace_registry.errors import ErrorCode, RegistryError
-from millrace_registry.service import GLOBAL, LEVEL, MODE, Setting, Value
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")
@@ -38,17 +37,18 @@ def create_app(store: Store) -> FastAPI:
     return app
 
 
+# Coroutines: what waits for nothing is not handed to a thread.
 async def _store(request: Request) -> Store:
     store: Store = request.app.state.store
     return store
 
 
-def _page(offset: int = 0, limit: int = -1) -> slice:
+async def _page(offset: int = 0, limit: int = -1) -> slice:
     start = max(offset, 0)
     return slice(start, start + limit if limit > 0 else None)
 
 
-def _deleted(
+async def _deleted(
     deleted: bool = False,
     deleted_only: Annotated[bool, Query(alias="deletedOnly")] = False,
     deleted_only_python: Annotated[bool, Query(alias="deleted_only")] = False,  # confluent-kafka's spelling
@@ -57,7 +57,7 @@ def _deleted(
     return True if deleted_only or deleted_only_python else None if deleted else False
 
 
-def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
+async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> str:
     """What the subjects' names begin with; the default context and all contexts stand for every subject."""
     return "" if prefix in (":*:", ":.:") else prefix.removeprefix(":.:")
 
@@ -82,7 +82,7 @@ def root() -> dict[str, Any]:
 @_routes.get("/healthz")
 def healthz(store: Database) -> dict[str, str]:
     with store.read() as rows:
-        MODE.of(rows, GLOBAL)
+        service.MODE.of(rows, service.GLOBAL)
     return {"status": "ok"}
 
 
@@ -131,7 +131,7 @@ def version(
 
 
 @_routes.get("/subjects/{subject}/versions/{version}/schema")
-def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> Response:
+async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> Response:
     return Response(version["schema"])
 
 
@@ -178,7 +178,7 @@ def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, 
 
 
 @_routes.get("/schemas/ids/{schema_id}/schema")
-def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Response:
+async def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Response:
     return Response(schema["schema"])
 
 
@@ -209,7 +209,7 @@ def check(
     return {"is_compatible": not reasons, **({"messages": reasons} if verbose else {})}
 
 
-def _add_setting(path: str, setting: Setting[Value], *keys: str) -> None:
+def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
     """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last."""
 
     @_routes.get(path)
@@ -237,8 +237,8 @@ def _add_setting(path: str, setting: Setting[Value], *keys: str) -> None:
             return {keys[-1]: setting.reset(rows, subject)}
 
 
-_add_setting("/config", LEVEL, "compatibility", "compatibilityLevel")
-_add_setting("/mode", MODE, "mode")
+_add_setting("/config", service.LEVEL, "compatibility", "compatibilityLevel")
+_add_setting("/mode", service.MODE, "mode")
 
 
 def _text(rows: Transaction, schema: StoredSchema, format: str) -> str:

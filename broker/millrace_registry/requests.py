@@ -101,13 +101,13 @@ def subject_name(subject: str) -> str:
     return name
 
 
-def subject_or_global(request: Request) -> str:
+async def subject_or_global(request: Request) -> str:
     """The subject in the path, or GLOBAL when the path names none."""
     segment = request.path_params.get("subject")
     return GLOBAL if segment is None else subject_name(segment)
 
 
-def schema_number(schema_id: str) -> int:
+async def schema_number(schema_id: str) -> int:
     """The id in a path's segment; what is no id at all is the id of no schema."""
     number = _number_in(schema_id)
     if number is None:

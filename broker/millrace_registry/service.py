@@ -74,9 +74,8 @@ class Setting(Generic[Value]):
     def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
         """Change the value; to IMPORT only while nothing is registered there, unless forced."""
         if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None):
-            raise RegistryError(
-                ErrorCode.OPERATION_NOT_PERMITTED,
-                "Cannot import since schemas exist already: set force=true to do it nevertheless",
+            raise _not_permitted(
+                "Cannot import since schemas exist already: set force=true to do it nevertheless"
             )
         rows.set(subject, self.name, value)
 

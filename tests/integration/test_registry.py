@@ -31,9 +31,16 @@ SCHEMAS = REPOSITORY / "schemas"
 PAGE_VIEW = json.loads((SCHEMAS / "PageView.avsc").read_text())
 EVENT = {
     "header": {"time": 1432155905000, "server": "web-1", "service": "www", "instance": 7, "sequence": 0},
-    "memberId": None, "clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1",
-    "referrer": None, "userAgent": "curl", "status": 200, "bytes": 512,
-}  # fmt: skip
+    "memberId": None,
+    "clientAddress": "10.0.0.1",
+    "method": "GET",
+    "url": "/",
+    "protocol": "HTTP/1.1",
+    "referrer": None,
+    "userAgent": "curl",
+    "status": 200,
+    "bytes": 512,
+}
 
 
 def sized(number: int) -> dict[str, Any]:
@@ -352,8 +359,10 @@ def test_apply_registers_nothing_when_one_schema_would_be_refused(
     assert ended.returncode == 1
     rows = {row["subject"]: row for row in json.loads(ended.stdout)}
     assert {subject: row["state"] for subject, row in rows.items()} == {
-        "A": "new version", "B": "incompatible", "C": "new",
-    }  # fmt: skip
+        "A": "new version",
+        "B": "incompatible",
+        "C": "new",
+    }
     assert rows["B"]["reasons"] == ["the new schema cannot read version 1: x: string cannot read int"]
     assert ended.stderr.startswith("millrace: 1 of 3 schemas would be refused")
 

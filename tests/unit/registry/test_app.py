@@ -120,9 +120,16 @@ def test_the_same_schema_written_otherwise_is_the_same_schema(ask: Client) -> No
 
 def test_fields_of_newer_clients_do_not_hinder_a_registration(ask: Client) -> None:
     extra: dict[str, Any] = {
-        "schemaType": "AVRO", "references": None, "metadata": {"properties": {"owner": "x"}}, "ruleSet": None,
-        "schemaTagsToAdd": [], "propagateSchemaTags": False, "id": -1, "version": 0, "from the future": 1,
-    }  # fmt: skip
+        "schemaType": "AVRO",
+        "references": None,
+        "metadata": {"properties": {"owner": "x"}},
+        "ruleSet": None,
+        "schemaTagsToAdd": [],
+        "propagateSchemaTags": False,
+        "id": -1,
+        "version": 0,
+        "from the future": 1,
+    }
     assert ask.register("s", V1, **extra) == 1
     assert ask.register("s", V1, ruleSet={"migrationRules": None, "domainRules": []}) == 1
 
@@ -246,7 +253,7 @@ LARGE = {"name": "A", "subject": "s", "version": 2**31}
         ("GET", "/nothing/here", None, (404, 404)),
         ("PATCH", "/subjects", None, (405, 405)),
     ],
-)  # fmt: skip
+)
 def test_every_refusal_has_its_status_and_code(
     refusing: Client, method: str, path: str, body: Any, expected: tuple[int, int]
 ) -> None:
@@ -496,9 +503,13 @@ def test_a_client_that_goes_away_is_no_failure(store: Store, caplog: pytest.LogC
         assert message["type"].startswith("http.response")
 
     scope = {
-        "type": "http", "method": "POST", "path": "/subjects/s", "raw_path": b"/subjects/s",
-        "query_string": b"", "headers": [(b"content-type", b"application/json")],
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": "/subjects/s",
+        "raw_path": b"/subjects/s",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
     asyncio.run(create_app(store)(scope, receive, send))
     assert next(messages, None) is None, "it was read to its end"
     assert caplog.records == []

@@ -51,7 +51,7 @@ def test_a_primitive_is_written_as_its_bare_name(name: str) -> None:
             '{"x":{"a":2,"b":1},"items":"string","type":"array"}',
         ),
     ],
-)  # fmt: skip
+)
 def test_texts_that_mean_the_same_have_one_fingerprint(one: str, other: str) -> None:
     assert parse(one).fingerprint() == parse(other).fingerprint()
 
@@ -80,8 +80,10 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         {"name": "i", "type": "int", "order": "ignore"},
         {"name": "d", "type": {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}},
         {"name": "f", "type": {"type": "fixed", "name": "other.F", "size": 4, "aliases": ["Old", "x.Older"]}},
-        namespace="n", doc="ünïcode", aliases=["Was"],
-    )  # fmt: skip
+        namespace="n",
+        doc="ünïcode",
+        aliases=["Was"],
+    )
     written = json.loads(text_of(schema))
     schema["fields"][4]["type"] = {**schema["fields"][4]["type"], "name": "F", "namespace": "other"}
     assert written == schema
@@ -119,12 +121,17 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         ('{"type":"record","name":"R","fields":["a"]}', "needs a `name`"),
         ('{"type":"record","name":"R","fields":[{"name":"a-b","type":"int"}]}', "is not a name"),
         ('{"type":"record","name":"R","fields":[{"name":"a"}]}', "R.a: a field needs a `type`"),
-        ('{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"long"}]}',
-         "field a is there twice"),
+        (
+            '{"type":"record","name":"R","fields":[{"name":"a","type":"int"},{"name":"a","type":"long"}]}',
+            "field a is there twice",
+        ),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","order":"up"}]}', "order 'up'"),
         ('{"type":"record","name":"R","fields":[{"name":"a","type":"int","aliases":"b"}]}', "`aliases`"),
-        ('{"type":"record","name":"R","fields":[{"name":"a","type":"R2"},'
-         '{"name":"b","type":{"type":"record","name":"R2","fields":[]}}]}', "define it before"),
+        (
+            '{"type":"record","name":"R","fields":[{"name":"a","type":"R2"},'
+            '{"name":"b","type":{"type":"record","name":"R2","fields":[]}}]}',
+            "define it before",
+        ),
         ('[{"type":"fixed","name":"F","size":1},{"type":"fixed","name":"F","size":2}]', "defined twice"),
         ('{"type":"fixed","name":"F","size":-1}', "size"),
         ('{"type":"fixed","name":"F","size":true}', "size"),
@@ -133,7 +140,7 @@ def test_nothing_a_reader_can_see_is_lost() -> None:
         ('{"type":"enum","name":"E","symbols":["A-B"]}', "is not a name"),
         ('{"type":"enum","name":"E","symbols":["A"],"default":"B"}', "none of its symbols"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_schema_is_refused_in_one_line(text: str, why: str) -> None:
     with pytest.raises(InvalidSchema, match=why) as refusal:
         parse(text)
@@ -150,22 +157,39 @@ INNER = {
 @pytest.mark.parametrize(
     ("schema", "default", "valid"),
     [
-        ("int", 2**31 - 1, True), ("int", 2**31, False), ("int", 1.5, False), ("int", True, False),
-        ("long", 2**63 - 1, True), ("long", -(2**63) - 1, False), ("double", 1, True), ("float", "1", False),
-        ("boolean", False, True), ("boolean", 0, False), ("null", None, True), ("string", None, False),
-        ("bytes", "ÿ", True), ("bytes", "Ā", False), ("string", "Ā", True),
-        (["null", "int"], None, True), (["null", "int"], 1, True), (["null", "int"], "x", False),
-        ({"type": "array", "items": "int"}, [1], True), ({"type": "array", "items": "int"}, ["a"], False),
-        ({"type": "map", "values": "int"}, {"a": 1}, True), ({"type": "map", "values": "int"}, [1], False),
+        ("int", 2**31 - 1, True),
+        ("int", 2**31, False),
+        ("int", 1.5, False),
+        ("int", True, False),
+        ("long", 2**63 - 1, True),
+        ("long", -(2**63) - 1, False),
+        ("double", 1, True),
+        ("float", "1", False),
+        ("boolean", False, True),
+        ("boolean", 0, False),
+        ("null", None, True),
+        ("string", None, False),
+        ("bytes", "ÿ", True),
+        ("bytes", "Ā", False),
+        ("string", "Ā", True),
+        (["null", "int"], None, True),
+        (["null", "int"], 1, True),
+        (["null", "int"], "x", False),
+        ({"type": "array", "items": "int"}, [1], True),
+        ({"type": "array", "items": "int"}, ["a"], False),
+        ({"type": "map", "values": "int"}, {"a": 1}, True),
+        ({"type": "map", "values": "int"}, [1], False),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "A", True),
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "B", False),
         ({"type": "fixed", "name": "F", "size": 2}, "ab", True),
         ({"type": "fixed", "name": "F", "size": 2}, "a", False),
-        (INNER, {"x": 1}, True), (INNER, {"y": 1}, False), (INNER, 1, False),
+        (INNER, {"x": 1}, True),
+        (INNER, {"y": 1}, False),
+        (INNER, 1, False),
         ({"type": "long", "logicalType": "timestamp-millis"}, 0, True),
         ({"type": "long", "logicalType": "timestamp-millis"}, "now", False),
     ],
-)  # fmt: skip
+)
 def test_a_default_must_fit_its_field(schema: Any, default: Any, valid: bool) -> None:
     text = json.dumps(record({"name": "a", "type": schema, "default": default}))
     if valid:
@@ -224,7 +248,7 @@ def test_referenced_types_are_written_out_once_where_they_are_used_first() -> No
     schema = parse(
         '{"type":"record","name":"o.R","fields":[{"name":"k","type":"n.K"},{"name":"h","type":"n.H"},{"name":"i","type":"n.H"}]}',
         header.definitions,
-    )  # fmt: skip
+    )
     assert "symbols" not in schema.text
     fastavro.parse_schema(json.loads(schema.resolved_text))
     assert schema.resolved_text.count('"symbols"') == 1
@@ -248,7 +272,7 @@ def complex_types(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         ),
         names.map(lambda name: {"type": "enum", "name": name, "symbols": ["X", "Y"]}),
         st.lists(children, min_size=1, max_size=3),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=150, deadline=None)

@@ -56,12 +56,18 @@ RENAMED = {"type": "record", "name": "S", "namespace": "n", "aliases": ["R"], "f
 READABLE: dict[str, tuple[Any, Any, Any, Any]] = {
     "the same": (record(A), {"a": 1}, record(A), {"a": 1}),
     "a field with a default added": (
-        record(A), {"a": 1}, record(A, field("b", "string", default="x")), {"a": 1, "b": "x"},
+        record(A),
+        {"a": 1},
+        record(A, field("b", "string", default="x")),
+        {"a": 1, "b": "x"},
     ),
     "a field removed": (record(A, B), {"a": 1, "b": "y"}, record(A), {"a": 1}),
     "fields in another order": (record(A, B), {"a": 1, "b": "y"}, record(B, A), {"b": "y", "a": 1}),
     "a field renamed with an alias": (
-        record(A), {"a": 1}, record(field("z", "int", aliases=["a"])), {"z": 1},
+        record(A),
+        {"a": 1},
+        record(field("z", "int", aliases=["a"])),
+        {"z": 1},
     ),
     "int to long": ("int", 7, "long", 7),
     "int to float": ("int", 7, "float", 7.0),
@@ -81,14 +87,18 @@ READABLE: dict[str, tuple[Any, Any, Any, Any]] = {
     "a logical type added": ("long", 7, {"type": "long", "logicalType": "some-count"}, 7),
     "a record renamed with an alias": (record(A, namespace="n"), {"a": 1}, RENAMED, {"a": 1}),
     "a record inside an optional field": (
-        record(field("o", ["null", inner("In", A)])), {"o": {"a": 1}},
-        record(field("o", ["null", inner("In", A, field("b", "int", default=2))])), {"o": {"a": 1, "b": 2}},
+        record(field("o", ["null", inner("In", A)])),
+        {"o": {"a": 1}},
+        record(field("o", ["null", inner("In", A, field("b", "int", default=2))])),
+        {"o": {"a": 1, "b": 2}},
     ),
     "a recursive record": (
-        record(LIST), {"next": {"next": None}},
-        record(LIST, field("n", "int", default=0)), {"next": {"next": None, "n": 0}, "n": 0},
+        record(LIST),
+        {"next": {"next": None}},
+        record(LIST, field("n", "int", default=0)),
+        {"next": {"next": None, "n": 0}, "n": 0},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", READABLE)
@@ -108,45 +118,69 @@ def decode(writer: Any, value: Any, reader: Any) -> Any:
 # writer, a value that the reader cannot read, reader, the reason
 UNREADABLE: dict[str, tuple[Any, Any, Any, str]] = {
     "a field without default added": (
-        record(A), {"a": 1}, record(A, B), "field b has no default and is not in the data",
+        record(A),
+        {"a": 1},
+        record(A, B),
+        "field b has no default and is not in the data",
     ),
     "a field renamed": (
-        record(A), {"a": 1}, record(field("z", "int")), "field z has no default and is not in the data",
+        record(A),
+        {"a": 1},
+        record(field("z", "int")),
+        "field z has no default and is not in the data",
     ),
     "a type changed": (record(A), {"a": 1}, record(field("a", "string")), "a: string cannot read int"),
     "a type narrowed": (record(field("a", "long")), {"a": 1}, record(A), "a: int cannot read long"),
     "double to float": (
-        record(field("a", "double")), {"a": 1.0}, record(field("a", "float")), "a: float cannot read double",
+        record(field("a", "double")),
+        {"a": 1.0},
+        record(field("a", "float")),
+        "a: float cannot read double",
     ),
     "an optional field made required": (
-        record(field("a", ["null", "int"])), {"a": None}, record(A), "a: int cannot read null",
+        record(field("a", ["null", "int"])),
+        {"a": None},
+        record(A),
+        "a: int cannot read null",
     ),
     "a union shrunk": (
-        record(field("a", ["null", "int"])), {"a": 1},
-        record(field("a", ["null", "string", "boolean"])), "a: the union cannot hold int",
+        record(field("a", ["null", "int"])),
+        {"a": 1},
+        record(field("a", ["null", "string", "boolean"])),
+        "a: the union cannot hold int",
     ),
     "an optional type changed": (
-        record(field("a", ["null", "int"])), {"a": 1},
-        record(field("a", ["null", "string"])), "a: string cannot read int",
+        record(field("a", ["null", "int"])),
+        {"a": 1},
+        record(field("a", ["null", "string"])),
+        "a: string cannot read int",
     ),
     "a symbol removed": (
-        record(field("e", enum("A", "B"))), {"e": "B"},
-        record(field("e", enum("A"))), "e: enum lacks the symbols 'B' and has no default",
+        record(field("e", enum("A", "B"))),
+        {"e": "B"},
+        record(field("e", enum("A"))),
+        "e: enum lacks the symbols 'B' and has no default",
     ),
     "a fixed resized": (
-        record(field("f", fixed(2))), {"f": b"ab"},
-        record(field("f", fixed(4))), "f: fixed of size 4 cannot read size 2",
+        record(field("f", fixed(2))),
+        {"f": b"ab"},
+        record(field("f", fixed(4))),
+        "f: fixed of size 4 cannot read size 2",
     ),
     "items narrowed": (array("string"), ["x"], array("int"), "items: int cannot read string"),
     "inside an optional record": (
-        record(field("o", ["null", inner("In", A)])), {"o": {"a": 1}},
-        record(field("o", ["null", inner("In", A, B)])), "o: field b has no default and is not in the data",
+        record(field("o", ["null", inner("In", A)])),
+        {"o": {"a": 1}},
+        record(field("o", ["null", inner("In", A, B)])),
+        "o: field b has no default and is not in the data",
     ),
     "deep inside": (
-        record(field("x", inner("X", field("y", mapped("long"))))), {"x": {"y": {"k": 1}}},
-        record(field("x", inner("X", field("y", mapped("int"))))), "x.y.values: int cannot read long",
+        record(field("x", inner("X", field("y", mapped("long"))))),
+        {"x": {"y": {"k": 1}}},
+        record(field("x", inner("X", field("y", mapped("int"))))),
+        "x.y.values: int cannot read long",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", UNREADABLE)
@@ -166,7 +200,8 @@ def test_an_incompatible_reader_fails_on_the_data_and_the_reason_names_the_field
             "timestamp-micros would read timestamp-millis, whose numbers mean something else",
         ),
         (
-            {"type": "int", "logicalType": "time-millis"}, {"type": "long", "logicalType": "time-micros"},
+            {"type": "int", "logicalType": "time-millis"},
+            {"type": "long", "logicalType": "time-micros"},
             "time-micros would read time-millis, whose numbers mean something else",
         ),
         (
@@ -175,7 +210,7 @@ def test_an_incompatible_reader_fails_on_the_data_and_the_reason_names_the_field
             "decimal(9, 3) would read decimal(9, 2), whose numbers mean something else",
         ),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_would_silently_mean_something_else_are_incompatible(
     writer: Any, reader: Any, reason: str
 ) -> None:
