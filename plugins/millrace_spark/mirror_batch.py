@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ErrorCode, MillraceError, UnknownTopicOrPartition
-from millrace.mirror.origin import FETCH_BYTES, fetch, offset_rules
+from millrace.mirror.examine import FETCH_BYTES, fetch, offset_rules
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch

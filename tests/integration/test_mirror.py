@@ -20,7 +20,7 @@ from millrace.client.cluster_client import ClusterClient
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import BrokerError, PolicyViolation
-from millrace.mirror.origin import fetch, offset_rules
+from millrace.mirror.examine import fetch, offset_rules
 from millrace.mirror.runs import OffsetRules, Run, beginning, runs_of
 from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.records.mirror_position import Origin, PositionMismatch

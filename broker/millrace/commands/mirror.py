@@ -16,8 +16,8 @@ from millrace.commands.printing import json_option, print_rows
 from millrace.config import BrokerConfig, load
 from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
+from millrace.mirror.examine import examine
 from millrace.mirror.offset_search import Outcome
-from millrace.mirror.origin import examine
 from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor

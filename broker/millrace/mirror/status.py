@@ -16,7 +16,7 @@ from millrace.config import OriginConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import PartitionState
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace.mirror.origin import examine
+from millrace.mirror.examine import examine
 from millrace.mirror.states import State
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorAppended, MirrorMode

@@ -10,9 +10,9 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
 
 from millrace.errors import ConfigError
 from millrace_airflow.command_line import interval
-from millrace_airflow.completeness import Judgement, Step, ask
 from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
 from millrace_airflow.triggers.completeness import CompletenessTrigger
+from millrace_airflow.waiting import Judgement, Step, ask
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

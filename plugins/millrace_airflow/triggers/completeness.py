@@ -9,8 +9,8 @@ from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from millrace_airflow.completeness import Step, ask
 from millrace_airflow.hooks.millrace import MillraceHook
+from millrace_airflow.waiting import Step, ask
 
 ARGUMENTS = ("conn_id", "topic", "start", "end", "until", "unknown_until", "poke_interval")
 

@@ -25,7 +25,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from millrace.errors import MillraceError
-from millrace_airflow import completeness
+from millrace_airflow import waiting
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
 from millrace_airflow.operators.load import (
@@ -320,7 +320,7 @@ class Auditor:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: str) -> None:
         self.verdicts = list(verdicts)
         self.asked: list[tuple[str, str, datetime, datetime]] = []
-        monkeypatch.setattr(completeness, "completeness", self)
+        monkeypatch.setattr(waiting, "completeness", self)
 
     def __call__(self, url: str, topic: str, start: datetime, end: datetime) -> Completeness:
         self.asked.append((url, topic, start, end))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_airflow import completeness
-from millrace_airflow.completeness import Judgement, Step, ask, describe, judge
+from millrace_airflow import waiting
+from millrace_airflow.waiting import Judgement, Step, ask, describe, judge
 from millrace_audit.answer import Completeness, Finding, Window
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
@@ -94,8 +94,8 @@ def test_an_auditor_that_does_not_answer_is_waited_for(monkeypatch: pytest.Monke
     def no_answer(*arguments: object) -> Completeness:
         raise MillraceError("no auditor answers at http://a")
 
-    monkeypatch.setattr(completeness, "completeness", no_answer)
+    monkeypatch.setattr(waiting, "completeness", no_answer)
     soon, passed = datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) - timedelta(hours=1)
-    waiting = ask("http://a", "PageView", START, END, soon, None)
-    assert waiting == Judgement(Step.WAIT, "no auditor answers at http://a")
+    judgement = ask("http://a", "PageView", START, END, soon, None)
+    assert judgement == Judgement(Step.WAIT, "no auditor answers at http://a")
     assert ask("http://a", "PageView", START, END, passed, soon).step is Step.TIME_IS_UP
