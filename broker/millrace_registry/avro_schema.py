@@ -30,7 +30,7 @@ _PART = {"array": "items", "map": "values"}
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH = 64
-"""Nesting beyond this is refused: everything here, and every client's parser, recurses."""
+"""Deepest nesting that is accepted: the functions here, and every client's parser, recurse."""
 _KEY_ORDER = (
     *("type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size"),
     *("default", "order", "aliases", "logicalType"),
@@ -117,10 +117,9 @@ def _too_deep() -> InvalidSchema:
 class DefaultChecker:
     """Whether JSON values are defaults for schemas that use these definitions; values must stay alive.
 
-    Apache's Python library leaves this open, yet a default that does not fit fails the first reader that
-    needs it, long after the schema was accepted.
-    Each value is looked at once for each named type: unions of records that hold each other would else be
-    tried in every combination, twice as many for each level that the default is nested deeper.
+    Apache's Python library does not check defaults. One that does not fit fails the first reader that needs
+    it, long after the schema was accepted. A value is checked once for each named type: unions of records
+    that hold each other would else be tried in every combination, twice as many for each level of nesting.
     """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
@@ -210,8 +209,7 @@ class _Reader:
     def _name(self, name: str, namespace: str, where: str) -> str:
         if name in PRIMITIVES:
             return name
-        candidates = [name] if "." in name else [_join(namespace, name), name]
-        for candidate in candidates:
+        for candidate in (_join(namespace, name), name):
             if candidate in self.definitions:
                 return candidate
         raise InvalidSchema(f"{where}: unknown type {name!r}; define it before its first use")
@@ -287,7 +285,7 @@ def _full_name(value: Mapping[str, Json], enclosing: str, where: str) -> str:
     name, namespace = value.get("name"), value.get("namespace")
     if not isinstance(name, str) or not (namespace is None or isinstance(namespace, str)):
         raise InvalidSchema(f"{where}: {value['type']} needs a `name` that is a string")
-    full = name if "." in name else _join(enclosing if namespace is None else namespace, name)
+    full = _join(enclosing if namespace is None else namespace, name)
     _names([full], where, dots=True)
     if full.rpartition(".")[2] in PRIMITIVES:
         raise InvalidSchema(f"{where}: a type cannot be named {full}, after a primitive type")

@@ -13,11 +13,11 @@ from millrace_registry.errors import InvalidSchema
 from millrace_registry.store import Reference, StoredSchema, Transaction
 
 MAX_REFERENCES = 250
-"""Schemas that one schema may refer to, directly and through others."""
+"""Most schemas that one schema may refer to, directly and through others."""
 MAX_REFERENCE_DEPTH = 32
-"""Steps from a schema to the last one that it refers to through others."""
+"""Most steps from a schema to the last one that it refers to through others."""
 MAX_REFERENCED_CHARACTERS = 2 << 20
-"""Text of all schemas that one schema may refer to, directly and through others."""
+"""Longest text of all the schemas that one schema refers to, directly and through others."""
 
 
 @dataclass(frozen=True, slots=True)

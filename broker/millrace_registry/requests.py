@@ -1,7 +1,7 @@
 """What a client sends, read strictly: paths, bodies, subjects, ids.
 
-Fields that a body may have and the registry does not know are ignored, because newer clients send more of
-them with every release; data rules are the exception, since a client would believe them to be in force.
+Unknown fields of a body are ignored, because newer clients send more of them with every release. Data rules
+are refused, because a client would believe them to be in force.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEDIA_TYPES = (
     "application/vnd.schemaregistry+json",
     "application/json",
 )
-"""Written and read; the first is the default."""
+"""Media types of requests and answers; the first is the default."""
 MAX_SCHEMA_BYTES = 1 << 20
 MAX_BODY_BYTES = 3 * MAX_SCHEMA_BYTES
-"""A schema travels as a JSON string, whose escapes can take more room than its text."""
+"""Largest body: a schema travels as a JSON string, whose escapes can take more room than its text."""
 MAX_SUBJECT_BYTES = 2600
-"""What PostgreSQL keeps in an index is at most 2,704 bytes, with a number beside the subject."""
+"""Longest name of a subject: PostgreSQL indexes at most 2,704 bytes, the version's number included."""
 
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _READ_ONLY_MEDIA_TYPES = ("application/octet-stream", "")
@@ -41,8 +41,8 @@ _READ_ONLY_MEDIA_TYPES = ("application/octet-stream", "")
 class ConfluentHttp:
     """Reads paths and chooses media types as Confluent's registry does, around the whole application.
 
-    Servers hand the path on decoded, so a subject `a/b` would look like two segments. Here each segment stays
-    encoded as far as it must be, and `subject_name` undoes the rest. One slash at the end means nothing. An
+    Servers decode a path before it is split, so a subject `a/b` would look like two segments. Here a segment
+    keeps its encoded `/` and `%` until `subject_name` decodes them. One slash at the end means nothing. An
     answer has the first of our media types that the client names, else the default one.
     """
 

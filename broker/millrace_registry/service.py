@@ -2,7 +2,7 @@
 
 One id for each distinct schema, over all subjects, given once. A subject is a list of versions; a new one
 must keep the subject's compatibility level. Knows neither HTTP nor SQL: `app.py` calls it in a transaction
-of `store.py`. Every change reads and writes in one that no other writer overlaps.
+of `store.py`. A change reads and writes in one transaction that no other writer overlaps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millrace_registry.store import Reference, Store, StoredSchema, StoredVersio
 _log = logging.getLogger("millrace.registry")
 
 LATEST = -1
-"""As the number of a version: the newest live one."""
+"""The number that stands for the newest live version, as in Confluent's paths."""
 GLOBAL = ""
 """The subject under which settings for all subjects are kept."""
 
@@ -133,7 +133,10 @@ def _choose(versions: Sequence[StoredVersion], number: int) -> StoredVersion:
 
 
 def find_uses(rows: Transaction, schema_id: int, *, deleted: bool = False) -> list[StoredVersion]:
-    """The versions that hold the schema of an id, which is known as long as one does, deleted or not."""
+    """The live versions that hold the schema of an id, with `deleted` all of them.
+
+    SCHEMA_NOT_FOUND when not even a deleted version holds it.
+    """
     versions = rows.versions(schema_id=schema_id, deleted=None)
     if not versions:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {schema_id} not found")
@@ -164,7 +167,7 @@ def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: b
 def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
     """Register a schema; the version that holds it, the existing one if the subject has it already."""
     parser = SchemaParser()
-    with store.read() as rows:  # the common case takes no lock: a client that starts again
+    with store.read() as rows:  # a client that starts again, the common case, takes no lock
         existing = _check_candidate(rows, parser, subject, candidate)
     if existing is not None:
         return existing
