@@ -121,7 +121,7 @@ class Admission:
         return next(iter(self._unfinished), None)
 
     def pass_over_oldest(self, since: float) -> None:
-        """Put the oldest unfinished request behind the others if nothing of it came since then."""
+        """Put the oldest unfinished request behind the others if it did not go on since then."""
         oldest = self._oldest()
         if oldest is not None and oldest.received_at <= since:
             del self._unfinished[oldest]

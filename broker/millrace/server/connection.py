@@ -30,6 +30,8 @@ SEND_BYTES = 256 << 10
 """Small answers are joined to about this much for one send."""
 MIN_UNJOINED_BYTES = 64 << 10
 """Parts this large are sent as they are: the same bytes may be in the answers to many."""
+PROGRESS_BYTES = 16 << 10
+"""A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
 ANONYMOUS = "User:ANONYMOUS"
 
 
@@ -67,6 +69,9 @@ class ClientConnection:
     queued_bytes: int = 0
     held: int = 0
     received_at: float = field(init=False)
+    """When a request of the client went on or was whole last."""
+    received_bytes: int = 0
+    """What has come since then."""
     took_at: float = field(init=False)
     """When the client took bytes of an answer last."""
     events: int = select.EPOLLIN | select.EPOLLRDHUP
@@ -83,10 +88,15 @@ class ClientConnection:
         return bool(self._out) or not self.requests or self.requests[0].parts is not None
 
     def stalled_since(self, since: float) -> bool:
-        """True when since then the client has neither sent more of its request nor taken its answers."""
+        """True when since then neither its request went on nor the client took of its answers."""
         if self.received_at > since or self.took_at > since:
             return False
         return bool(self._out) or (self.framer.unfinished and not self._sent_more())
+
+    def note_received(self, count: int) -> None:
+        self.received_bytes += count
+        if self.received_bytes >= PROGRESS_BYTES:
+            self.received_bytes, self.received_at = 0, self.loop.now
 
     def _sent_more(self) -> bool:
         """True when bytes wait in the socket: then not the client is late."""

@@ -57,7 +57,7 @@ IDLE_CHECKS = 4
 STALLED_S = 10.0
 """The longest that a client may stall while all together hold too much."""
 STALL_CHECK_S = 1.0
-"""If nothing of the oldest unfinished request came since the last check, the next one is read."""
+"""If the oldest unfinished request did not go on since the last check, the next one is read."""
 
 ServeNext = Callable[[ClientConnection, RequestFramer], Request | None]
 """Serves what comes next in a client's bytes; None when no frame is whole."""
@@ -316,7 +316,7 @@ class Server:
         if count == 0:
             self.drop(connection)
             return
-        connection.received_at = self.now
+        connection.note_received(count)
         if room is None:
             framer.receive_data(self._buffer[self._used : self._used + count])
             self._used += count
@@ -344,7 +344,8 @@ class Server:
         if connection.closed:
             return
         if served:
-            connection.served_at = self.now
+            connection.served_at = connection.received_at = self.now
+            connection.received_bytes = 0
         if connection.queued_bytes > EARLY_SEND_BYTES:
             self._send(connection)
         else:

@@ -339,6 +339,37 @@ def test_a_client_does_not_stall_when_it_is_the_broker_that_reads_slowly(
     assert not caplog.records
 
 
+def test_who_sends_large_requests_byte_by_byte_does_not_keep_others_waiting(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "STALLED_S", 0.5)
+    monkeypatch.setattr(loop, "STALL_CHECK_S", 0.1)
+    running = start(max_buffered_bytes=512 * KIB)
+    slow = [connect(running) for _ in range(3)]
+    for client in slow:
+        client.socket.sendall(struct.pack(">i", 250 * KIB) + bytes(200 * KIB))
+    wait_until("they hold too much", lambda: running.server.admission.over_limit)
+    answered = threading.Event()
+
+    def trickle() -> None:
+        while not answered.wait(0.01):
+            for client in slow:
+                with contextlib.suppress(OSError):
+                    client.socket.sendall(b"-")
+
+    thread = threading.Thread(target=trickle)
+    thread.start()
+    try:
+        honest = connect(running)
+        honest.socket.settimeout(5)
+        honest.send(7, bytes(200 * KIB))
+        assert honest.receive() == (7, bytes(200 * KIB))
+        wait_until("they are closed", lambda: not running.server.admission.over_limit)
+    finally:
+        answered.set()
+        thread.join()
+
+
 def test_who_does_not_take_answers_while_the_budget_is_spent_is_closed_who_takes_a_little_is_not(
     start: Start, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
