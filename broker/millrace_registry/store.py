@@ -107,12 +107,13 @@ class Transaction:
     """
 
     def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+        self.connection = connection
+        self._execute = connection.execute
 
     def schema(self, schema_id: int | None = None, *, fingerprint: str | None = None) -> StoredSchema | None:
         """The schema of an id or a fingerprint, whether or not a version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
-        row = self._connection.execute(query).first()
+        row = self._execute(query).first()
         return None if row is None else _schema(row)
 
     def add_schema(
@@ -120,14 +121,14 @@ class Transaction:
     ) -> StoredSchema:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
-            last = self._connection.execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
+            last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
             schema_id = (last or 0) + 1
         listed = json.dumps([[r.name, r.subject, r.version] for r in references])
         values = {"id": schema_id, "fingerprint": fingerprint, "text": text, "reference_list": listed}
-        self._connection.execute(_schemas.insert(), values)
+        self._execute(_schemas.insert(), values)
         for subject, version in {(r.subject, r.version) for r in references}:
             row = {"schema_id": schema_id, "subject": subject, "version": version}
-            self._connection.execute(_references.insert(), row)
+            self._execute(_references.insert(), row)
         return StoredSchema(schema_id, text, tuple(references))
 
     def versions(
@@ -145,31 +146,27 @@ class Transaction:
         columns |= {_versions.c.schema_id: schema_id, _schemas.c.fingerprint: fingerprint}
         query = _matching(_VERSIONS, {**columns, _versions.c.deleted: deleted}, prefix)
         versions = [
-            StoredVersion(row.subject, row.version, row.deleted, _schema(row))
-            for row in self._connection.execute(query)
+            StoredVersion(row.subject, row.version, row.deleted, _schema(row)) for row in self._execute(query)
         ]
         # Sorted here: databases disagree on the order of text.
         return sorted(versions, key=lambda version: (version.subject, version.version))
 
     def subjects(self, *, prefix: str = "", deleted: bool | None = False) -> list[str]:
         """Names of the subjects that have such versions, sorted."""
-        query = sa.select(_versions.c.subject).distinct()
-        return sorted(
-            self._connection.execute(_matching(query, {_versions.c.deleted: deleted}, prefix)).scalars()
-        )
+        query = _matching(sa.select(_versions.c.subject).distinct(), {_versions.c.deleted: deleted}, prefix)
+        return sorted(self._execute(query).scalars())
 
     def add_version(self, subject: str, schema: StoredSchema, version: int | None = None) -> StoredVersion:
         """Store a live version under the subject's next number, or under a given one that is free."""
-        query = sa.select(_subjects.c.last_version).where(_subjects.c.name == subject)
-        last = self._connection.execute(query).scalar()
+        same = _subjects.c.name == subject
+        last = self._execute(sa.select(_subjects.c.last_version).where(same)).scalar()
         number = (last or 0) + 1 if version is None else version
         if last is None:
-            self._connection.execute(_subjects.insert(), {"name": subject, "last_version": number})
+            self._execute(_subjects.insert(), {"name": subject, "last_version": number})
         elif number > last:
-            change = _subjects.update().where(_subjects.c.name == subject)
-            self._connection.execute(change.values(last_version=number))
+            self._execute(_subjects.update().where(same).values(last_version=number))
         row = {"subject": subject, "version": number, "schema_id": schema.id, "deleted": False}
-        self._connection.execute(_versions.insert(), row)
+        self._execute(_versions.insert(), row)
         return StoredVersion(subject, number, False, schema)
 
     def delete_version(self, version: StoredVersion, *, permanent: bool) -> None:
@@ -179,11 +176,11 @@ class Transaction:
         """
         row = sa.and_(_versions.c.subject == version.subject, _versions.c.version == version.version)
         change = _versions.delete() if permanent else _versions.update().values(deleted=True)
-        self._connection.execute(change.where(row))
+        self._execute(change.where(row))
 
     def remove_subject(self, subject: str) -> None:
         """Forget a subject that has no versions left: its numbers start at 1 again."""
-        self._connection.execute(_subjects.delete().where(_subjects.c.name == subject))
+        self._execute(_subjects.delete().where(_subjects.c.name == subject))
 
     def referenced_by(self, subject: str, version: int, *, deleted: bool | None = False) -> list[int]:
         """Ids of the schemas that refer to this version and have such versions themselves."""
@@ -193,19 +190,15 @@ class Transaction:
             .where(_references.c.subject == subject, _references.c.version == version)
             .distinct()
         )
-        return sorted(self._connection.execute(_matching(query, {_versions.c.deleted: deleted})).scalars())
+        return sorted(self._execute(_matching(query, {_versions.c.deleted: deleted})).scalars())
 
     def setting(self, subject: str, name: str) -> str | None:
-        query = sa.select(_settings.c.value)
-        query = query.where(_settings.c.subject == subject, _settings.c.name == name)
-        return self._connection.execute(query).scalar()
+        return self._execute(sa.select(_settings.c.value).where(_setting(subject, name))).scalar()
 
     def set(self, subject: str, name: str, value: str | None) -> None:
-        match = sa.and_(_settings.c.subject == subject, _settings.c.name == name)
-        self._connection.execute(_settings.delete().where(match))
+        self._execute(_settings.delete().where(_setting(subject, name)))
         if value is not None:
-            row = {"subject": subject, "name": name, "value": value}
-            self._connection.execute(_settings.insert(), row)
+            self._execute(_settings.insert(), {"subject": subject, "name": name, "value": value})
 
 
 def _matching(
@@ -214,6 +207,10 @@ def _matching(
     """The rows that have these values, where they are not None, and subjects that begin with the prefix."""
     query = query.where(*(column == value for column, value in columns.items() if value is not None))
     return query.where(_versions.c.subject.startswith(prefix, autoescape=True)) if prefix else query
+
+
+def _setting(subject: str, name: str) -> sa.ColumnElement[bool]:
+    return sa.and_(_settings.c.subject == subject, _settings.c.name == name)
 
 
 def _schema(row: Any) -> StoredSchema:
@@ -240,8 +237,8 @@ class Store:
                 "a registry in memory would give the same ids again after a restart: name a file,"
                 " for example sqlite:////var/lib/millrace/registry.db"
             )
-        with cls(engine).write() as transaction:
-            _metadata.create_all(transaction._connection)
+        with cls(engine).write() as rows:
+            _metadata.create_all(rows.connection)
 
     @contextmanager
     def read(self) -> Iterator[Transaction]:

@@ -483,7 +483,7 @@ def test_health_says_ok_and_a_broken_database_says_50001(ask: Client, store: Sto
     ask.register("s", V1)
     with store.write() as rows:
         for table in ("schema_references", "subject_versions", "schemas", "subjects", "settings"):
-            rows._connection.exec_driver_sql(f"DROP TABLE {table}")
+            rows.connection.exec_driver_sql(f"DROP TABLE {table}")
     for method, path, body in (
         ("GET", "/healthz", None),
         ("GET", "/subjects", None),

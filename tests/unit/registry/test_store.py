@@ -172,7 +172,7 @@ def test_sqlite_commits_reach_the_disk_before_they_are_acknowledged(tmp_path: Pa
     store = Store.open(f"sqlite:///{tmp_path}/registry.db")
     with store.read() as rows:
         pragmas = [
-            rows._connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            rows.connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys")
         ]
     assert pragmas == ["wal", 2, 1], "write-ahead log, synchronous FULL, foreign keys on"
