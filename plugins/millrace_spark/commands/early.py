@@ -51,8 +51,8 @@ def topics_to_load(
         )
     with SchemaRegistryClient(registry) as schemas:
         without = [name for name in matched if not schemas.versions(name)]
-        # One of the topics may have a table, which has its schema.
-        if not matched and _are_new(warehouse, named) and not any(map(schemas.versions, named)):
+        # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
+        if not matched and not any(map(schemas.versions, named)) and _are_new(warehouse, named):
             raise MillraceError(
                 f"no schema is registered for {named[0]!r} at {registry}: register it with"
                 " `millrace schemas apply`, then load again"

@@ -19,7 +19,7 @@ import millrace_registry.client
 import millrace_spark.jobs.submit
 from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
-from millrace_registry.client import RegisteredVersion
+from millrace_registry.client import RegisteredVersion, RegistryUnavailable
 from millrace_spark.commands import early
 from millrace_spark.commands.loading import load, mirror_batch, reload
 from millrace_spark.commands.options import Invocation, run_job
@@ -214,6 +214,28 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
             early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
     else:
         assert early.topics_to_load("/nowhere", "b:1", "http://r", named, matching) == expected
+
+
+def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topic_with_a_table_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Cluster:
+        def topics(self) -> dict[str, Any]:
+            return {"PageView": None}
+
+    class Registry:
+        def versions(self, subject: str) -> list[int]:
+            raise RegistryUnavailable("the registry does not answer")
+
+    def cluster(bootstrap: str, timeout_s: float) -> Any:
+        return nullcontext(Cluster())
+
+    monkeypatch.setattr(millrace.client.cluster_client, "ClusterClient", cluster)
+    monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", lambda _: nullcontext(Registry()))
+    (tmp_path / "PageView").mkdir()
+    for warehouse in (str(tmp_path), "hdfs://namenode/warehouse"):
+        with pytest.raises(RegistryUnavailable):
+            early.topics_to_load(warehouse, "b:1", "http://r", ["PageView"], "")
 
 
 def test_a_name_that_no_column_may_have_is_refused_before_a_jvm_starts_unless_another_topic_can_be_loaded(
