@@ -59,12 +59,18 @@ class BrokerFetcher:
 
     def __init__(self, connection: Connection, *, timeout_s: float) -> None:
         self._connection, self._timeout_s, self._wait_s = connection, timeout_s, 0.0
+        self._used_at = time.monotonic()
         self.answer_bytes = 0
         """What the last answer took, its framing included."""
 
     @property
     def idle(self) -> bool:
         return self._connection.idle
+
+    @property
+    def unused(self) -> bool:
+        """True when no request was sent for so long that the broker may have closed the connection."""
+        return time.monotonic() - self._used_at > MAX_UNUSED_SECONDS
 
     def close(self) -> None:
         self._connection.close()
@@ -123,6 +129,7 @@ class BrokerFetcher:
         return {name: topic.topic_id for name, topic in metadata.topics_of(response).items()}
 
     def _send(self, api_key: ApiKey, version: int, body: bytes) -> None:
+        self._used_at = time.monotonic()
         self._connection.send(api_key, version, body, timeout_s=self._timeout_s)
 
     def _receive(self, wait_s: float = 0.0, buffer: bytearray | None = None) -> memoryview:
@@ -214,7 +221,6 @@ class Puller(Rounds):
         super().__init__(name, log, subject)
         self._client_id = client_id
         self._broker: tuple[tuple[str, int], BrokerFetcher] | None = None
-        self._used_at = 0.0
         self._turns: dict[TopicPartition, None] = {}
 
     @abstractmethod
@@ -223,10 +229,11 @@ class Puller(Rounds):
 
     def connected(self) -> BrokerFetcher:
         """The broker, where it is now; an answer that is outstanding from where it was is awaited first."""
-        address, now = self.address(), time.monotonic()
-        unused, self._used_at = now - self._used_at > MAX_UNUSED_SECONDS, now
-        if self._broker is not None and self._broker[1].idle and (unused or self._broker[0] != address):
-            self.disconnect()
+        address = self.address()
+        if self._broker is not None:
+            connected_to, broker = self._broker
+            if broker.idle and (broker.unused or connected_to != address):
+                self.disconnect()
         if self._broker is None:
             self._broker = (address, self.connect(address))
         return self._broker[1]

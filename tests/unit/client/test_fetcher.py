@@ -168,12 +168,19 @@ def test_a_broker_that_moves_is_asked_where_it_is_once_it_has_answered() -> None
     assert [connection.closed for connection in puller.connections] == [True, False]
 
 
-def test_a_connection_that_was_not_used_for_long_is_not_used_again() -> None:
-    puller = ScriptedPuller()
+def test_a_connection_that_sent_nothing_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, puller = [1000.0], ScriptedPuller()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     first = puller.connected()
+    for _ in range(2):
+        now[0] += 0.6 * fetcher.MAX_UNUSED_SECONDS
+        first.request_topic_ids([])
+        cast(Any, puller.connections[0]).idle = True
+        assert puller.connected() is first
+    now[0] += 0.6 * fetcher.MAX_UNUSED_SECONDS
     assert puller.connected() is first
-    puller._used_at -= 2 * fetcher.MAX_UNUSED_SECONDS
-    assert puller.connected() is not first
+    now[0] += 0.6 * fetcher.MAX_UNUSED_SECONDS
+    assert puller.connected() is not first, "to look whether there is anything to ask for is no use"
     assert [connection.closed for connection in puller.connections] == [True, False]
 
 
