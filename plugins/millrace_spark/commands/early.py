@@ -16,6 +16,7 @@ from pathlib import Path
 
 from millrace.config import parse_addresses
 from millrace.errors import ConfigError, MillraceError
+from millrace.urls import without_secret
 
 TIMEOUT_S = 10.0
 MASTER_TIMEOUT_S = 5.0
@@ -54,14 +55,14 @@ def topics_to_load(
         # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
         if not matched and not any(map(schemas.versions, named)) and _are_new(warehouse, named):
             raise MillraceError(
-                f"no schema is registered for {named[0]!r} at {registry}: register it with"
+                f"no schema is registered for {named[0]!r} at {without_secret(registry)}: register it with"
                 " `millrace schemas apply`, then load again"
             )
     topics = [*named, *(name for name in matched if name not in without)]
     if not topics:
         raise MillraceError(
-            f"no topic that matches {matching!r} has a schema at {registry} ({', '.join(without[:5])}):"
-            " register them with `millrace schemas apply`"
+            f"no topic that matches {matching!r} has a schema at {without_secret(registry)}"
+            f" ({', '.join(without[:5])}): register them with `millrace schemas apply`"
         )
     return topics, without
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from millrace.errors import ConfigError, MillraceError
+from millrace.urls import without_secret
 from millrace_spark.commands import early
 from millrace_spark.commands.options import Invocation, command_of, run_job, show, table_of
 from millrace_spark.jobs.verbs import Load, Mirror, Reload
@@ -49,7 +50,7 @@ def load(request: Load, invocation: Invocation) -> None:
     left_out = [{"topic": topic, "left_out": reason} for topic in without_schema]
     invocation.print([*answer, *left_out], _show_loads)
     for topic in without_schema:
-        click.echo(f"left out: {topic} has no schema at {request.registry}", err=True)
+        click.echo(f"left out: {topic} has no schema at {without_secret(request.registry)}", err=True)
     if reasons := _failures(answer, request.accept_rejected):
         raise MillraceError("; ".join(reasons))
 

@@ -102,11 +102,12 @@ def test_topics_that_failed_and_those_left_out_are_named_beside_the_loaded_ones(
 ) -> None:
     failures = [{"topic": "B", "error": "B has no schema"}, {"topic": "C", "error": "C is gone"}]
     submitted["answer"] = [loaded("A", rejected=1), *failures]
-    shown = CliRunner().invoke(load, ["A", "B", "C", *LOAD, "--topics-matching", ".*", "--json"])
+    options = ["--topics-matching", ".*", "--registry", "http://u:secret@127.0.0.1:2", "--json"]
+    shown = CliRunner().invoke(load, ["A", "B", "C", *LOAD, *options])
     assert isinstance(shown.exception, MillraceError)
     words = str(shown.exception)
     assert words.startswith("B has no schema; C is gone; loaded, but records could not be decoded: 1 in A/")
-    assert "left out: Bare has no schema" in shown.stderr
+    assert "left out: Bare has no schema at http://***@127.0.0.1:2" in shown.stderr
     assert [each["topic"] for each in json.loads(shown.stdout)] == ["A", "B", "C", "Bare"]
 
 
@@ -184,10 +185,10 @@ def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp
         (["Search"], "PageVie.", (["Search", "PageView"], [])),
         ([], ".*", (["PageClick", "PageView", "Search"], ["PageRaw"])),
         (["Gone"], "", "topic 'Gone' does not exist on b:1"),
-        (["PageRaw"], "", "no schema is registered for 'PageRaw' at http://r"),
+        (["PageRaw"], "", "no schema is registered for 'PageRaw' at http://***@r"),
         ([], "Nothing", "no topic on b:1 matches 'Nothing'"),
         ([], "Pag", "no topic on b:1 matches 'Pag'"),
-        ([], "PageRaw", "has a schema at http://r (PageRaw)"),
+        ([], "PageRaw", "has a schema at http://***@r (PageRaw)"),
     ],
 )
 def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_have_a_schema(
@@ -211,9 +212,9 @@ def test_the_topics_of_a_pattern_are_those_whose_whole_name_matches_and_that_hav
     monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", registry)
     if isinstance(expected, str):
         with pytest.raises(MillraceError, match=re.escape(expected)):
-            early.topics_to_load("/nowhere", "b:1", "http://r", named, matching)
+            early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", named, matching)
     else:
-        assert early.topics_to_load("/nowhere", "b:1", "http://r", named, matching) == expected
+        assert early.topics_to_load("/nowhere", "b:1", "http://u:secret@r", named, matching) == expected
 
 
 def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topic_with_a_table_too(
