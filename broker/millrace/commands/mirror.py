@@ -88,9 +88,9 @@ def reset(config: Path, origin: str, topic: str, partition: int | None, at: int 
     """Let stopped partitions go on with what their origin has now.
 
     A partition whose offsets have expired goes on at the first that is left. One whose origin is shorter than
-    what was copied goes on at its end: if its log was begun anew on an empty disk, say --at 0, or what was
-    produced since is left out. One whose topic was deleted and created anew gets a new target partition; the
-    old one keeps what was copied.
+    what was copied goes on at its end: if its log was begun anew on an empty disk, say --partition N --at 0,
+    or what was produced since is left out. One whose topic was deleted and created anew gets a new target
+    partition; the old one keeps what was copied.
 
     Example: millrace mirror reset offline-1.toml --origin dc1 --topic PageView --partition 0
     """
