@@ -13,9 +13,9 @@ help: ## Show this list
 demo: setup ## The whole path once on real processes, then the proof [ACCESS_LOG=file] [FAULT=drop|duplicate] [EVENTS=n]
 	$(BIN)/millrace demo $(DEMO)
 
-# Two at a time take half as long: tests wait more than they compute. The long files come first.
+# Three at a time also on two cores: tests wait more than they compute. The long files come first.
 test: setup ## Unit and integration tests on real ZooKeeper, Spark and Airflow [ACCESS_LOG=file]
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 check: setup ## Style, types and layers
 	$(BIN)/ruff check .
