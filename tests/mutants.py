@@ -24,18 +24,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 MUTANTS = REPOSITORY / "tests" / "mutants.toml"
 PAGE = REPOSITORY / "docs" / "paper.md"
-COPIED = (
-    "broker",
-    "plugins",
-    "dags",
-    "schemas",
-    "deploy",
-    "docs",
-    "tests",
-    "*.toml",
-    "*.md",
-    "Makefile",
-)
+COPIED = ("broker", "plugins", "dags", "schemas", "deploy", "docs", "tests", "*.toml", "*.md", "Makefile")
 WORKERS = 2
 TIMEOUT_S = 300
 """A test that has not ended by then is an error: it has to fail, not to hang."""
@@ -96,16 +85,7 @@ def run_tests(
     """Run these tests in a copy, its own packages before the installed ones."""
     options = ("-m", "soak or not soak", "--hypothesis-profile=first-failure", *options)
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *options,
-            *tests,
-        ],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *tests],
         cwd=root,
         env={
             **os.environ,

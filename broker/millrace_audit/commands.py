@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("millrace.audit")
 
 _registry_option = click.option(
-    "--registry",
-    envvar="MILLRACE_REGISTRY",
-    metavar="URL",
-    required=True,
-    help="The schema registry.",
+    "--registry", envvar="MILLRACE_REGISTRY", metavar="URL", required=True, help="The schema registry."
 )
 
 

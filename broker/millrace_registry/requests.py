@@ -172,8 +172,7 @@ def candidate(body: Mapping[str, Any]) -> Candidate:
     rules = body.get("ruleSet")
     if isinstance(rules, dict) and any(rules.values()):
         raise RegistryError(
-            ErrorCode.INVALID_RULE_SET,
-            "data rules are not supported: register the schema without `ruleSet`",
+            ErrorCode.INVALID_RULE_SET, "data rules are not supported: register the schema without `ruleSet`"
         )
     references = body.get("references") or []
     if not isinstance(references, list):

@@ -66,8 +66,7 @@ class Setting(Generic[Value]):
         """The value that applies; RegistryError when the subject has none and no default is wanted."""
         if subject != GLOBAL and not default_to_global and self.own(rows, subject) is None:
             raise RegistryError(
-                self.not_configured,
-                f"Subject '{subject}' does not have subject-level {self.name} configured",
+                self.not_configured, f"Subject '{subject}' does not have subject-level {self.name} configured"
             )
         return self.of(rows, subject)
 

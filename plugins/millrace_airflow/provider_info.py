@@ -27,10 +27,7 @@ def get_provider_info() -> dict[str, Any]:
 
 
 def _modules(*names: str) -> dict[str, Any]:
-    return {
-        "integration-name": _INTEGRATION,
-        "python-modules": [f"{_PACKAGE}.{name}" for name in names],
-    }
+    return {"integration-name": _INTEGRATION, "python-modules": [f"{_PACKAGE}.{name}" for name in names]}
 
 
 def _connection_type() -> dict[str, Any]:

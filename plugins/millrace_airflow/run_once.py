@@ -88,11 +88,7 @@ def _kill(job: Job) -> None:
 
 
 def run_dag(
-    dag_id: str,
-    dags_folder: Path,
-    run_conf: dict[str, str],
-    report: IO[str],
-    on_task: Callable[[], None],
+    dag_id: str, dags_folder: Path, run_conf: dict[str, str], report: IO[str], on_task: Callable[[], None]
 ) -> list[str]:
     """Run the DAG in a migrated database; `task: reason` of each task that failed, [] on success.
 

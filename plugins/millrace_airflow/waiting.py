@@ -38,12 +38,7 @@ class Judgement:
 
 
 def ask(
-    auditor: str,
-    topic: str,
-    start: datetime,
-    end: datetime,
-    until: datetime,
-    unknown_until: datetime | None,
+    auditor: str, topic: str, start: datetime, end: datetime, until: datetime, unknown_until: datetime | None
 ) -> Judgement:
     """Ask the auditor once, and judge; one that does not answer is asked again until `until`."""
     now = datetime.now(UTC)

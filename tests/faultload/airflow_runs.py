@@ -49,12 +49,7 @@ class Airflow:
     """Runs the DAG until `wanted` tasks were killed and every run that began is through; a thread."""
 
     def __init__(
-        self,
-        place: Place,
-        kills: Kills,
-        wanted: int,
-        chance: random.Random,
-        say: Callable[[str], None],
+        self, place: Place, kills: Kills, wanted: int, chance: random.Random, say: Callable[[str], None]
     ) -> None:
         self._place, self._kills, self._wanted = place, kills, wanted
         self._chance, self._say = chance, say

@@ -157,10 +157,7 @@ def test_a_signal_ends_the_run_and_its_jobs(tmp_path: Path, number: signal.Signa
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags" / "endless.py").write_text(ENDLESS)
     told = tmp_path / "job"
-    environment = {
-        **os.environ,
-        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told)),
-    }
+    environment = {**os.environ, "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(connection("127.0.0.1:1", told))}
     command = [sys.executable, "-m", "millrace_airflow.run_once", "endless", "--dags-folder"]
     with start_for_the_test_run(lambda ends_with_us: subprocess.Popen(
         [*command, str(tmp_path / "dags"), "--airflow-home", str(tmp_path / "home")],

@@ -335,8 +335,7 @@ def test_with_a_lateness_the_clock_closes_windows(world: World, monkeypatch: pyt
         assert closed(world.said(producer.instance)) == [START]
         clock.now_ms = START + WINDOW_MS + MINUTE_MS
         wait_until(
-            "the window is closed",
-            lambda: closed(world.said(producer.instance))[-1] == START + WINDOW_MS,
+            "the window is closed", lambda: closed(world.said(producer.instance))[-1] == START + WINDOW_MS
         )
 
 

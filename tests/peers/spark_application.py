@@ -40,12 +40,7 @@ class SparkApplication:
     """A driver of the given master; started when made, ready with its first answer. A context."""
 
     def __init__(
-        self,
-        master: str,
-        conf: Mapping[str, str],
-        log: Path,
-        *,
-        environment: Mapping[str, str] | None = None,
+        self, master: str, conf: Mapping[str, str], log: Path, *, environment: Mapping[str, str] | None = None
     ) -> None:
         path = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._log = log.open("ab")

@@ -355,11 +355,7 @@ class Broker:
         return 0 if partition is None or partition.mirrored else partition.log.config.max_message_bytes
 
     def stage(
-        self,
-        partition: Partition,
-        batches: Sequence[memoryview],
-        producing: Producing,
-        index: int = 0,
+        self, partition: Partition, batches: Sequence[memoryview], producing: Producing, index: int = 0
     ) -> None:
         """Have checked batches appended at the end of this turn."""
         self._staged[partition] = None  # first: what is staged must not outlive the bytes it stands in

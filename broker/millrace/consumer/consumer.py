@@ -115,12 +115,7 @@ class Consumer:
         for topic in sorted(topics.keys() - self._cluster.topics.keys()):
             log.warning("no topic %s in cluster %s yet: its streams wait for it", topic, self._cluster.name)
         rebalancer = Rebalancer(
-            self.group,
-            self._cluster,
-            self._registry,
-            streams,
-            self._pullers,
-            commit_every=self._commit_every,
+            self.group, self._cluster, self._registry, streams, self._pullers, commit_every=self._commit_every
         )
         rebalancer.register()
         self._streams, self._rebalancer = streams, rebalancer

@@ -25,9 +25,7 @@ _SEVERAL_LEAVE = 3
 
 
 @serves(ApiKey.FIND_COORDINATOR, range(3), messages.FindCoordinatorRequest, messages.FindCoordinatorResponse)
-def find_coordinator(
-    call: Call[messages.FindCoordinatorRequest],
-) -> messages.FindCoordinatorResponse | None:
+def find_coordinator(call: Call[messages.FindCoordinatorRequest]) -> messages.FindCoordinatorResponse | None:
     if call.request.key_type == _TRANSACTION:
         return messages.FindCoordinatorResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,

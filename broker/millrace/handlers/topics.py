@@ -51,9 +51,7 @@ def create_topics(call: Call[messages.CreateTopicsRequest]) -> messages.CreateTo
 
 
 @in_thread(ApiKey.CREATE_PARTITIONS, range(2), admin.CreatePartitionsRequest, admin.CreatePartitionsResponse)
-def create_partitions(
-    call: Call[admin.CreatePartitionsRequest],
-) -> admin.CreatePartitionsResponse:
+def create_partitions(call: Call[admin.CreatePartitionsRequest]) -> admin.CreatePartitionsResponse:
     request = call.request
 
     def add(topic: admin.CreatePartitionsRequest.Topic) -> None:
@@ -109,15 +107,8 @@ def delete_topics(call: Call[messages.DeleteTopicsRequest]) -> messages.DeleteTo
     return messages.DeleteTopicsResponse(responses=tuple(map(result, names)))
 
 
-@serves(
-    ApiKey.DESCRIBE_LOG_DIRS,
-    range(1, 2),
-    admin.DescribeLogDirsRequest,
-    admin.DescribeLogDirsResponse,
-)
-def describe_log_dirs(
-    call: Call[admin.DescribeLogDirsRequest],
-) -> admin.DescribeLogDirsResponse:
+@serves(ApiKey.DESCRIBE_LOG_DIRS, range(1, 2), admin.DescribeLogDirsRequest, admin.DescribeLogDirsResponse)
+def describe_log_dirs(call: Call[admin.DescribeLogDirsRequest]) -> admin.DescribeLogDirsResponse:
     Result = admin.DescribeLogDirsResponse.Result
     named, broker = call.request.topics, call.broker
     wanted = None if named is None else {(topic.topic, n) for topic in named for n in topic.partitions}

@@ -46,11 +46,7 @@ METRICS: dict[str, tuple[Callable[..., Any], str, Sequence[str]]] = {
     "mirror_records": (_COUNTER, "Messages copied from an origin and visible.", ("origin",)),
     "mirror_bytes": (_COUNTER, "Bytes of batches copied from an origin and visible.", ("origin",)),
     "connections": (_GAUGE, "Connections open now.", ()),
-    "buffered_bytes": (
-        _GAUGE,
-        "Bytes held for clients; a request without an answer counts 4 KiB.",
-        (),
-    ),
+    "buffered_bytes": (_GAUGE, "Bytes held for clients; a request without an answer counts 4 KiB.", ()),
     "waiting_requests": (_GAUGE, "Requests without an answer.", ()),
     "zookeeper_connected": (_GAUGE, "1 while ZooKeeper can be reached.", ()),
     "log_size_bytes": (_GAUGE, "Bytes of a partition's log.", _PARTITION),

@@ -21,13 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
-from millrace.errors import (
-    ErrorCode,
-    LeaderNotAvailable,
-    MillraceError,
-    NotLeader,
-    UnknownTopicOrPartition,
-)
+from millrace.errors import ErrorCode, LeaderNotAvailable, MillraceError, NotLeader, UnknownTopicOrPartition
 from millrace.mirror.allowance import Allowance
 from millrace.mirror.runs import OffsetRules, OriginChanged, Run, beginning, readable_from, runs_of
 from millrace.mirror.states import MirrorState, MirrorStates, State

@@ -76,8 +76,7 @@ class MillraceJobOperator(BaseOperator):
             timeout = self.execution_timeout
             deadline = time.time() + timeout.total_seconds() if timeout else None
             self.defer(
-                trigger=JobTrigger(str(job.directory), self.poll_s, deadline),
-                method_name="execute_complete",
+                trigger=JobTrigger(str(job.directory), self.poll_s, deadline), method_name="execute_complete"
             )
         try:
             job.follow(self.log.info)

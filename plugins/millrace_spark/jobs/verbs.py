@@ -91,10 +91,7 @@ RUN_ID = (
     "Name of the run; a repeated run of one name finishes what the first began.",
     words.run_id,
 )
-SINK = (
-    "--sink",
-    "Who writes Parquet: the tasks themselves (a folder they all see, or WebHDFS), or Spark.",
-)
+SINK = ("--sink", "Who writes Parquet: the tasks themselves (a folder they all see, or WebHDFS), or Spark.")
 SINKS = click.Choice(["direct", "spark"])
 CUT_BYTES = 64 << 20
 """Log bytes per task."""

@@ -162,8 +162,7 @@ def _heads(buffer: PaddedBuffer, batches: Sequence[Batch], start: Longs, end: Lo
     late = _of_headers(batches, lambda header: header.attributes & TIMESTAMP_TYPE_BIT)
     timestamp[np.repeat(late != 0, counts)] = 0
     base_time = _of_headers(
-        batches,
-        lambda h: h.max_timestamp if h.attributes & TIMESTAMP_TYPE_BIT else h.base_timestamp,
+        batches, lambda h: h.max_timestamp if h.attributes & TIMESTAMP_TYPE_BIT else h.base_timestamp
     )
     _check_deltas(rows, delta, batches, counts)
     base = _of_headers(batches, lambda header: header.base_offset)

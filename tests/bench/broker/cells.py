@@ -61,10 +61,7 @@ COUNTS: Mapping[str, Counts] = {
         single=600_000, batched=600_000, behind=600_000, latency_rate=2_000, cold_rate=2_000
     ),
 }
-LEFT_OUT = {
-    "confluent-kafka": ("both", "latency", "cold"),
-    "kafka-flushed": ("produce-1", "consume", "cold"),
-}
+LEFT_OUT = {"confluent-kafka": ("both", "latency", "cold"), "kafka-flushed": ("produce-1", "consume", "cold")}
 """Cells that a client or system does not run: they would say again what another row says."""
 
 

@@ -84,9 +84,7 @@ def stream(messages: int, schema_id: int, codec: Codec) -> Stream:
     # Of ten bytes each, so that one can take another's place.
     instances = [[dice.randrange(1 << 62, 1 << 63) for _ in range(HOSTS)] for _ in range(repetitions)]
     return Stream(
-        templates=list(_templates(templates, schema_id, instances[0], dice)),
-        instances=instances,
-        codec=codec,
+        templates=list(_templates(templates, schema_id, instances[0], dice)), instances=instances, codec=codec
     )
 
 

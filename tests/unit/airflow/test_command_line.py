@@ -175,10 +175,7 @@ def test_an_unknown_origin_is_named_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("start", "end"),
-    [
-        ("2015-05-17T10:00:00Z", "2015-05-17T10:00:00Z"),
-        ("2015-05-17T11:00:00Z", "2015-05-17T10:00:00Z"),
-    ],
+    [("2015-05-17T10:00:00Z", "2015-05-17T10:00:00Z"), ("2015-05-17T11:00:00Z", "2015-05-17T10:00:00Z")],
 )
 def test_an_interval_without_an_hour_in_it_is_refused(start: str, end: str) -> None:
     with pytest.raises(ConfigError, match="is not before end 2015-05-17T10:00:00Z"):

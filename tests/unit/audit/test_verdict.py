@@ -270,14 +270,7 @@ def test_a_name_that_no_cluster_has_is_said_and_hides_neither_what_arrived_nor_w
     assert (lost.verdict, told(lost)) == (Verdict.INCOMPLETE, [("missing", "warehouse", [(9, 9)])])
     unread = judged(
         evidence(instance=stray, reported_at=LATER + 1),
-        around=replace(
-            AROUND,
-            heartbeats={
-                **AROUND.heartbeats,
-                "dc1": LATER + 2,
-                "offline": LATER + 2,
-            },
-        ),
+        around=replace(AROUND, heartbeats={**AROUND.heartbeats, "dc1": LATER + 2, "offline": LATER + 2}),
     )
     assert unread.verdict == Verdict.UNKNOWN, "it may have been any of them"
     nowhere = judged(evidence({}, instance=stray))

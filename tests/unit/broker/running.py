@@ -112,11 +112,7 @@ class Disk:
 
 class Running:
     def __init__(
-        self,
-        folder: Path,
-        cluster: FakeCluster,
-        log: LogConfig,
-        clock: Callable[[], float] = time.monotonic,
+        self, folder: Path, cluster: FakeCluster, log: LogConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.cluster, self._stopped = cluster, False
         self.mailbox = Mailbox()

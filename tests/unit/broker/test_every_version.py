@@ -72,9 +72,7 @@ def requests(name: str) -> dict[int, Values]:
         ApiKey.FETCH: {
             "max_wait": 0,
             "max_bytes": 1 << 20,
-            "topics": [
-                {"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 99}]},
-            ],
+            "topics": [{"topic": name, "partitions": [{"partition": 0, "partition_max_bytes": 99}]}],
         },
         ApiKey.LIST_OFFSETS: {"replica_id": -1, "topics": [{"name": name, "partitions": [number]}]},
         ApiKey.METADATA: {"topics": [{"name": name}], "allow_auto_topic_creation": False},
@@ -86,7 +84,7 @@ def requests(name: str) -> dict[int, Values]:
         ApiKey.ALTER_CONFIGS: {
             "resources": [
                 {**_ALTERED, "resource_name": name, "configs": [{"name": "flush.ms", "value": "7"}]}
-            ],
+            ]
         },
         ApiKey.INCREMENTAL_ALTER_CONFIGS: {
             "resources": [
@@ -95,7 +93,7 @@ def requests(name: str) -> dict[int, Values]:
                     "resource_name": name,
                     "configs": [{"name": "flush.ms", "config_operation": 0, "value": "7"}],
                 }
-            ],
+            ]
         },
         ApiKey.CREATE_PARTITIONS: {
             "topics": [{"name": name, "count": 3, "assignments": None}],

@@ -99,12 +99,7 @@ def test_a_mistake_before_anything_is_written_refuses_that_append_only(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [
-        (Segment, "_write_all"),
-        (Segment, "append"),
-        (Staging, "written"),
-        (ProducerStates, "commit"),
-    ],
+    [(Segment, "_write_all"), (Segment, "append"), (Staging, "written"), (ProducerStates, "commit")],
 )
 def test_a_log_that_may_be_half_changed_takes_no_more_writes_until_it_is_opened_again(
     start: Start, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, tmp_path: Path

@@ -12,14 +12,7 @@ from millrace.errors import ErrorCode
 from millrace.groups import State
 from millrace.groups.work import WAIT_S
 from millrace.wire.group_messages import OffsetCommitRequest
-from tests.unit.groups.coordinating import (
-    Answers,
-    Broker,
-    Cluster,
-    commit_request,
-    name_for,
-    topic_state,
-)
+from tests.unit.groups.coordinating import Answers, Broker, Cluster, commit_request, name_for, topic_state
 from tests.unit.groups.registry import Entry, MemoryRegistry
 
 NONE, NOT_COORDINATOR = ErrorCode.NONE, ErrorCode.NOT_COORDINATOR

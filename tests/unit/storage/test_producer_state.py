@@ -26,17 +26,7 @@ from millrace.storage.producer_state import (
     ProducerStates,
     Staged,
 )
-from tests.unit.storage.logs import (
-    Appended,
-    Clock,
-    append,
-    appended,
-    batch,
-    consume,
-    crash,
-    flush,
-    open_log,
-)
+from tests.unit.storage.logs import Appended, Clock, append, appended, batch, consume, crash, flush, open_log
 
 
 def test_a_retry_is_answered_with_the_first_base_offset(tmp_path: Path) -> None:

@@ -243,9 +243,7 @@ def test_an_unreadable_checkpoint_is_a_warning_not_a_loss(
     log.close()
 
 
-def test_an_unreadable_checkpoint_without_a_segment_is_no_new_log(
-    tmp_path: Path,
-) -> None:
+def test_an_unreadable_checkpoint_without_a_segment_is_no_new_log(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     appended(log, *build(MIXED))
     log.close()

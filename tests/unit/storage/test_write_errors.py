@@ -255,9 +255,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     log.close()
 
 
-def test_a_log_that_is_out_of_descriptors_while_it_flushes_goes_on_when_some_are_free(
-    tmp_path: Path,
-) -> None:
+def test_a_log_that_is_out_of_descriptors_while_it_flushes_goes_on_when_some_are_free(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes=200)
     appended(log, *[batch(2) for _ in range(4)])  # rolls: the directory has to be synced
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

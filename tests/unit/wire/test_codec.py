@@ -11,12 +11,7 @@ import pytest
 
 from millrace.errors import InvalidRequest
 from millrace.wire.admin_messages import DescribeConfigsRequest
-from millrace.wire.codec import (
-    MAX_DECODED_BYTES,
-    decode,
-    encode,
-    is_flexible,
-)
+from millrace.wire.codec import MAX_DECODED_BYTES, decode, encode, is_flexible
 from millrace.wire.fields import Topic
 from millrace.wire.group_messages import FindCoordinatorResponse, OffsetCommitRequest, OffsetFetchRequest
 from millrace.wire.messages import (

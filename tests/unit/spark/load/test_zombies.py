@@ -145,8 +145,7 @@ def test_a_run_that_takes_longer_than_a_day_keeps_its_staging(
         names = [name for name in fs.names(f"{table}/{STAGING}") if fs.files(f"{table}/{STAGING}/{name}")]
         paths = [f"{table}/{STAGING}/{name}" for name in names]
         wait_until(
-            "the driver touches its folders",
-            lambda: all(fs.age_s(path) < STALE_STAGING_S for path in paths),
+            "the driver touches its folders", lambda: all(fs.age_s(path) < STALE_STAGING_S for path in paths)
         )
         sweep_staging(fs, table)
         assert [name for name in fs.names(f"{table}/{STAGING}") if name in names] == names

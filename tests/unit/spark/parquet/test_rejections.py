@@ -68,14 +68,7 @@ def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_sam
 
 @pytest.mark.parametrize(
     ("limit", "read", "allowed"),
-    [
-        ("0", 1000, 0),
-        ("5", 10, 5),
-        ("1%", 10, 0),
-        ("1%", 1000, 10),
-        ("0.5 %", 1000, 5),
-        ("100%", 7, 7),
-    ],
+    [("0", 1000, 0), ("5", 10, 5), ("1%", 10, 0), ("1%", 1000, 10), ("0.5 %", 1000, 5), ("100%", 7, 7)],
 )
 def test_a_limit_is_a_number_or_a_share_of_what_was_read(limit: str, read: int, allowed: int) -> None:
     assert RejectedLimit.parse(limit).allowed(read) == allowed
