@@ -22,10 +22,20 @@ HOURS = 84
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)
 
 PATHS = (
-    "/", "/favicon.ico", "/style2.css", "/images/jordan-80.png", "/robots.txt", "/blog/puppet?flav=rss20",
-    "/projects/xdotool/", "/presentations/logstash/images/search.png", "/files/logstash/logstash-1.3.2.jar",
-    "/?page=%2e%2e%2fetc", "/articles/caf%C3%A9/", "/search?q=a+b&lang=en", "/a b c",
-)  # fmt: skip
+    "/",
+    "/favicon.ico",
+    "/style2.css",
+    "/images/jordan-80.png",
+    "/robots.txt",
+    "/blog/puppet?flav=rss20",
+    "/projects/xdotool/",
+    "/presentations/logstash/images/search.png",
+    "/files/logstash/logstash-1.3.2.jar",
+    "/?page=%2e%2e%2fetc",
+    "/articles/caf%C3%A9/",
+    "/search?q=a+b&lang=en",
+    "/a b c",
+)
 AGENTS = (
     "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_9_1) AppleWebKit/537.36 (KHTML, like Gecko) Safari/537.36",
     "Mozilla/5.0 (Windows NT 6.1; rv:11.0) Gecko/20100101 Firefox/11.0",
@@ -37,8 +47,12 @@ AGENTS = (
 REFERRERS = ("-", "-", "http://shop.example/", "http://search.example/?q=log%20files&ie=utf-8")
 # What stands between the quotes of some lines, and nowhere else.
 ODD_REQUESTS = (
-    b"GET /caf\xff HTTP/1.1", rb"\x16\x03\x01\x00", b"GET /old", rb"GET /say/\"hello\" HTTP/1.1", b"-",
-)  # fmt: skip
+    b"GET /caf\xff HTTP/1.1",
+    rb"\x16\x03\x01\x00",
+    b"GET /old",
+    rb"GET /say/\"hello\" HTTP/1.1",
+    b"-",
+)
 ODD_REFERRERS = (rb"http://\xe4\xe5\xe3\xf2\xff.\xf0\xf4/", rb"http://search.example/?q=\"lost events\"")
 ODD_AGENTS = (rb"say \"hi\"", rb"() { :;}; /bin/ping", "Mühle/1.0".encode(), b"", b"x" * 900)
 

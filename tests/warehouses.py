@@ -22,9 +22,16 @@ Start = Callable[..., Process]
 AUDIT_TOPICS = ("audit", "audit-offline")
 HOUR_MS = 3_600_000
 EMPTY_EVENT: dict[str, Any] = {
-    "memberId": None, "clientAddress": "10.0.0.1", "method": "GET", "url": "/", "protocol": "HTTP/1.1",
-    "referrer": None, "userAgent": None, "status": 200, "bytes": None,
-}  # fmt: skip
+    "memberId": None,
+    "clientAddress": "10.0.0.1",
+    "method": "GET",
+    "url": "/",
+    "protocol": "HTTP/1.1",
+    "referrer": None,
+    "userAgent": None,
+    "status": 200,
+    "bytes": None,
+}
 
 
 def _knows(address: str, topic: str) -> bool:

@@ -140,9 +140,10 @@ def body_of(api_key: int, version: int, rng: random.Random, length: int = 0) -> 
     """A request of random values; with `length` one of its lists is that long, if it has any."""
     if api_key == ApiKey.MIRROR_APPEND:
         asked = mirror_append.MirrorAppend(
-            mode=mirror_append.MirrorMode.APPEND, origin=Origin("dc1", TOPIC, uuid.UUID(int=1), 0),
+            mode=mirror_append.MirrorMode.APPEND,
+            origin=Origin("dc1", TOPIC, uuid.UUID(int=1), 0),
             records=build_batch([Message(0, None, b"x")]) * (length // 10),
-        )  # fmt: skip
+        )
         return b"".join(mirror_append.encode_request(TOPIC, asked))
     if api_key == ApiKey.TRANSLATE_OFFSETS:
         translate = TranslateOffsetsRequest(to_origin=True, topic=TOPIC, partition=0, offsets=(0,) * length)

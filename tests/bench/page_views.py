@@ -24,9 +24,18 @@ START_MS = 1431857103000
 PREFIX = b"\0" + SCHEMA_ID.to_bytes(4, "big")
 _HOSTS = 8
 _WORDS = (
-    "presentations", "logstash", "images", "kibana", "blog", "geekery", "articles", "projects", "xdotool",
-    "files", "style",
-)  # fmt: skip
+    "presentations",
+    "logstash",
+    "images",
+    "kibana",
+    "blog",
+    "geekery",
+    "articles",
+    "projects",
+    "xdotool",
+    "files",
+    "style",
+)
 
 
 def _popular(dice: random.Random, values: Sequence[Any]) -> Any:
@@ -69,8 +78,11 @@ class Visitors:
         host = number % _HOSTS
         return {
             "header": {
-                "time": START_MS + number + dice.randrange(200), "server": f"web-{host}.dc1.example.com",
-                "service": "www", "instance": self.instances[host], "sequence": number // _HOSTS,
+                "time": START_MS + number + dice.randrange(200),
+                "server": f"web-{host}.dc1.example.com",
+                "service": "www",
+                "instance": self.instances[host],
+                "sequence": number // _HOSTS,
             },
             "memberId": None if dice.random() < 0.5 else dice.randrange(10**7),
             "clientAddress": _popular(dice, self.addresses),
@@ -81,7 +93,7 @@ class Visitors:
             "userAgent": _popular(dice, self.browsers),
             "status": 200 if dice.random() < 0.91 else dice.choice((304, 404, 206, 301)),
             "bytes": None if dice.random() < 0.07 else dice.randrange(10 ** dice.randint(3, 6)),
-        }  # fmt: skip
+        }
 
 
 def page_views(records: int) -> Iterator[Message]:

@@ -48,9 +48,13 @@ def start_broker(
 ) -> RunningBroker:
     """One broker on a free port, its files in `folder`; `settings` are lines of its file."""
     lines: dict[str, Any] = {
-        "broker_id": broker_id, "cluster": cluster, "listen": "127.0.0.1:0", "zookeeper": zookeeper,
-        "log_dir": str(folder / f"{cluster}-{broker_id}"), **settings,
-    }  # fmt: skip
+        "broker_id": broker_id,
+        "cluster": cluster,
+        "listen": "127.0.0.1:0",
+        "zookeeper": zookeeper,
+        "log_dir": str(folder / f"{cluster}-{broker_id}"),
+        **settings,
+    }
     config = folder / f"{cluster}-{broker_id}.toml"
     # A JSON scalar is a TOML scalar, and a flat JSON object one `key = value` per line.
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))

@@ -46,11 +46,14 @@ def _confluent_produce(
     errors: list[object] = []
     producer = confluent_kafka.Producer(
         {
-            "bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 20,
-            "enable.idempotence": True, "queue.buffering.max.messages": 1_000_000,
+            "bootstrap.servers": bootstrap,
+            "compression.type": codec,
+            "linger.ms": 20,
+            "enable.idempotence": True,
+            "queue.buffering.max.messages": 1_000_000,
             "on_delivery": lambda error, _: errors.append(error) if error else None,
         }
-    )  # fmt: skip
+    )
     for value in values:
         producer.produce(topic, value, partition=partition)
     assert producer.flush(TIMEOUT_S) == 0
@@ -60,11 +63,15 @@ def _confluent_produce(
 def _confluent_read(bootstrap: str, topic: str, partition: int, offset: int) -> Delivered:
     consumer = confluent_kafka.Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False,
-            "enable.partition.eof": True, "auto.offset.reset": "error", "check.crcs": True,
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "check.crcs": True,
             "fetch.wait.max.ms": 20,
         }
-    )  # fmt: skip
+    )
     delivered: Delivered = []
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, partition, offset)])
@@ -132,9 +139,11 @@ def _aiokafka_produce(
 ) -> None:
     async def run() -> None:
         producer = aiokafka.AIOKafkaProducer(
-            bootstrap_servers=bootstrap, compression_type=None if codec == "none" else codec, linger_ms=20,
+            bootstrap_servers=bootstrap,
+            compression_type=None if codec == "none" else codec,
+            linger_ms=20,
             enable_idempotence=True,
-        )  # fmt: skip
+        )
         await producer.start()
         try:
             futures = [await producer.send(topic, value, partition=partition) for value in values]
@@ -191,9 +200,22 @@ def _kcat_produce(bootstrap: str, topic: str, partition: int, values: Sequence[b
 def _kcat_read(bootstrap: str, topic: str, partition: int, offset: int) -> Delivered:
     start = "beginning" if offset == BEGINNING else str(offset)
     output = kcat(
-        "-C", "-b", bootstrap, "-t", topic, "-p", str(partition), "-o", start, "-e", "-q",
-        "-X", "fetch.wait.max.ms=20", "-f", "%o %s\\n",
-    )  # fmt: skip
+        "-C",
+        "-b",
+        bootstrap,
+        "-t",
+        topic,
+        "-p",
+        str(partition),
+        "-o",
+        start,
+        "-e",
+        "-q",
+        "-X",
+        "fetch.wait.max.ms=20",
+        "-f",
+        "%o %s\\n",
+    )
     rows = [line.split(b" ", 1) for line in output.splitlines()]
     return [(int(number), value) for number, value in rows]
 

@@ -65,12 +65,17 @@ def run_confluent(options: Options) -> None:
     from confluent_kafka import Consumer, KafkaException, TopicPartition
 
     settings = {
-        "bootstrap.servers": options.bootstrap, "group.id": options.group, "auto.offset.reset": "earliest",
-        "enable.auto.commit": False, "session.timeout.ms": options.session_ms,
-        "heartbeat.interval.ms": HEARTBEAT_MS, "max.poll.interval.ms": options.rebalance_ms,
-        "partition.assignment.strategy": options.assignor, "fetch.wait.max.ms": 50,
+        "bootstrap.servers": options.bootstrap,
+        "group.id": options.group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        "session.timeout.ms": options.session_ms,
+        "heartbeat.interval.ms": HEARTBEAT_MS,
+        "max.poll.interval.ms": options.rebalance_ms,
+        "partition.assignment.strategy": options.assignor,
+        "fetch.wait.max.ms": 50,
         "reconnect.backoff.max.ms": 500,
-    }  # fmt: skip
+    }
     if options.instance is not None:
         settings["group.instance.id"] = options.instance
     consumer = Consumer(settings)
@@ -128,12 +133,19 @@ def run_kafka_python(options: Options) -> None:
         on_partitions_revoked = staticmethod(report_partitions("revoked"))
 
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=options.bootstrap.split(","), group_id=options.group,
-        group_instance_id=options.instance, auto_offset_reset="earliest", enable_auto_commit=False,
-        session_timeout_ms=options.session_ms, heartbeat_interval_ms=HEARTBEAT_MS,
-        max_poll_interval_ms=options.rebalance_ms, partition_assignment_strategy=[strategy],
-        fetch_max_wait_ms=50, reconnect_backoff_max_ms=500, metadata_max_age_ms=5000,
-    )  # fmt: skip
+        bootstrap_servers=options.bootstrap.split(","),
+        group_id=options.group,
+        group_instance_id=options.instance,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=options.session_ms,
+        heartbeat_interval_ms=HEARTBEAT_MS,
+        max_poll_interval_ms=options.rebalance_ms,
+        partition_assignment_strategy=[strategy],
+        fetch_max_wait_ms=50,
+        reconnect_backoff_max_ms=500,
+        metadata_max_age_ms=5000,
+    )
     consumer.subscribe([options.topic], listener=Listener())
     while not stopping:
         polled = consumer.poll(timeout_ms=100, max_records=BATCH)
@@ -164,8 +176,11 @@ async def aiokafka_loop(options: Options) -> None:
     from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
     from aiokafka.errors import KafkaError
 
-    strategies = {"range": RangePartitionAssignor, "roundrobin": RoundRobinPartitionAssignor,
-                  "sticky": StickyPartitionAssignor}  # fmt: skip
+    strategies = {
+        "range": RangePartitionAssignor,
+        "roundrobin": RoundRobinPartitionAssignor,
+        "sticky": StickyPartitionAssignor,
+    }
     lock = asyncio.Lock()
 
     class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
@@ -177,12 +192,19 @@ async def aiokafka_loop(options: Options) -> None:
             report_partitions("assigned")(assigned)
 
     consumer = aiokafka.AIOKafkaConsumer(
-        bootstrap_servers=options.bootstrap, group_id=options.group, group_instance_id=options.instance,
-        auto_offset_reset="earliest", enable_auto_commit=False, session_timeout_ms=options.session_ms,
-        heartbeat_interval_ms=HEARTBEAT_MS, max_poll_interval_ms=options.rebalance_ms,
-        rebalance_timeout_ms=options.rebalance_ms, fetch_max_wait_ms=50, metadata_max_age_ms=5000,
+        bootstrap_servers=options.bootstrap,
+        group_id=options.group,
+        group_instance_id=options.instance,
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+        session_timeout_ms=options.session_ms,
+        heartbeat_interval_ms=HEARTBEAT_MS,
+        max_poll_interval_ms=options.rebalance_ms,
+        rebalance_timeout_ms=options.rebalance_ms,
+        fetch_max_wait_ms=50,
+        metadata_max_age_ms=5000,
         partition_assignment_strategy=[strategies[options.assignor]],
-    )  # fmt: skip
+    )
     consumer.subscribe([options.topic], listener=Listener())
     await consumer.start()
     while not stopping:

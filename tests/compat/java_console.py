@@ -30,11 +30,24 @@ def _produce(bootstrap: str, topic: str, partition: int, values: Sequence[bytes]
 
 def _read(bootstrap: str, topic: str, partition: int, offset: int) -> Delivered:
     done = kafka_tool(
-        "ConsoleConsumer", "--bootstrap-server", bootstrap, "--topic", topic, "--partition", str(partition),
-        "--offset", "earliest" if offset == BEGINNING else str(offset), "--timeout-ms", str(_IDLE_MS),
-        "--property", "print.offset=true", "--consumer-property", "fetch.max.wait.ms=20",
-        "--consumer-property", "auto.offset.reset=none",
-    )  # fmt: skip
+        "ConsoleConsumer",
+        "--bootstrap-server",
+        bootstrap,
+        "--topic",
+        topic,
+        "--partition",
+        str(partition),
+        "--offset",
+        "earliest" if offset == BEGINNING else str(offset),
+        "--timeout-ms",
+        str(_IDLE_MS),
+        "--property",
+        "print.offset=true",
+        "--consumer-property",
+        "fetch.max.wait.ms=20",
+        "--consumer-property",
+        "auto.offset.reset=none",
+    )
     rows = [_ROW.fullmatch(line) for line in done.stdout.splitlines()]
     words = done.stderr.decode()
     assert all(rows), done.stdout

@@ -52,8 +52,9 @@ def test_librdkafka_describes_and_changes_topics(broker: RunningBroker, client: 
 
     found = admin.describe_configs([resource])[resource].result(10)
     assert (found["retention.ms"].value, found["retention.ms"].source) == (
-        "60000", confluent.ConfigSource.DYNAMIC_TOPIC_CONFIG.value,
-    )  # fmt: skip
+        "60000",
+        confluent.ConfigSource.DYNAMIC_TOPIC_CONFIG.value,
+    )
     assert found["flush.ms"].is_default
     assert found["cleanup.policy"].is_read_only
     change("flush.ms", "9", confluent.AlterConfigOpType.SET)

@@ -29,10 +29,13 @@ def broker(
 def consumer(broker: RunningBroker) -> Iterator[Any]:
     made = Consumer(
         {
-            "bootstrap.servers": broker.bootstrap, "group.id": "someone", "enable.partition.eof": True,
-            "auto.offset.reset": "earliest", "fetch.wait.max.ms": 20,
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "someone",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
         }
-    )  # fmt: skip
+    )
     yield made
     started = time.monotonic()
     made.close()
@@ -71,11 +74,12 @@ def test_keys_headers_timestamps_and_nulls_come_back(broker: RunningBroker, cons
     topic = broker.create_topic("whole", 1, flush_ms=5)
     headers = [("a", b"1"), ("a", None), ("empty", b"")]
     send(
-        broker, topic,
+        broker,
+        topic,
         {"value": b"v", "key": b"k", "headers": headers, "timestamp": 1_431_000_000_123},
         {"value": None, "key": b"tombstone"},
         {"value": b"", "key": None},
-    )  # fmt: skip
+    )
     first, second, third = read_all(consumer, [TopicPartition(topic, 0, 0)])
     assert (first.key(), first.value(), first.headers()) == (b"k", b"v", headers)
     assert first.timestamp() == (confluent_kafka.TIMESTAMP_CREATE_TIME, 1_431_000_000_123)
@@ -103,9 +107,11 @@ def test_every_acks_and_batch_size(broker: RunningBroker, consumer: Any, acks: o
 def test_compression_is_kept(broker: RunningBroker, codec: str) -> None:
     topic = broker.create_topic(f"codec-{codec}", 1)
     send(
-        broker, topic, *[{"value": b"same " * 20}] * 200,
+        broker,
+        topic,
+        *[{"value": b"same " * 20}] * 200,
         **{"compression.type": codec, "linger.ms": 50, "acks": "all"},
-    )  # fmt: skip
+    )
     with broker.client() as client:
         fetched = client.fetch(topic, {0: 0}, max_bytes=1 << 20, max_wait_ms=0)[0]
     assert {header.codec for header, _ in split_batches(fetched.records)} == {Codec[codec.upper()]}

@@ -28,19 +28,42 @@ TOPICS = ("java-kills", "kcat-kills")
 
 def java(bootstrap: str, group: str, topic: str) -> list[str]:
     return kafka_tool_command(
-        "ConsoleConsumer", "--bootstrap-server", bootstrap, "--group", group, "--topic", topic,
-        "--from-beginning", "--consumer-property", "session.timeout.ms=3000",
-        "--consumer-property", "heartbeat.interval.ms=500",
-        "--consumer-property", "auto.commit.interval.ms=200",
-    )  # fmt: skip
+        "ConsoleConsumer",
+        "--bootstrap-server",
+        bootstrap,
+        "--group",
+        group,
+        "--topic",
+        topic,
+        "--from-beginning",
+        "--consumer-property",
+        "session.timeout.ms=3000",
+        "--consumer-property",
+        "heartbeat.interval.ms=500",
+        "--consumer-property",
+        "auto.commit.interval.ms=200",
+    )
 
 
 def kcat(bootstrap: str, group: str, topic: str) -> list[str]:
     return [
-        "kcat", "-b", bootstrap, "-q", "-u", "-X", "auto.offset.reset=earliest",
-        "-X", "session.timeout.ms=3000", "-X", "heartbeat.interval.ms=500",
-        "-X", "auto.commit.interval.ms=200", "-G", group, topic,
-    ]  # fmt: skip
+        "kcat",
+        "-b",
+        bootstrap,
+        "-q",
+        "-u",
+        "-X",
+        "auto.offset.reset=earliest",
+        "-X",
+        "session.timeout.ms=3000",
+        "-X",
+        "heartbeat.interval.ms=500",
+        "-X",
+        "auto.commit.interval.ms=200",
+        "-G",
+        group,
+        topic,
+    ]
 
 
 @dataclass
@@ -57,11 +80,14 @@ class Readers:
                 self.processes.append(
                     start_for_the_test_run(
                         lambda ends_with_us: subprocess.Popen(
-                            self.command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL,
+                            self.command,
+                            stdin=subprocess.DEVNULL,
+                            stdout=out,
+                            stderr=subprocess.DEVNULL,
                             preexec_fn=ends_with_us,
                         )
                     )
-                )  # fmt: skip
+                )
 
     def _file(self, number: int) -> Path:
         return self.folder / f"member-{number}"
@@ -194,8 +220,9 @@ def test_java_s_group_command_shows_moves_and_deletes(
     described = groups("--describe", *named)
     rows = re.findall(r"administered +administered +(\d) +(\d+) +(\d+) +(\d+)", described)
     assert [(partition, current == end, lag) for partition, current, end, lag in rows] == [
-        ("0", True, "0"), ("1", True, "0"),
-    ], described  # fmt: skip
+        ("0", True, "0"),
+        ("1", True, "0"),
+    ], described
     moved = groups("--reset-offsets", *named, "--topic", "administered:1", "--to-earliest", "--execute")
     assert re.search(r"administered +1 +0\b", moved)
     again = Readers(tmp_path / "again", readers.command)

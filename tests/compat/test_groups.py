@@ -34,12 +34,17 @@ with warnings.catch_warnings():
 
 CLIENTS = ("confluent-kafka", "kafka-python", "aiokafka")
 ASSIGNORS = [
-    ("confluent-kafka", "range"), ("confluent-kafka", "roundrobin"),
+    ("confluent-kafka", "range"),
+    ("confluent-kafka", "roundrobin"),
     ("confluent-kafka", "cooperative-sticky"),
-    ("kafka-python", "range"), ("kafka-python", "roundrobin"), ("kafka-python", "sticky"),
+    ("kafka-python", "range"),
+    ("kafka-python", "roundrobin"),
+    ("kafka-python", "sticky"),
     ("kafka-python", "cooperative-sticky"),
-    ("aiokafka", "range"), ("aiokafka", "roundrobin"), ("aiokafka", "sticky"),
-]  # fmt: skip
+    ("aiokafka", "range"),
+    ("aiokafka", "roundrobin"),
+    ("aiokafka", "sticky"),
+]
 STATIC = ("confluent-kafka", "kafka-python", "aiokafka")
 PARTITIONS = 8
 SETTINGS = "group_min_session_timeout_ms = 500\n[log]\nflush_ms = 20\n"

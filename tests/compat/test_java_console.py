@@ -131,30 +131,56 @@ def test_what_is_not_there_is_refused_in_java_s_own_words(broker: RunningBroker)
     topic = broker.create_topic("refusals", 1, flush_ms=5)
     JAVA.produce(broker.bootstrap, topic, 0, [b"x"], "none")
     transactional = kafka_tool(
-        "ProducerPerformance", "--topic", topic, "--num-records", "1", "--record-size", "1",
-        "--throughput", "-1", "--transactional-id", "t",
-        "--producer-props", f"bootstrap.servers={broker.bootstrap}",
-    )  # fmt: skip
+        "ProducerPerformance",
+        "--topic",
+        topic,
+        "--num-records",
+        "1",
+        "--record-size",
+        "1",
+        "--throughput",
+        "-1",
+        "--transactional-id",
+        "t",
+        "--producer-props",
+        f"bootstrap.servers={broker.bootstrap}",
+    )
     assert transactional.returncode == 1
     assert b"Transactional Id authorization failed" in transactional.stderr
     newer = tool(
-        broker.bootstrap, "ConsoleConsumer", "--topic", topic, "--group", "kip-848", "--timeout-ms", "5000",
-        "--consumer-property", "group.protocol=consumer",
-    )  # fmt: skip
+        broker.bootstrap,
+        "ConsoleConsumer",
+        "--topic",
+        topic,
+        "--group",
+        "kip-848",
+        "--timeout-ms",
+        "5000",
+        "--consumer-property",
+        "group.protocol=consumer",
+    )
     assert "Set group.protocol=classic" in newer
     deleted = tool(
-        broker.bootstrap, "DeleteRecordsCommand", "--offset-json-file", "/dev/stdin",
+        broker.bootstrap,
+        "DeleteRecordsCommand",
+        "--offset-json-file",
+        "/dev/stdin",
         stdin=b'{"version": 1, "partitions": [{"topic": "refusals", "partition": 0, "offset": 1}]}',
-    )  # fmt: skip
+    )
     assert "The node does not support DELETE_RECORDS" in deleted
 
 
 def test_lines_sent_while_the_broker_is_killed_arrive_once_and_in_order(broker: RunningBroker) -> None:
     topic = broker.create_topic("killed", 1, flush_ms=5)
     command = kafka_tool_command(
-        "ConsoleProducer", "--bootstrap-server", broker.bootstrap, "--topic", topic,
-        "--producer-property", "linger.ms=1",
-    )  # fmt: skip
+        "ConsoleProducer",
+        "--bootstrap-server",
+        broker.bootstrap,
+        "--topic",
+        topic,
+        "--producer-property",
+        "linger.ms=1",
+    )
     lines = [b"line %d" % number for number in range(400)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as java:
         assert java.stdin is not None

@@ -46,10 +46,22 @@ class World:
     def count(self, topic: str, audit_topic: str) -> list[Count]:
         """What the reader says of a topic up to its end, once it has said it."""
         self.start(
-            "audit-reader", "--cluster", "dc1", "--tier", "dc1", "--bootstrap", self.kafka.address,
-            "--registry", self.registry, "--audit-topic", audit_topic, "--topics", topic,
-            "--interval-ms", "50",
-        )  # fmt: skip
+            "audit-reader",
+            "--cluster",
+            "dc1",
+            "--tier",
+            "dc1",
+            "--bootstrap",
+            self.kafka.address,
+            "--registry",
+            self.registry,
+            "--audit-topic",
+            audit_topic,
+            "--topics",
+            topic,
+            "--interval-ms",
+            "50",
+        )
 
         with self.kafka.client() as client, SchemaRegistryClient(self.registry) as registry:
             codec, end = AuditCodec(registry), client.list_offsets(topic, -1)[0]

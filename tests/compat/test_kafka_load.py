@@ -65,9 +65,13 @@ class World:
 
     def load(self, warehouse: Path, topic: str, **changes: object) -> LoadResult:
         settings: dict[str, object] = {
-            "topics": [topic], "bootstrap": self.kafka.address, "registry": self.registry,
-            "warehouse": str(warehouse), "run_id": uuid4().hex, "cut_bytes": 30_000,
-        }  # fmt: skip
+            "topics": [topic],
+            "bootstrap": self.kafka.address,
+            "registry": self.registry,
+            "warehouse": str(warehouse),
+            "run_id": uuid4().hex,
+            "cut_bytes": 30_000,
+        }
         (result,) = load_topics(self.spark, Load(**{**settings, **changes}))  # type: ignore[arg-type]
         return result
 
@@ -149,9 +153,14 @@ def test_offsets_that_expired_are_a_gap_and_those_of_compaction_are_told(
 
 def test_a_compacted_topic_is_loaded_as_it_is(world: World, tmp_path: Path) -> None:
     topic = world.topic(
-        "KafkaCompacted", 1, cleanup_policy="compact", segment_ms="100", max_compaction_lag_ms="200",
-        min_cleanable_dirty_ratio="0.01", message_timestamp_type="LogAppendTime",
-    )  # fmt: skip
+        "KafkaCompacted",
+        1,
+        cleanup_policy="compact",
+        segment_ms="100",
+        max_compaction_lag_ms="200",
+        min_cleanable_dirty_ratio="0.01",
+        message_timestamp_type="LogAppendTime",
+    )
     world.publish(topic, 16, flush_every=4)
     with world.kafka.client() as client:
         wait_until(

@@ -30,9 +30,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPICS = (
-    "codecs", "mixed", "transactions", "append-time", "compacted", "huge", "recreated", "expiring", "open",
-    "restarted", "grown",
-)  # fmt: skip
+    "codecs",
+    "mixed",
+    "transactions",
+    "append-time",
+    "compacted",
+    "huge",
+    "recreated",
+    "expiring",
+    "open",
+    "restarted",
+    "grown",
+)
 
 
 @dataclass
@@ -98,9 +107,12 @@ class World:
 def compacted(kafka: KafkaBroker) -> Contents:
     """A topic that compaction has gone through, before any mirror has seen it."""
     settings = {
-        "cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01",
-        "max.compaction.lag.ms": "200", "delete.retention.ms": "0",
-    }  # fmt: skip
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "200",
+        "delete.retention.ms": "0",
+    }
     with kafka.client() as client:
         client.create_topic("compacted", 1, settings)
         for turn in range(6):
@@ -140,9 +152,11 @@ def produce(bootstrap: str, topic: str, values: list[bytes], partition: int = 0,
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 2, **settings})
     for value in values:
         producer.produce(
-            topic, value, partition=partition,
+            topic,
+            value,
+            partition=partition,
             on_delivery=lambda error, _: failed.append(error) if error else None,
-        )  # fmt: skip
+        )
     assert producer.flush(30) == 0
     assert not failed, failed[0]
 
@@ -209,17 +223,21 @@ def test_the_batch_mirror_ends_behind_an_aborted_transaction(world: World, spark
     transact(world.kafka.address, "batched", numbered("committed", 4), commit=True)
     transact(world.kafka.address, "batched", numbered("aborted", 5), commit=False)
     settings = Mirror(
-        topics=["batched"], origin="dc1", origin_bootstrap=world.kafka.address,
+        topics=["batched"],
+        origin="dc1",
+        origin_bootstrap=world.kafka.address,
         bootstrap=world.aggregate.bootstrap,
-    )  # fmt: skip
+    )
     parts = mirror_topics(spark, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in parts] == [
-        (0, 14, 7, 7), (0, 0, 0, 0),
-    ]  # fmt: skip
+        (0, 14, 7, 7),
+        (0, 0, 0, 0),
+    ]
     again = mirror_topics(spark, settings)
     assert [(part.start, part.end, part.records, part.dropped) for part in again] == [
-        (14, 14, 0, 0), (0, 0, 0, 0),
-    ]  # fmt: skip
+        (14, 14, 0, 0),
+        (0, 0, 0, 0),
+    ]
     with world.aggregate.client() as client:
         found = wait_for_values(client, "batched", 7)
     assert found[parts[0].target_partition].values == [*numbered("plain", 3), *numbered("committed", 4)]
@@ -295,9 +313,15 @@ def test_new_partitions_get_targets_of_their_own(world: World) -> None:
     produce(world.kafka.address, "grown", [b"0"])
     assert world.copy("grown").values == [b"0"]
     done = kafka_tool(
-        "TopicCommand", "--bootstrap-server", world.kafka.address, "--alter", "--topic", "grown",
-        "--partitions", "3",
-    )  # fmt: skip
+        "TopicCommand",
+        "--bootstrap-server",
+        world.kafka.address,
+        "--alter",
+        "--topic",
+        "grown",
+        "--partitions",
+        "3",
+    )
     assert done.returncode == 0, done.stdout
     for partition in (1, 2):
         produce(world.kafka.address, "grown", [b"%d" % partition], partition)

@@ -41,9 +41,12 @@ def test_kafka_python_round_trip_with_a_group_id_and_assigned_partitions(broker:
     producer.close()
     assert len(offsets) == 200
     consumer = kafka.KafkaConsumer(
-        bootstrap_servers=broker.bootstrap, group_id="one", enable_auto_commit=False,
-        auto_offset_reset="earliest", consumer_timeout_ms=3000,
-    )  # fmt: skip
+        bootstrap_servers=broker.bootstrap,
+        group_id="one",
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=3000,
+    )
     places = [kafka.TopicPartition(topic, p) for p in (0, 1)]
     consumer.assign(places)
     found = [next(consumer) for _ in range(200)]
@@ -81,9 +84,11 @@ def test_aiokafka_round_trip_with_a_group_id_and_assigned_partitions(broker: Run
         ]
         await producer.stop()
         consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=broker.bootstrap, group_id="one", enable_auto_commit=False,
+            bootstrap_servers=broker.bootstrap,
+            group_id="one",
+            enable_auto_commit=False,
             auto_offset_reset="earliest",
-        )  # fmt: skip
+        )
         await consumer.start()
         places = [aiokafka.TopicPartition(topic, p) for p in (0, 1)]
         consumer.assign(places)

@@ -134,9 +134,11 @@ def test_new_partitions_are_read_from_their_start(world: World, tmp_path: Path) 
 
 def test_the_gaps_of_compaction_are_no_loss(world: World, tmp_path: Path) -> None:
     topic = world.topic(
-        cleanup_policy="compact", segment_ms="100", max_compaction_lag_ms="200",
+        cleanup_policy="compact",
+        segment_ms="100",
+        max_compaction_lag_ms="200",
         min_cleanable_dirty_ratio="0.01",
-    )  # fmt: skip
+    )
     for _ in range(4):
         world.produce(topic, 4)
         time.sleep(0.12)  # the next one begins a new segment: only closed ones are compacted

@@ -112,9 +112,11 @@ def test_a_query_may_begin_and_end_inside_batches_and_in_gaps(world: World, task
         end = client.list_offsets(world.topic, LATEST)
     for start, stop in ((inside, gap), (gap, end)):
         frame = world.read(
-            world.topic, startingOffsets=asked(world, start), endingOffsets=asked(world, stop),
+            world.topic,
+            startingOffsets=asked(world, start),
+            endingOffsets=asked(world, stop),
             minPartitions=tasks,
-        )  # fmt: skip
+        )
         assert rows(frame) == world.between(start, stop)
 
 

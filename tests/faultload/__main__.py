@@ -77,11 +77,15 @@ class FaultLoad:
         self._add_topic()
         traffic = [
             Traffic(
-                self._ledger, self._place.site.producer, self._place.topics, server,
-                random.Random(self._chance.random()), self._report.say,
+                self._ledger,
+                self._place.site.producer,
+                self._place.topics,
+                server,
+                random.Random(self._chance.random()),
+                self._report.say,
             ).start()
             for server in ("web1", "web2")
-        ]  # fmt: skip
+        ]
         reader = Reader(
             self._place.warehouse, self._place.topics, self._ledger, random.Random(self._chance.random())
         ).start()

@@ -124,9 +124,11 @@ class Airflow:
     def _environment(self, dags: Path) -> dict[str, str]:
         api = free_port()
         extra = {
-            "registry": self._place.site.registry, "auditor": "http://127.0.0.1:1",
-            "warehouse": str(self._place.warehouse), "spark_master": self._place.spark.master,
-        }  # fmt: skip
+            "registry": self._place.site.registry,
+            "auditor": "http://127.0.0.1:1",
+            "warehouse": str(self._place.warehouse),
+            "spark_master": self._place.spark.master,
+        }
         connection = {"conn_type": "millrace", "host": self._place.site.cluster.bootstrap, "extra": extra}
         return {
             **self._place.spark_environment,

@@ -60,9 +60,13 @@ class Place:
         self.site = TestSite.start(_start, "offline", folder, zookeeper, brokers)
         self._write_spark_settings()
         self.spark = SparkCluster(
-            folder / "spark", workers=WORKERS, cores=CORES, memory="4g", separate_hosts=True,
+            folder / "spark",
+            workers=WORKERS,
+            cores=CORES,
+            memory="4g",
+            separate_hosts=True,
             environment=self._flaky(),
-        )  # fmt: skip
+        )
 
     def add_topic(self, partitions: int) -> str:
         """One more topic, which traffic, loads and readers take up from now on."""

@@ -49,9 +49,11 @@ class Application:
         """The result of one job; MillraceError or ApplicationGone without one."""
         if self._running is None:
             self._running = SparkApplication(
-                self._place.spark.master, {}, self._place.folder / "drivers.log",
+                self._place.spark.master,
+                {},
+                self._place.folder / "drivers.log",
                 environment=self._place.spark_environment,
-            )  # fmt: skip
+            )
             self.starts += 1
         try:
             return self._running.run(job, settings, timeout_s=TIMEOUT_S)

@@ -38,9 +38,15 @@ def raced(fs: Filesystem, turns: int, rivals: int = 4) -> Iterator[tuple[str, li
                 fs.make_folder(f"_staging/{turn}-{rival}/date=1")
                 fs.write(f"_staging/{turn}-{rival}/date=1/file", f"{rival}".encode())
             target = f"topic/load={turn}"
-            yield target, list(threads.map(lambda n: fs.move(f"_staging/{n[0]}-{n[1]}", n[2]), [
-                (turn, rival, target) for rival in range(rivals)
-            ]))  # fmt: skip
+            yield (
+                target,
+                list(
+                    threads.map(
+                        lambda n: fs.move(f"_staging/{n[0]}-{n[1]}", n[2]),
+                        [(turn, rival, target) for rival in range(rivals)],
+                    )
+                ),
+            )
 
 
 def test_of_many_movers_to_one_target_exactly_one_wins(fs: HadoopFilesystem) -> None:

@@ -85,9 +85,15 @@ class HdfsWarehouse:
     def reload(self, topic: str, load: int, *, sink: str = "spark") -> ReloadResult:
         """Read a load again, in this process."""
         settings = Reload(
-            topic=topic, bootstrap=self.site.cluster.bootstrap, registry=self.site.registry,
-            warehouse=self.uri, run_id="again", reason="a test", loads=[load], sink=sink,
-        )  # fmt: skip
+            topic=topic,
+            bootstrap=self.site.cluster.bootstrap,
+            registry=self.site.registry,
+            warehouse=self.uri,
+            run_id="again",
+            reason="a test",
+            loads=[load],
+            sink=sink,
+        )
         (edition,) = reload_loads(self.spark, settings)
         return edition
 

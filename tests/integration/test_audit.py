@@ -78,32 +78,58 @@ class World:
     def start_reader(self, name: str) -> None:
         offline = name == "offline"
         self.readers[name] = self.start(
-            "audit-reader", "--cluster", name, "--tier", name, "--bootstrap", self.clusters[name].bootstrap,
-            "--registry", self.registry, "--audit-topic", "audit-offline" if offline else "audit",
-            "--interval-ms", "100",
-        )  # fmt: skip
+            "audit-reader",
+            "--cluster",
+            name,
+            "--tier",
+            name,
+            "--bootstrap",
+            self.clusters[name].bootstrap,
+            "--registry",
+            self.registry,
+            "--audit-topic",
+            "audit-offline" if offline else "audit",
+            "--interval-ms",
+            "100",
+        )
 
     def start_auditor(self, database: str = "auditor.db", port: int | None = None) -> Process:
         return self.start(
-            "auditor", "--listen", f"127.0.0.1:{self.auditor_port if port is None else port}",
-            "--database-url", f"sqlite:///{self.folder}/{database}",
-            "--bootstrap", self.clusters["offline"].bootstrap, "--registry", self.registry,
-            "--origins", "dc1,dc2", "--grace-s", "0",
-        )  # fmt: skip
+            "auditor",
+            "--listen",
+            f"127.0.0.1:{self.auditor_port if port is None else port}",
+            "--database-url",
+            f"sqlite:///{self.folder}/{database}",
+            "--bootstrap",
+            self.clusters["offline"].bootstrap,
+            "--registry",
+            self.registry,
+            "--origins",
+            "dc1,dc2",
+            "--grace-s",
+            "0",
+        )
 
     def producer(self, cluster: str, **options: Any) -> AuditedProducer:
         return AuditedProducer(
-            self.clusters[cluster].bootstrap, self.registry,
-            cluster=cluster, server=f"{cluster}-web", service="shop", **options,
-        )  # fmt: skip
+            self.clusters[cluster].bootstrap,
+            self.registry,
+            cluster=cluster,
+            server=f"{cluster}-web",
+            service="shop",
+            **options,
+        )
 
     def load(self, topic: str) -> None:
         """Count all of the topic in the aggregate cluster as one load of the warehouse would."""
         self.loads += 1
         publish_edition_counts(
-            self.clusters["offline"].bootstrap, self.registry, topic=topic, load=self.loads,
+            self.clusters["offline"].bootstrap,
+            self.registry,
+            topic=topic,
+            load=self.loads,
             editions=[self.counted("offline", topic)],
-        )  # fmt: skip
+        )
 
     def counted(self, cluster: str, topic: str) -> SequenceCounts:
         """What is in a topic, read by nothing but the test's own reader of partitions."""
@@ -192,10 +218,20 @@ def test_an_access_log_published_in_two_datacenters_is_complete_once_it_is_loade
     lines = hours_of_the_log.total()
     for part, cluster in enumerate(("dc1", "dc2"), start=1):
         published = run_millrace(
-            "publish-access-log", str(access_log.path), "--topic", topic, "--cluster", cluster, "--json",
-            "--bootstrap", world.clusters[cluster].bootstrap, "--registry", world.registry,
-            "--part", f"{part}/2",
-        )  # fmt: skip
+            "publish-access-log",
+            str(access_log.path),
+            "--topic",
+            topic,
+            "--cluster",
+            cluster,
+            "--json",
+            "--bootstrap",
+            world.clusters[cluster].bootstrap,
+            "--registry",
+            world.registry,
+            "--part",
+            f"{part}/2",
+        )
         assert published.returncode == 0, published.stderr
         assert json.loads(published.stdout)["acknowledged"] == lines // 2
     windows = 84 * 6 + 1
@@ -292,8 +328,9 @@ time.sleep(60)
 def test_a_killed_producer_keeps_its_window_unknown_until_an_operator_accepts_it(world: World) -> None:
     script = subprocess.Popen(
         [sys.executable, "-c", SILENT, world.clusters["dc1"].bootstrap, world.registry],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with script, world.producer("dc2") as producer:
         for n in range(100):
             producer.send("silent", PAGE_VIEW, EVENT, time_ms=START + n)
@@ -470,11 +507,27 @@ cli.main(sys.argv[1:], standalone_mode=False)
 
 def test_an_auditor_that_cannot_read_on_ends_and_does_not_go_on_answering(world: World) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", DOOMED, "auditor", "--listen", "127.0.0.1:0",
-         "--database-url", f"sqlite:///{world.folder}/doomed.db", "--origins", "dc1,dc2",
-         "--bootstrap", world.clusters["offline"].bootstrap, "--registry", world.registry],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            DOOMED,
+            "auditor",
+            "--listen",
+            "127.0.0.1:0",
+            "--database-url",
+            f"sqlite:///{world.folder}/doomed.db",
+            "--origins",
+            "dc1,dc2",
+            "--bootstrap",
+            world.clusters["offline"].bootstrap,
+            "--registry",
+            world.registry,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode != 0
     assert "a mistake in the program" in ended.stderr
 
@@ -485,10 +538,18 @@ def test_the_auditors_health_says_whether_it_reads(world: World) -> None:
     assert answer.json()["counted_through"].keys() == {"dc1", "dc2", "offline"}
     port = free_port()
     blind = world.start(
-        "auditor", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{world.folder}/blind.db",
-        "--bootstrap", world.clusters["offline"].bootstrap, "--registry", f"http://127.0.0.1:{port}",
-        "--origins", "dc1",
-    )  # fmt: skip
+        "auditor",
+        "--listen",
+        "127.0.0.1:0",
+        "--database-url",
+        f"sqlite:///{world.folder}/blind.db",
+        "--bootstrap",
+        world.clusters["offline"].bootstrap,
+        "--registry",
+        f"http://127.0.0.1:{port}",
+        "--origins",
+        "dc1",
+    )
     answer = httpx.get(f"http://{blind.ready()}/v1/health")
     assert answer.status_code == 503
     assert answer.json()["trouble"]
@@ -512,26 +573,56 @@ def test_bad_input_ends_in_one_line_and_exit_code_one(world: World, nobody: str,
     bad_log.write_text("nonsense\n")
     offline = world.clusters["offline"].bootstrap
     for arguments, said in (
-        (["audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17", "--auditor", world.url],
-         "--from 2015-05-18 is not before --to 2015-05-17"),
+        (
+            ["audit", "PageView", "--from", "2015-05-18", "--to", "2015-05-17", "--auditor", world.url],
+            "--from 2015-05-18 is not before --to 2015-05-17",
+        ),
         (["audit", "PageView", "--from", "yesterday", "--to", "today"], "--from 'yesterday' is not a time"),
         (["audit", "PageView", "--auditor", world.url], "--from and --to are both needed"),
         (["audit", "PageView", *span, "--auditor", f"http://{nobody}"], "no auditor answers"),
         (["audit", "PageView", *span, "--auditor", world.registry], "the auditor refuses"),
         (["audit", "PageView", *span, "--accept", "5"], "give both"),
         (["audit", "PageView", "--accept", "5", "--reason", " ", "--auditor", world.url], "needs a reason"),
-        (["audit", "PageView", "--from", "1900-01-01", "--to", "2100-01-01", "--auditor", world.url],
-         "ask for less"),
-        (["auditor", *rest, offline, "--origins", "dc1", "--listen", world.url[7:],
-          "--database-url", f"sqlite:///{tmp_path}/x.db"], "cannot listen"),
-        (["auditor", *rest, nobody, "--origins", "dc1", "--listen", "127.0.0.1:0",
-          "--database-url", f"sqlite:///{tmp_path}/x.db"], nobody),
+        (
+            ["audit", "PageView", "--from", "1900-01-01", "--to", "2100-01-01", "--auditor", world.url],
+            "ask for less",
+        ),
+        (
+            [
+                "auditor",
+                *rest,
+                offline,
+                "--origins",
+                "dc1",
+                "--listen",
+                world.url[7:],
+                "--database-url",
+                f"sqlite:///{tmp_path}/x.db",
+            ],
+            "cannot listen",
+        ),
+        (
+            [
+                "auditor",
+                *rest,
+                nobody,
+                "--origins",
+                "dc1",
+                "--listen",
+                "127.0.0.1:0",
+                "--database-url",
+                f"sqlite:///{tmp_path}/x.db",
+            ],
+            nobody,
+        ),
         (["auditor", *rest, offline, "--origins", " , ", "--database-url", "sqlite://"], "--origins names"),
         (["audit-reader", *rest, nobody, "--cluster", "dc1"], nobody),
-        (["publish-access-log", str(bad_log), *rest, world.clusters["dc1"].bootstrap, "--cluster", "dc1"],
-         "1 lines cannot be read, nothing was published"),
+        (
+            ["publish-access-log", str(bad_log), *rest, world.clusters["dc1"].bootstrap, "--cluster", "dc1"],
+            "1 lines cannot be read, nothing was published",
+        ),
         (["publish-access-log", str(tmp_path / "none"), *rest, nobody, "--cluster", "dc1"], "cannot read"),
-    ):  # fmt: skip
+    ):
         # In this process: to start one for each takes longer than all the rest.
         result = CliRunner().invoke(cli, arguments)
         assert isinstance(result.exception, MillraceError), (arguments, result.output)

@@ -173,8 +173,10 @@ def test_the_hello_is_there_before_the_first_event_and_the_last_report_closes_fo
         (w.window, w.acknowledged.pairs()) for r in world.reports(producer.instance) for w in r.windows
     ]
     assert windows == [
-        (START, [[0, 299]]), (START + WINDOW_MS, [[300, 599]]), (START + 2 * WINDOW_MS, [[600, 899]]),
-    ]  # fmt: skip
+        (START, [[0, 299]]),
+        (START + WINDOW_MS, [[300, 599]]),
+        (START + 2 * WINDOW_MS, [[600, 899]]),
+    ]
 
 
 def test_each_topic_has_a_hello_and_numbers_of_its_own(world: World) -> None:
@@ -255,9 +257,13 @@ def test_an_unknown_topic_ends_in_one_line_and_nothing_is_sent(world: World) -> 
 
 def test_without_a_broker_the_first_event_ends_in_one_line(world: World) -> None:
     producer = AuditedProducer(
-        f"127.0.0.1:{free_port()}", world.registry, cluster="dc1", server="web-1", service="shop",
+        f"127.0.0.1:{free_port()}",
+        world.registry,
+        cluster="dc1",
+        server="web-1",
+        service="shop",
         config={"delivery.timeout.ms": 1_000},
-    )  # fmt: skip
+    )
     with pytest.raises(MillraceError, match="no broker answers") as caught:
         producer.send("PageView", PAGE_VIEW, EVENT, time_ms=START)
     assert "\n" not in str(caught.value)
@@ -294,9 +300,12 @@ def test_threads_share_a_producer_without_a_hole_or_a_repeat(world: World) -> No
     events = world.events(topic)
     assert sequences(events, producer.instance) == list(range(4000))
     reported = {
-        (w.window, n) for r in world.reports(producer.instance) for w in r.windows
-        for first, last in w.acknowledged for n in range(first, last + 1)
-    }  # fmt: skip
+        (w.window, n)
+        for r in world.reports(producer.instance)
+        for w in r.windows
+        for first, last in w.acknowledged
+        for n in range(first, last + 1)
+    }
     assert reported == {(event.time - event.time % WINDOW_MS, event.sequence) for event in events}
 
 
@@ -423,8 +432,9 @@ def test_a_consumer_reads_what_it_sent(world: World) -> None:
     with world.producer() as producer:
         for _ in range(20):
             producer.send(topic, PAGE_VIEW, EVENT, time_ms=START, partition=0)
-    consumer = Consumer({"bootstrap.servers": world.cluster.bootstrap, "group.id": "x",
-                         "enable.auto.commit": False})  # fmt: skip
+    consumer = Consumer(
+        {"bootstrap.servers": world.cluster.bootstrap, "group.id": "x", "enable.auto.commit": False}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages = consumer.consume(20, timeout=20)
     consumer.close()

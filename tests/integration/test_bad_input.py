@@ -62,12 +62,11 @@ ROWS = {
     "consume an unknown topic": Row(
         command="consume Missing --until-end --bootstrap {broker}", says="millrace topics create Missing"
     ),
-    "publish to an unknown topic": Row(
-        command=f"{PUBLISH} --topic Missing", says="has no topic Missing"
-    ),
+    "publish to an unknown topic": Row(command=f"{PUBLISH} --topic Missing", says="has no topic Missing"),
     "load an unknown topic and one with bad records": Row(
         command="load Bad Missing --warehouse {own} --bootstrap {broker} --registry {registry}",
-        says="topic 'Missing' does not exist", within_s=25,
+        says="topic 'Missing' does not exist",
+        within_s=25,
     ),
     "an auditor on a taken port": Row(
         command="auditor --origins dc1 --bootstrap {broker} --registry {registry} --listen {taken}"
@@ -76,7 +75,8 @@ ROWS = {
     ),
     "up on a taken port": Row(
         command="up {local} --set data_dir={own} --set registry={taken} --set zookeeper=127.0.0.1:0",
-        says="registry ended before it was ready: cannot listen on {taken}", within_s=15,
+        says="registry ended before it was ready: cannot listen on {taken}",
+        within_s=15,
     ),
     "a broker without ZooKeeper": Row(
         command="broker {config} --set zookeeper={nobody} --set log_dir={own} --set listen=127.0.0.1:0",
@@ -87,12 +87,15 @@ ROWS = {
         command="mirror status {lost}", says="no ZooKeeper answers at {nobody}", within_s=15
     ),
     "ZooKeeper without Java": Row(
-        command="zookeeper --port 0 --data-dir {own}", env={"PATH": "{no_java}", "JAVA_HOME": ""},
+        command="zookeeper --port 0 --data-dir {own}",
+        env={"PATH": "{no_java}", "JAVA_HOME": ""},
         says="no Java on PATH: install Java 17 or newer",
     ),
     "up with an old Java": Row(
-        command="up {local} --set data_dir={own}", env={"PATH": "{old_java}", "JAVA_HOME": ""},
-        says="java is Java 11: install Java 17 or newer", within_s=15,
+        command="up {local} --set data_dir={own}",
+        env={"PATH": "{old_java}", "JAVA_HOME": ""},
+        says="java is Java 11: install Java 17 or newer",
+        within_s=15,
     ),
     "load with an old Java": Row(
         command=LOAD, env={"PATH": "{old_java}", "JAVA_HOME": ""}, says="java is Java 11: install Java 17"
@@ -114,11 +117,14 @@ ROWS = {
         command="audit Good --from 2015-05-18 --to 2015-05-17", says="--from 2015-05-18 is not before --to"
     ),
     "no broker for topics": Row(
-        command="topics list --bootstrap {nobody}", within_s=15,
+        command="topics list --bootstrap {nobody}",
+        within_s=15,
         says="cannot reach a broker at {nobody}: Connection refused; start it or give another address",
     ),
     "no broker for produce": Row(
-        command="produce Good --bootstrap {nobody}", says="cannot reach a broker at {nobody}", stdin="x\n",
+        command="produce Good --bootstrap {nobody}",
+        says="cannot reach a broker at {nobody}",
+        stdin="x\n",
         within_s=15,
     ),
     "no broker for an auditor": Row(
@@ -129,10 +135,12 @@ ROWS = {
     "no registry for publishing": Row(
         command="publish-access-log {file} --cluster dc1 --topic Good --bootstrap {broker}"
         " --registry http://{nobody}",
-        says="schema registry http://{nobody} does not answer", within_s=12,
+        says="schema registry http://{nobody} does not answer",
+        within_s=12,
     ),
     "no registry for schemas": Row(
-        command="schemas apply schemas --registry http://{nobody}", within_s=12,
+        command="schemas apply schemas --registry http://{nobody}",
+        within_s=12,
         says="start it with `millrace registry`, or give the right address",
     ),
     "no auditor": Row(
@@ -166,7 +174,7 @@ ROWS = {
     "a registry that is no URL": Row(
         command="schemas apply schemas --registry localhost:8081", says="write http://HOST:PORT"
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +219,18 @@ def places(site: TestSite, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         nobody = f"127.0.0.1:{bound.getsockname()[1]}"
         (folder / "lost.toml").write_text(f'broker_id = 1\ncluster = "x"\nzookeeper = "{nobody}"\n')
         yield {
-            "broker": broker.address, "registry": site.registry, "nobody": nobody,
-            "taken": f"127.0.0.1:{taken.getsockname()[1]}", "config": str(broker.config),
-            "log_dir": str(broker.config.with_suffix("")), "file": str(folder / "access.log"),
-            "local": str(folder / "local.toml"), "lost": str(folder / "lost.toml"),
-            "no_java": str(folder / "no-java"), "old_java": str(folder / "old-java"),
-        }  # fmt: skip
+            "broker": broker.address,
+            "registry": site.registry,
+            "nobody": nobody,
+            "taken": f"127.0.0.1:{taken.getsockname()[1]}",
+            "config": str(broker.config),
+            "log_dir": str(broker.config.with_suffix("")),
+            "file": str(folder / "access.log"),
+            "local": str(folder / "local.toml"),
+            "lost": str(folder / "lost.toml"),
+            "no_java": str(folder / "no-java"),
+            "old_java": str(folder / "old-java"),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -275,9 +289,18 @@ def test_records_that_cannot_be_decoded_are_set_aside_and_the_rest_is_loaded(
 
 def test_an_audit_of_an_unknown_topic_is_never_complete(site: TestSite, start: Start, tmp_path: Path) -> None:
     auditor = start(
-        "auditor", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{tmp_path}/auditor.db",
-        "--origins", "dc1", "--bootstrap", site.cluster.bootstrap, "--registry", site.registry,
-    )  # fmt: skip
+        "auditor",
+        "--listen",
+        "127.0.0.1:0",
+        "--database-url",
+        f"sqlite:///{tmp_path}/auditor.db",
+        "--origins",
+        "dc1",
+        "--bootstrap",
+        site.cluster.bootstrap,
+        "--registry",
+        site.registry,
+    )
     asked = run_millrace("audit", "Missing", *SPAN.split(), "--auditor", f"http://{auditor.ready()}")
     assert (asked.returncode, asked.stderr) == (1, "")
     assert "no producer and no reader has spoken of topic Missing" in asked.stdout

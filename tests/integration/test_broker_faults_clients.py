@@ -227,16 +227,20 @@ def test_malformed_requests_of_every_api_change_nothing_and_hold_up_nobody(
     sent = 0
 
     @settings(
-        max_examples=FRAMES // FRAMES_PER_EXAMPLE, deadline=None, database=None, phases=[Phase.generate],
+        max_examples=FRAMES // FRAMES_PER_EXAMPLE,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(
         st.lists(
             st.one_of(spoiled(requests), st.binary(min_size=8, max_size=200)),
-            min_size=FRAMES_PER_EXAMPLE, max_size=FRAMES_PER_EXAMPLE,
+            min_size=FRAMES_PER_EXAMPLE,
+            max_size=FRAMES_PER_EXAMPLE,
         ),
         st.sampled_from([0, 0, 0, 0, -1, 7, 1 << 30]),
-    )  # fmt: skip
+    )
     def send(frames: list[bytes], wrong_size: int) -> None:
         nonlocal sent
         sent += len(frames)

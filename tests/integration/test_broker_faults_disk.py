@@ -113,8 +113,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     options = f"size={FULL_BYTES},nr_inodes={FULL_INODES},mode=755"
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "millrace-test", str(path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert mounted.returncode == 0, (
         "the tests of a full disk mount a small tmpfs, and this machine does not permit it: run them as root "
         f"with CAP_SYS_ADMIN ({mounted.stderr.strip()})"

@@ -29,9 +29,11 @@ def broker(start: Start, zookeeper: str, tmp_path: Path) -> RunningBroker:
     """A broker whose clock is wrong by what `clock` says, and that is root without root's rights."""
     (tmp_path / "clock").write_text("0")
     env = {
-        "PYTHONPATH": shim_path(tmp_path / "shim"), "DISK_CLOCK": str(tmp_path / "clock"),
-        "DISK_PACE": "0.2", "DISK_PLAIN": "1",
-    }  # fmt: skip
+        "PYTHONPATH": shim_path(tmp_path / "shim"),
+        "DISK_CLOCK": str(tmp_path / "clock"),
+        "DISK_PACE": "0.2",
+        "DISK_PLAIN": "1",
+    }
     name = f"start-{uuid4().hex[:6]}"
     return start_broker(functools.partial(start, env=env), zookeeper, tmp_path, name)
 

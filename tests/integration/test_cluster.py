@@ -213,8 +213,9 @@ def test_a_broker_says_what_it_stores_also_after_a_lost_session(
     first.store([("clicks", 0), ("clicks", 1)])
     wait_until("it is recorded", lambda: recorded() == {"clicks": "0-1"})
     assert json.loads(operator.get(path)[0]) == json.loads(before) | {
-        "topics": {"clicks": "0-1"}, "partitions": 2,
-    }  # fmt: skip
+        "topics": {"clicks": "0-1"},
+        "partitions": 2,
+    }
     thief = KazooClient(hosts=first.session.zookeeper, client_id=first.session.client.client_id)
     thief.start()
     thief.stop()

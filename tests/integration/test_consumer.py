@@ -683,9 +683,13 @@ def test_what_killed_consumers_had_not_committed_is_repeated_and_nothing_else(
 
     def start() -> ConsumerProcess:
         consumer = ConsumerProcess(
-            site.cluster.zookeeper, site.cluster.name, site.group("g"), site.topic,
-            1 + len(started) % 3, tmp_path / f"{len(started)}",
-        )  # fmt: skip
+            site.cluster.zookeeper,
+            site.cluster.name,
+            site.group("g"),
+            site.topic,
+            1 + len(started) % 3,
+            tmp_path / f"{len(started)}",
+        )
         started.append(consumer)
         return consumer
 

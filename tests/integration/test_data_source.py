@@ -77,9 +77,12 @@ def produce(
     failed: list[Any] = []
     for number, value in enumerate(values, first):
         producer.produce(
-            topic, value, timestamp=1431857103000 + number,
-            on_delivery=lambda error, _: failed.append(error) if error else None, **more,
-        )  # fmt: skip
+            topic,
+            value,
+            timestamp=1431857103000 + number,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+            **more,
+        )
     assert producer.flush(WAIT_S) == 0
     assert failed == []
 
@@ -281,7 +284,7 @@ def test_columns_follow_the_schema_that_is_named(spark: SparkSession, world: Wor
     assert old is not None
     frame = reader(
         spark, world, views, registry_url=world.registry, registry_schema_id=str(old.schema_id)
-    ).load()  # fmt: skip
+    ).load()
     assert "latencyMs" not in frame.columns
     assert frame.count() == 3000, "messages of the newer schema too"
 

@@ -68,9 +68,13 @@ class Asking:
 
     def join(self, group: str, member_id: str = "") -> Any:
         request = gm.JoinGroupRequest(
-            group_id=group, session_timeout=10_000, rebalance_timeout=10_000, member_id=member_id,
-            protocol_type="consumer", protocols=PROTOCOLS,
-        )  # fmt: skip
+            group_id=group,
+            session_timeout=10_000,
+            rebalance_timeout=10_000,
+            member_id=member_id,
+            protocol_type="consumer",
+            protocols=PROTOCOLS,
+        )
         return self.ask(ApiKey.JOIN_GROUP, request)
 
     def joined(self, group: str) -> Any:
@@ -87,10 +91,12 @@ class Asking:
         return self.ask(
             ApiKey.SYNC_GROUP,
             gm.SyncGroupRequest(
-                group_id=group, generation_id=joined.generation_id, member_id=joined.member_id,
+                group_id=group,
+                generation_id=joined.generation_id,
+                member_id=joined.member_id,
                 assignments=(assigned,),
             ),
-        )  # fmt: skip
+        )
 
     def heartbeat(self, group: str, joined: Any) -> ErrorCode:
         request = gm.HeartbeatRequest(
@@ -101,10 +107,11 @@ class Asking:
     def commit(self, group: str, offset: int, joined: Any = None, topic: str = "t") -> ErrorCode:
         partition = gm.OffsetCommitRequest.Partition(partition_index=0, committed_offset=offset)
         request = gm.OffsetCommitRequest(
-            group_id=group, topics=(Topic(name=topic, partitions=(partition,)),),
+            group_id=group,
+            topics=(Topic(name=topic, partitions=(partition,)),),
             member_id=joined.member_id if joined else "",
             generation_id_or_member_epoch=joined.generation_id if joined else -1,
-        )  # fmt: skip
+        )
         return ErrorCode(self.ask(ApiKey.OFFSET_COMMIT, request).topics[0].partitions[0].error_code)
 
     def committed(self, group: str) -> int:
@@ -262,8 +269,9 @@ def test_who_leaves_a_group_that_nobody_coordinates_is_told_that_it_is_no_member
     left = gm.LeaveGroupRequest(group_id="left alone", members=(identity,))
     answer = Asking(client, 1).ask(ApiKey.LEAVE_GROUP, left)
     assert (answer.error_code, [one.error_code for one in answer.members]) == (
-        NONE, [ErrorCode.UNKNOWN_MEMBER_ID],
-    )  # fmt: skip
+        NONE,
+        [ErrorCode.UNKNOWN_MEMBER_ID],
+    )
     left = gm.LeaveGroupRequest(group_id="left alone too", member_id="gone")
     answer = Asking(client, 1, lowest=True).ask(ApiKey.LEAVE_GROUP, left)
     assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID

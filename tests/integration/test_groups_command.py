@@ -82,10 +82,14 @@ def read_as_streams(cluster: TestCluster, group: str, count: int) -> Consumer:
 def read_as_classic(cluster: TestCluster, group: str, count: int) -> ClassicConsumer:
     consumer = ClassicConsumer(
         {
-            "bootstrap.servers": cluster.bootstrap, "group.id": group, "auto.offset.reset": "earliest",
-            "enable.auto.commit": False, "log_level": 0, "session.timeout.ms": 6000,
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+            "session.timeout.ms": 6000,
         }
-    )  # fmt: skip
+    )
     consumer.subscribe([TOPIC])
     taken = 0
     while taken < count:

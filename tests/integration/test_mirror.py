@@ -40,9 +40,13 @@ def produce(bootstrap: str, topic: str, values: list[str], codec: str = "none", 
     )
     for value in values:
         producer.produce(
-            topic, value, key=value[:3], headers=[("h", b"x")], partition=partition,
+            topic,
+            value,
+            key=value[:3],
+            headers=[("h", b"x")],
+            partition=partition,
             on_delivery=lambda error, _: failed.append(error),
-        )  # fmt: skip
+        )
         producer.poll(0)
     assert producer.flush(WAIT_S) == 0
     assert not any(failed)
@@ -210,7 +214,7 @@ def copy_slowly(
     while True:
         recorded = aggregate.mirror_append(
             origin.topic, MirrorAppend(mode=MirrorMode.DESCRIBE, origin=origin)
-        ).position  # fmt: skip
+        ).position
         before = recorded or beginning(origin, 0)
         if before.cursor.next_offset >= end:
             return lost
@@ -224,9 +228,13 @@ def copy_slowly(
         single = type(answer)(0, end_of_answer, end_of_answer, 0, batch)
         one = next(runs_of(recorded, before, single, rules))
         request = MirrorAppend(
-            mode=MirrorMode.APPEND, origin=origin, expected=one.expected, start=before.start,
-            cursor=one.position.cursor, records=bytes(batch),
-        )  # fmt: skip
+            mode=MirrorMode.APPEND,
+            origin=origin,
+            expected=one.expected,
+            start=before.start,
+            cursor=one.position.cursor,
+            records=bytes(batch),
+        )
         if not met:
             meeting.wait()  # both are about to append the same batch
             met = True
@@ -264,10 +272,13 @@ def test_nonsense_is_refused_and_writes_nothing(world: World) -> None:
             aggregate.mirror_append(
                 "refusals",
                 MirrorAppend(
-                    mode=MirrorMode.APPEND, origin=origin, expected=7, cursor=run.position.cursor,
+                    mode=MirrorMode.APPEND,
+                    origin=origin,
+                    expected=7,
+                    cursor=run.position.cursor,
                     records=b"".join(run.batches),
                 ),
-            )  # fmt: skip
+            )
         assert aggregate.mirror_append("refusals", good).position is None
 
 

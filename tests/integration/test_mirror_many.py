@@ -61,9 +61,11 @@ def produce(bootstrap: str, topic: str, values: list[bytes], partition: int = -1
     failed: list[object] = []
     for value in values:
         producer.produce(
-            topic, value, partition=partition,
+            topic,
+            value,
+            partition=partition,
             on_delivery=lambda error, _: failed.append(error) if error else None,
-        )  # fmt: skip
+        )
         producer.poll(0)
     assert producer.flush(WAIT_S) == 0
     assert failed == []
@@ -272,9 +274,13 @@ def test_a_group_moves_to_the_aggregate_and_back_message_by_message(world: World
 def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
     """Read so many messages as group `movers`, commit behind the last, leave."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "movers", "auto.offset.reset": "earliest",
-         "enable.auto.commit": False}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "movers",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe([topic])
     found: list[bytes] = []
     ends: dict[int, int] = {}
@@ -302,9 +308,12 @@ def test_a_broker_that_joins_gets_its_share_of_what_is_new(world: World) -> None
     with world.aggregate.client() as client:
         before = {name: dict(topic.partitions) for name, topic in client.topics().items()}
     second = TestCluster(
-        world.aggregate.start, world.aggregate.name, world.aggregate.folder, world.aggregate.zookeeper,
+        world.aggregate.start,
+        world.aggregate.name,
+        world.aggregate.folder,
+        world.aggregate.zookeeper,
         world.aggregate.settings.replace(world.metrics, f"127.0.0.1:{free_port()}"),
-    ).start_brokers(2)  # fmt: skip
+    ).start_brokers(2)
     with world.aggregate.client() as client:
         wait_until("the first broker knows it", lambda: client.broker_ids() == [1, 2])
     own = world.topic(world.aggregate, "AfterJoining", 4)

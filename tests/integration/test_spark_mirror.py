@@ -48,24 +48,34 @@ class World:
 
     def produce(self, topic: str, count: int, *, codec: str = "none", size: int = 100) -> None:
         producer = Producer(
-            {"bootstrap.servers": self.origin.bootstrap, "linger.ms": 5, "compression.type": codec,
-             "acks": "all", "batch.size": 20_000}
-        )  # fmt: skip
+            {
+                "bootstrap.servers": self.origin.bootstrap,
+                "linger.ms": 5,
+                "compression.type": codec,
+                "acks": "all",
+                "batch.size": 20_000,
+            }
+        )
         failed: list[object] = []
         for number in range(count):
             producer.produce(
-                topic, f"{codec} {number} ".ljust(size, "."), key=str(number),
+                topic,
+                f"{codec} {number} ".ljust(size, "."),
+                key=str(number),
                 on_delivery=lambda error, _: failed.append(error) if error else None,
-            )  # fmt: skip
+            )
             producer.poll(0)
         assert producer.flush(WAIT_S) == 0
         assert failed == []  # a message that was given up is not in flight any more either
 
     def settings(self, *topics: str, max_bytes: int | None = None) -> Mirror:
         return Mirror(
-            topics=topics, origin="dc1", origin_bootstrap=self.origin.bootstrap,
-            bootstrap=self.aggregate.bootstrap, max_bytes=max_bytes,
-        )  # fmt: skip
+            topics=topics,
+            origin="dc1",
+            origin_bootstrap=self.origin.bootstrap,
+            bootstrap=self.aggregate.bootstrap,
+            max_bytes=max_bytes,
+        )
 
     def command(self, topic: str) -> list[str]:
         addresses = ["--origin-bootstrap", self.origin.bootstrap, "--bootstrap", self.aggregate.bootstrap]
@@ -151,9 +161,12 @@ def test_an_origin_that_lost_its_log_is_no_idle_one(world: World) -> None:
         recorded = recorded_position(client, task.origin).position
         assert recorded is not None
         ahead = Cursor(recorded.cursor.next_offset + 10_000)
-        client.mirror_append(topic, MirrorAppend(
-            mode=MirrorMode.RESET, origin=task.origin, expected=recorded.cursor.next_offset, cursor=ahead,
-        ))  # fmt: skip
+        client.mirror_append(
+            topic,
+            MirrorAppend(
+                mode=MirrorMode.RESET, origin=task.origin, expected=recorded.cursor.next_offset, cursor=ahead
+            ),
+        )
     (task,) = tasks_of(world.settings(topic))
     with pytest.raises(MillraceError, match="lost what it showed before"):
         mirror_partition(task)

@@ -47,16 +47,26 @@ def commands(
     return {
         "audit-reader": lambda: ("audit-reader", "--cluster", "dc1", "--interval-ms", "10", *common),
         "auditor": lambda: (
-            "auditor", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/auditor.db",
-            "--origins", "dc1", *common,
+            "auditor",
+            "--listen",
+            "127.0.0.1:0",
+            "--database-url",
+            f"sqlite:///{folder}/auditor.db",
+            "--origins",
+            "dc1",
+            *common,
         ),
         "registry": lambda: (
-            "registry", "--listen", "127.0.0.1:0", "--database-url", f"sqlite:///{folder}/other.db",
+            "registry",
+            "--listen",
+            "127.0.0.1:0",
+            "--database-url",
+            f"sqlite:///{folder}/other.db",
         ),
         "broker": lambda: ("broker", str(config)),
         "zookeeper": lambda: ("zookeeper", "--port", "0", "--data-dir", str(folder / "zookeeper")),
         "up": lambda: ("up", str(REPOSITORY / "deploy" / "local.toml"), *overrides(folder / "up")),
-    }  # fmt: skip
+    }
 
 
 def seconds_to_end(process: Process, signals: Sequence[int]) -> float:

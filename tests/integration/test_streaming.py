@@ -218,11 +218,17 @@ class Events:
         schema_id, schema = self.schemas[topic]
         blank: dict[str, dict[str, Any]] = {
             "PageView": {
-                "clientAddress": "10.0.0.1", "method": "GET", "protocol": "HTTP/1.1", "referrer": None,
-                "userAgent": None, "status": 200, "bytes": None, "url": "/",
+                "clientAddress": "10.0.0.1",
+                "method": "GET",
+                "protocol": "HTTP/1.1",
+                "referrer": None,
+                "userAgent": None,
+                "status": 200,
+                "bytes": None,
+                "url": "/",
             },
             "SearchQuery": {"results": 3, "latencyMs": 7},
-        }  # fmt: skip
+        }
         values = []
         for number, event in enumerate(happened):
             header = {"server": "s", "service": "www", "instance": 1, "sequence": number, "time": event["ms"]}
@@ -307,10 +313,15 @@ def test_the_example_jobs_run_with_spark_submit(
     check: Callable[[DataFrame], None],
 ) -> None:
     command = [
-        str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]",
+        str(Path(sys.executable).with_name("spark-submit")),
+        "--master",
+        "local[2]",
         str(REPOSITORY / "plugins" / "millrace_spark" / "examples" / f"{job}.py"),
-        happened.cluster.bootstrap, happened.registry, str(tmp_path), "--available-now",
-    ]  # fmt: skip
+        happened.cluster.bootstrap,
+        happened.registry,
+        str(tmp_path),
+        "--available-now",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     check(spark.read.parquet(str(tmp_path / result)))

@@ -47,8 +47,15 @@ def kafka_tool_command(
     """The command line that runs one of TOOLS: for a caller that wants the process itself."""
     log = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
     return [
-        find_java(), f"-Xmx{heap_mb}m", *java_options, log, "-cp", class_path(POM), TOOLS[name], *arguments,
-    ]  # fmt: skip
+        find_java(),
+        f"-Xmx{heap_mb}m",
+        *java_options,
+        log,
+        "-cp",
+        class_path(POM),
+        TOOLS[name],
+        *arguments,
+    ]
 
 
 def kafka_tool(
@@ -86,9 +93,14 @@ class KafkaBroker:
         self.folder = folder
         self.address = f"127.0.0.1:{free_port()}"
         self._command = [
-            find_java(), f"-Xmx{heap_mb}m", f"-Xms{heap_mb}m", *java_options,
-            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", class_path(POM),
-        ]  # fmt: skip
+            find_java(),
+            f"-Xmx{heap_mb}m",
+            f"-Xms{heap_mb}m",
+            *java_options,
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-cp",
+            class_path(POM),
+        ]
         self._properties = folder / "server.properties"
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)

@@ -64,20 +64,43 @@ class Java:
         # More batches of one message than this fill the heap with what stands around them.
         buffer = (8 if per_request == 1 else 128) << 20
         arguments = java.kafka_tool(
-            "ProducerPerformance", "--topic", place, "--num-records", str(messages),
-            "--record-size", str(MESSAGE_BYTES), "--throughput", str(rate or -1), "--producer-props",
-            f"bootstrap.servers={self._address}", "acks=1", "enable.idempotence=false", f"batch.size={size}",
-            f"linger.ms={0 if per_request == 1 else 10}", f"buffer.memory={buffer}",
-            "max.in.flight.requests.per.connection=100", f"max.request.size={LARGE_BYTES * 2}",
-        )  # fmt: skip
+            "ProducerPerformance",
+            "--topic",
+            place,
+            "--num-records",
+            str(messages),
+            "--record-size",
+            str(MESSAGE_BYTES),
+            "--throughput",
+            str(rate or -1),
+            "--producer-props",
+            f"bootstrap.servers={self._address}",
+            "acks=1",
+            "enable.idempotence=false",
+            f"batch.size={size}",
+            f"linger.ms={0 if per_request == 1 else 10}",
+            f"buffer.memory={buffer}",
+            "max.in.flight.requests.per.connection=100",
+            f"max.request.size={LARGE_BYTES * 2}",
+        )
         return Command(arguments=arguments, parse=tool_output.producer_performance)
 
     def consume(self, place: str, messages: int) -> Command:
         """ConsumerPerformance."""
         arguments = java.kafka_tool(
-            "ConsumerPerformance", "--bootstrap-server", self._address, "--topic", place, "--messages",
-            str(messages), "--hide-header", "--timeout", "30000", "--fetch-size", str(LARGE_BYTES),
-        )  # fmt: skip
+            "ConsumerPerformance",
+            "--bootstrap-server",
+            self._address,
+            "--topic",
+            place,
+            "--messages",
+            str(messages),
+            "--hide-header",
+            "--timeout",
+            "30000",
+            "--fetch-size",
+            str(LARGE_BYTES),
+        )
         return Command(arguments=arguments, parse=tool_output.consumer_performance)
 
     def latency(self, place: str, rate: int, seconds: int) -> Command:

@@ -126,9 +126,22 @@ class AmqpClient:
         if per_request != 1:
             return None
         arguments = [
-            *self._common(place), "-x", "1", "-y", "0", "-C", str(messages), "-e", "", "-k", place,
-            "-s", str(MESSAGE_BYTES), "-f", "persistent",
-        ]  # fmt: skip
+            *self._common(place),
+            "-x",
+            "1",
+            "-y",
+            "0",
+            "-C",
+            str(messages),
+            "-e",
+            "",
+            "-k",
+            place,
+            "-s",
+            str(MESSAGE_BYTES),
+            "-f",
+            "persistent",
+        ]
         if rate:
             arguments += ["-r", str(rate)]
         return java.perf_test(arguments, PerfTest("sending", messages))

@@ -35,12 +35,16 @@ PARTITIONS = 2
 LOAD_TIMEOUT_S = 120
 POLL_S = 0.02
 EVENT: dict[str, Any] = {
-    "memberId": 1234567, "clientAddress": "83.149.9.216", "method": "GET",
-    "url": "/presentations/logstash-monitorama-2013/images/kibana-search.png", "protocol": "HTTP/1.1",
+    "memberId": 1234567,
+    "clientAddress": "83.149.9.216",
+    "method": "GET",
+    "url": "/presentations/logstash-monitorama-2013/images/kibana-search.png",
+    "protocol": "HTTP/1.1",
     "referrer": "http://semicomplete.com/presentations/logstash-monitorama-2013/",
     "userAgent": "Mozilla/5.0 (Macintosh; Intel Mac OS X 10_9_1) AppleWebKit/537.36 Chrome/32.0.1700.77",
-    "status": 200, "bytes": 203023,
-}  # fmt: skip
+    "status": 200,
+    "bytes": 203023,
+}
 _UP = """
 data_dir = "{data}"
 zookeeper = "127.0.0.1:{zookeeper}"
@@ -225,11 +229,15 @@ class _Watcher:
     def _run(self) -> None:
         consumer = Consumer(
             {
-                "bootstrap.servers": self._place.offline, "group.id": "watcher", "enable.auto.commit": False,
-                "auto.offset.reset": "earliest", "topic.metadata.refresh.interval.ms": 500,
-                "fetch.wait.max.ms": 500, "fetch.min.bytes": 1,
+                "bootstrap.servers": self._place.offline,
+                "group.id": "watcher",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "topic.metadata.refresh.interval.ms": 500,
+                "fetch.wait.max.ms": 500,
+                "fetch.min.bytes": 1,
             }
-        )  # fmt: skip
+        )
         consumer.subscribe([TOPIC])
         while not self._stop.is_set():
             for message in consumer.consume(500, timeout=0.05):
@@ -273,9 +281,19 @@ def _load_at(when: float, place: _Place) -> _Load:
     topic = place.warehouse / TOPIC
     before, started = _published(topic), time.time()
     command = [
-        sys.executable, "-m", "millrace.cli", "load", TOPIC, "--warehouse", str(place.warehouse),
-        "--bootstrap", place.offline, "--registry", place.registry, "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "millrace.cli",
+        "load",
+        TOPIC,
+        "--warehouse",
+        str(place.warehouse),
+        "--bootstrap",
+        place.offline,
+        "--registry",
+        place.registry,
+        "--json",
+    ]
     with tempfile.TemporaryFile() as output:
         process = start_for_the_test_run(
             lambda ends_with_us: subprocess.Popen(

@@ -133,9 +133,13 @@ def _warm(way: Way, origin: Origin, folder: Path, runs: int) -> Iterator[LoadRun
 
 def _task(way: Way, origin: Origin, out: Path) -> Task:
     return Task(
-        way=way.job, bootstrap=origin.broker.address, topic=TOPIC, registry=origin.registry,
-        schema=SCHEMA.read_text(), out=str(out),
-    )  # fmt: skip
+        way=way.job,
+        bootstrap=origin.broker.address,
+        topic=TOPIC,
+        registry=origin.registry,
+        schema=SCHEMA.read_text(),
+        out=str(out),
+    )
 
 
 def _start(

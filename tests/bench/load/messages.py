@@ -109,9 +109,12 @@ def _templates(count: int, schema_id: int, instances: Sequence[int], dice: rando
         for index in range(number * BATCH_RECORDS, (number + 1) * BATCH_RECORDS):
             event, out = visitors.event(index, dice), io.BytesIO()
             event["header"] = {
-                "time": time_of(index, count), "server": f"web-{host}.dc1.example.com", "service": "www",
-                "instance": instances[host], "sequence": sequences[host],
-            }  # fmt: skip
+                "time": time_of(index, count),
+                "server": f"web-{host}.dc1.example.com",
+                "service": "www",
+                "instance": instances[host],
+                "sequence": sequences[host],
+            }
             sequences[host] += 1
             out.write(prefix)
             fastavro.schemaless_writer(out, schema, event)

@@ -142,9 +142,18 @@ def by_mirrormaker(folder: Path, messages: Stream) -> dict[str, Any]:
         # The heap and collector of Kafka's own script for Connect.
         log_level = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
         command = [
-            find_java(), "-Xms256M", "-Xmx2G", *KAFKA_OPTIONS, log_level, "-cp", class_path,
-            "org.apache.kafka.connect.mirror.MirrorMaker", str(path), "--clusters", "target",
-        ]  # fmt: skip
+            find_java(),
+            "-Xms256M",
+            "-Xmx2G",
+            *KAFKA_OPTIONS,
+            log_level,
+            "-cp",
+            class_path,
+            "org.apache.kafka.connect.mirror.MirrorMaker",
+            str(path),
+            "--clusters",
+            "target",
+        ]
         with open(folder / "mm2.log", "wb") as log:
             process = start_for_the_test_run(
                 lambda ends_with_us: subprocess.Popen(

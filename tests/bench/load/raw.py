@@ -102,9 +102,7 @@ def _write(folder: Path, decoded: Sequence[DecodedBatch]) -> int:
 def _timed(work: Callable[[], int]) -> dict[str, float]:
     wall, cpu = time.monotonic(), time.process_time()
     records = work()
-    return {
-        "rows": records, "wall_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu,
-    }  # fmt: skip
+    return {"rows": records, "wall_s": time.monotonic() - wall, "cpu_s": time.process_time() - cpu}
 
 
 def _best(work: Callable[[], int]) -> dict[str, float]:

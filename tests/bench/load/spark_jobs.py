@@ -43,9 +43,13 @@ def millrace(spark: SparkSession, task: Task, sink: str) -> None:
     from tests.jobs import load_topics
 
     settings = Load(
-        topics=[task.topic], bootstrap=task.bootstrap, registry=task.registry, warehouse=task.out,
-        run_id="bench", sink=sink,
-    )  # fmt: skip
+        topics=[task.topic],
+        bootstrap=task.bootstrap,
+        registry=task.registry,
+        warehouse=task.out,
+        run_id="bench",
+        sink=sink,
+    )
     load_topics(spark, settings)
 
 
@@ -75,10 +79,13 @@ def spark_kafka(spark: SparkSession, task: Task) -> None:
     )
     rows = decoded.select(
         "event.*",
-        "_partition", "_offset", "_timestamp", "_key",
+        "_partition",
+        "_offset",
+        "_timestamp",
+        "_key",
         functions.to_date("event.header.time").alias("date"),
         functions.hour("event.header.time").alias("hour"),
-    )  # fmt: skip
+    )
     for key, value in {
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -108,10 +115,14 @@ def load_partition(task: Task, partition: int) -> None:
     schema, files = parse_schema(json.loads(task.schema)), _Files(task, partition)
     consumer = Consumer(
         {
-            "bootstrap.servers": task.bootstrap, "group.id": "bench", "enable.auto.commit": False,
-            "enable.partition.eof": True, "queued.min.messages": 1_000_000, "check.crcs": True,
+            "bootstrap.servers": task.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "queued.min.messages": 1_000_000,
+            "check.crcs": True,
         }
-    )  # fmt: skip
+    )
     consumer.assign([TopicPartition(task.topic, partition, 0)])
     while True:
         for message in consumer.consume(10_000, timeout=10):
@@ -122,9 +133,12 @@ def load_partition(task: Task, partition: int) -> None:
                 return
             event: Any = schemaless_reader(io.BytesIO((message.value() or b"")[5:]), schema, None)
             event |= {
-                "_partition": partition, "_offset": message.offset(), "_key": message.key(),
-                "_timestamp": message.timestamp()[1] * 1000, "_schema_id": None,
-            }  # fmt: skip
+                "_partition": partition,
+                "_offset": message.offset(),
+                "_key": message.key(),
+                "_timestamp": message.timestamp()[1] * 1000,
+                "_schema_id": None,
+            }
             files.add(event)
 
 

@@ -49,24 +49,35 @@ class Way:
 
 WAYS = (
     Way(
-        name="millrace-direct", title="Millrace, sink `direct`", job="millrace-direct",
+        name="millrace-direct",
+        title="Millrace, sink `direct`",
+        job="millrace-direct",
         confs={"spark.driver.extraJavaOptions": FAST_START},
     ),
     Way(name="millrace-spark", title="Millrace, sink `spark`", job="millrace-spark"),
     Way(
-        name="spark-kafka", title="Spark's Kafka source, from_avro", job="spark-kafka", needs_jars=True,
+        name="spark-kafka",
+        title="Spark's Kafka source, from_avro",
+        job="spark-kafka",
+        needs_jars=True,
         confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
     ),
     Way(
-        name="spark-kafka-on-kafka", title="the same, from Apache Kafka", job="spark-kafka", needs_jars=True,
+        name="spark-kafka-on-kafka",
+        title="the same, from Apache Kafka",
+        job="spark-kafka",
+        needs_jars=True,
         on_kafka=True,
         confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
     ),
     Way(
-        name="fastavro", title="fastavro row by row", job="fastavro", warm_runs=1,
+        name="fastavro",
+        title="fastavro row by row",
+        job="fastavro",
+        warm_runs=1,
         confs={"spark.driver.extraJavaOptions": FAST_START},
     ),
-)  # fmt: skip
+)
 
 
 def confs(way: Way) -> dict[str, str]:
@@ -88,9 +99,21 @@ def once(way: Way, task: Task, folder: Path) -> list[str]:
     if way.job.startswith("millrace-"):
         sink = way.job.removeprefix("millrace-")
         return [
-            sys.executable, "-m", "millrace.cli", "load", task.topic, "--warehouse", task.out,
-            "--bootstrap", task.bootstrap, "--registry", task.registry, "--sink", sink, "--json",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "millrace.cli",
+            "load",
+            task.topic,
+            "--warehouse",
+            task.out,
+            "--bootstrap",
+            task.bootstrap,
+            "--registry",
+            task.registry,
+            "--sink",
+            sink,
+            "--json",
+        ]
     path = folder / f"{way.name}.json"
     path.write_text(json.dumps(asdict(task)))
     options = [word for key, value in confs(way).items() for word in ("--conf", f"{key}={value}")]

@@ -45,9 +45,12 @@ class Disk:
         self.lost_bytes = self.lost_names = 0
         """How much the power cuts took: a test that lost nothing shows nothing."""
         self.env = {
-            "PYTHONPATH": shim_path(folder / "shim"), "DISK_RECORD": str(self._record),
-            "DISK_KEPT": str(self._kept), "DISK_RULES": str(self._rules), "DISK_ROOT": str(root.resolve()),
-        }  # fmt: skip
+            "PYTHONPATH": shim_path(folder / "shim"),
+            "DISK_RECORD": str(self._record),
+            "DISK_KEPT": str(self._kept),
+            "DISK_RULES": str(self._rules),
+            "DISK_ROOT": str(root.resolve()),
+        }
         self._kept.mkdir()
         self.begin_anew()
 

@@ -25,11 +25,26 @@ from tests.integration.faults.wire import Wire, batch
 RECORDS = batch("whole", 3)
 """All that a spoiled request may ever add to a log: its CRC holds or it is refused."""
 _NAMES: dict[str, Any] = {
-    "acks": -1, "transactional_id": None, "num_partitions": 1, "replication_factor": 1, "fetch_offset": 0,
-    "session_id": 0, "session_epoch": -1, "key_type": 0, "assignments": (), "resource_type": 2, "count": 2,
-    "member_id": "", "protocol_type": "consumer", "group_instance_id": None, "generation_id": -1,
-    "min_bytes": 0, "timestamp": -1, "partition_max_bytes": 1 << 20, "max_bytes": 1 << 20,
-}  # fmt: skip
+    "acks": -1,
+    "transactional_id": None,
+    "num_partitions": 1,
+    "replication_factor": 1,
+    "fetch_offset": 0,
+    "session_id": 0,
+    "session_epoch": -1,
+    "key_type": 0,
+    "assignments": (),
+    "resource_type": 2,
+    "count": 2,
+    "member_id": "",
+    "protocol_type": "consumer",
+    "group_instance_id": None,
+    "generation_id": -1,
+    "min_bytes": 0,
+    "timestamp": -1,
+    "partition_max_bytes": 1 << 20,
+    "max_bytes": 1 << 20,
+}
 _DOOMED = frozenset({ApiKey.DELETE_TOPICS, 21, 42})
 """Delete something: they name what is not there."""
 
@@ -72,9 +87,12 @@ def _value(field: dataclasses.Field[Any], topic: str) -> Any:
     if dataclasses.is_dataclass(field.type):
         return _filled(field.type, topic)
     by_kind = {
-        "string": topic, "bytes": b"\0\0\0\0", "records": RECORDS, "bool": False,
+        "string": topic,
+        "bytes": b"\0\0\0\0",
+        "records": RECORDS,
+        "bool": False,
         "datetime_i64": datetime.datetime.fromtimestamp(0, datetime.UTC),
-    }  # fmt: skip
+    }
     if kind.startswith("timedelta"):
         return datetime.timedelta(milliseconds=50)
     if kind in by_kind:

@@ -64,14 +64,21 @@ class NumberedProducer:
         self.stored = [[] for _ in range(self.partitions)]
         self._producer = confluent_kafka.Producer(
             {
-                "bootstrap.servers": self.bootstrap, "enable.idempotence": self.kind.idempotent,
-                "acks": self.kind.acks, "linger.ms": 2, "batch.num.messages": 30,
-                "compression.type": self.kind.codec, "delivery.timeout.ms": 120_000,
-                "retry.backoff.ms": 50, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200,
-                "socket.timeout.ms": 5000, "log_level": 0,
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": self.kind.idempotent,
+                "acks": self.kind.acks,
+                "linger.ms": 2,
+                "batch.num.messages": 30,
+                "compression.type": self.kind.codec,
+                "delivery.timeout.ms": 120_000,
+                "retry.backoff.ms": 50,
+                "reconnect.backoff.ms": 50,
+                "reconnect.backoff.max.ms": 200,
+                "socket.timeout.ms": 5000,
+                "log_level": 0,
                 **({} if self.kind.idempotent else {"max.in.flight": 1, "retries": 1000}),
             }
-        )  # fmt: skip
+        )
 
     def step(self) -> None:
         """Send one message to each partition, unless too many still wait."""
@@ -143,12 +150,19 @@ class Reader:
     def _run(self) -> None:
         consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": self._bootstrap, "group.id": "reader", "enable.auto.commit": False,
-                "auto.offset.reset": "error", "check.crcs": True, "fetch.wait.max.ms": 100,
-                "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 5000,
-                "fetch.error.backoff.ms": 50, "log_level": 0,
+                "bootstrap.servers": self._bootstrap,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "check.crcs": True,
+                "fetch.wait.max.ms": 100,
+                "reconnect.backoff.ms": 50,
+                "reconnect.backoff.max.ms": 200,
+                "socket.timeout.ms": 5000,
+                "fetch.error.backoff.ms": 50,
+                "log_level": 0,
             }
-        )  # fmt: skip
+        )
         beginning = confluent_kafka.OFFSET_BEGINNING
         places = [
             confluent_kafka.TopicPartition(self._ledger.topic, partition, beginning)
@@ -198,11 +212,17 @@ class GroupMember:
         self._stop = threading.Event()
         self._consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": bootstrap, "group.id": f"group-of-{topic}", "enable.auto.commit": False,
-                "auto.offset.reset": "earliest", "session.timeout.ms": 10_000, "log_level": 0,
-                "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200, "socket.timeout.ms": 20_000,
+                "bootstrap.servers": bootstrap,
+                "group.id": f"group-of-{topic}",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 10_000,
+                "log_level": 0,
+                "reconnect.backoff.ms": 50,
+                "reconnect.backoff.max.ms": 200,
+                "socket.timeout.ms": 20_000,
             }
-        )  # fmt: skip
+        )
         self._topic = topic
         self.read = 0
         self.last_commit: float = 0.0

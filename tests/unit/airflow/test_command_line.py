@@ -49,7 +49,11 @@ def options(command: list[str], arguments: int) -> dict[str, str]:
 HOURS: dict[str, Any] = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T11:00:00Z"}
 OPERATORS: dict[str, MillraceJobOperator] = {
     "load": LoadTopicOperator(
-        task_id="load", topics=["A", "B"], topics_matching="P.*", max_bytes="1GB", until="2015-05-18",
+        task_id="load",
+        topics=["A", "B"],
+        topics_matching="P.*",
+        max_bytes="1GB",
+        until="2015-05-18",
         max_rejected="9",
     ),
     "mirror-batch": MirrorTopicOperator(task_id="mirror", topic="T", origin="dc1", max_bytes="1GB"),
@@ -58,7 +62,7 @@ OPERATORS: dict[str, MillraceJobOperator] = {
     "hourly unpublished": PublishUnpublishedHoursOperator(task_id="unpublished", topic="T"),
     "reload": ReloadHoursOperator(task_id="reload", topic="T", reason="schema 7 was missing", **HOURS),
     "expire": ExpireLoadsOperator(task_id="expire", topic="T"),
-}  # fmt: skip
+}
 
 
 def command(operator: MillraceJobOperator, settings: MillraceSettings = SETTINGS) -> list[str]:
@@ -234,6 +238,7 @@ def test_urls_that_may_hold_passwords_are_in_no_command_line() -> None:
     for operator in OPERATORS.values():
         assert "s3cret" not in " ".join(command(operator, settings))
     assert environment(settings) == {
-        "MILLRACE_REGISTRY": settings.registry, "MILLRACE_AUDITOR": settings.auditor,
-    }  # fmt: skip
+        "MILLRACE_REGISTRY": settings.registry,
+        "MILLRACE_AUDITOR": settings.auditor,
+    }
     assert "s3cret" not in repr(settings)

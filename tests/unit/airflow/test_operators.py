@@ -217,9 +217,13 @@ def test_the_data_interval_names_the_hours_by_default() -> None:
 def hour_result(hour: str, *, published: bool = True) -> dict[str, Any]:
     """What `millrace hourly --json` says of an hour."""
     return {
-        "hour": hour, "revision": 1, "rows": 7, "verdict": "complete", "published": published,
+        "hour": hour,
+        "revision": 1,
+        "rows": 7,
+        "verdict": "complete",
+        "published": published,
         "message": "published rev=1" if published else "nothing new since rev=1",
-    }  # fmt: skip
+    }
 
 
 def events_of(operator: HourlyTableOperator, *hours: dict[str, Any]) -> list[Any]:
@@ -239,9 +243,13 @@ def test_the_assets_event_says_what_was_published_and_nothing_of_what_was_not() 
     assert (event.dest_asset_key.name, event.dest_asset_key.uri) == (asset.name, asset.uri)
     described = {"hour": "2015-05-17T10", "revision": 1, "rows": 7, "verdict": "complete"}
     assert event.extra == {
-        "topic": "PageView", "published": 1, "rows": 7, "first_hour": "2015-05-17T10",
-        "last_hour": "2015-05-17T10", "hours": [described],
-    }  # fmt: skip
+        "topic": "PageView",
+        "published": 1,
+        "rows": 7,
+        "first_hour": "2015-05-17T10",
+        "last_hour": "2015-05-17T10",
+        "hours": [described],
+    }
 
 
 def test_a_task_that_published_nothing_has_no_event() -> None:

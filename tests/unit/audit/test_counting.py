@@ -27,8 +27,12 @@ EVENT: dict[str, Any] = {
 
 def message(server: str, instance: int, time_ms: int, sequence: int) -> bytes:
     header = {
-        "time": time_ms, "server": server, "service": "shop", "instance": instance, "sequence": sequence,
-    }  # fmt: skip
+        "time": time_ms,
+        "server": server,
+        "service": "shop",
+        "instance": instance,
+        "sequence": sequence,
+    }
     return PAGE_VIEW.encode(header, EVENT)
 
 

@@ -125,9 +125,11 @@ def test_the_schemas_that_ship_have_the_header(name: str) -> None:
 
 
 @given(
-    st.integers(-(1 << 63), (1 << 63) - 1), st.text(max_size=200), st.integers(-(1 << 63), (1 << 63) - 1),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+    st.text(max_size=200),
+    st.integers(-(1 << 63), (1 << 63) - 1),
     st.integers(0, (1 << 63) - 1),
-)  # fmt: skip
+)
 def test_the_header_is_written_as_fastavro_would_write_it(
     time: int, name: str, instance: int, sequence: int
 ) -> None:

@@ -95,9 +95,15 @@ def report(
 ) -> Report:
     told = ReportedWindow(TOPIC, window, SequenceRanges(ranges), SequenceRanges(failed))
     return Report(
-        time=W, cluster=cluster, server=f"web-{instance}", service="shop", instance=instance, number=number,
-        closed_through=closed, windows=[told] if ranges or failed else [],
-    )  # fmt: skip
+        time=W,
+        cluster=cluster,
+        server=f"web-{instance}",
+        service="shop",
+        instance=instance,
+        number=number,
+        closed_through=closed,
+        windows=[told] if ranges or failed else [],
+    )
 
 
 def heartbeat(tier: str, reader: int = 100, time: int = NOW) -> Heartbeat:
@@ -152,14 +158,29 @@ def test_every_record_counts_once_however_often_it_comes(audit: Audit) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_order_between_clusters_does_not_matter(audit: Audit, seed: int) -> None:
     parts: list[list[AuditRecord]] = [
-        [hello(), heartbeat("dc1", time=W), report(0, (0, 4), closed=NOTHING), report(1, (5, 9)),
-         count("dc1", 0, 500, found((0, 4))), count("dc1", 500, 900, found((5, 9))), heartbeat("dc1")],
-        [hello(2, "dc2"), report(0, (0, 3), instance=2, cluster="dc2"),
-         count("dc2", 0, 400, found((0, 3), instance=2)), heartbeat("dc2")],
-        [count("offline", 0, 900, found((0, 9))),
-         count("offline", 0, 400, found((0, 3), instance=2), partition=1), heartbeat("offline"),
-         load(1, found((0, 9))), load(2, found((0, 3), instance=2))],
-    ]  # fmt: skip
+        [
+            hello(),
+            heartbeat("dc1", time=W),
+            report(0, (0, 4), closed=NOTHING),
+            report(1, (5, 9)),
+            count("dc1", 0, 500, found((0, 4))),
+            count("dc1", 500, 900, found((5, 9))),
+            heartbeat("dc1"),
+        ],
+        [
+            hello(2, "dc2"),
+            report(0, (0, 3), instance=2, cluster="dc2"),
+            count("dc2", 0, 400, found((0, 3), instance=2)),
+            heartbeat("dc2"),
+        ],
+        [
+            count("offline", 0, 900, found((0, 9))),
+            count("offline", 0, 400, found((0, 3), instance=2), partition=1),
+            heartbeat("offline"),
+            load(1, found((0, 9))),
+            load(2, found((0, 3), instance=2)),
+        ],
+    ]
     chance = random.Random(seed)
     while any(parts):
         part = chance.choice([part for part in parts if part])
@@ -191,13 +212,16 @@ def test_only_a_range_that_goes_on_where_the_partition_is_covered_is_taken(audit
 
 def test_a_reader_whose_turn_is_over_is_not_listened_to(audit: Audit) -> None:
     audit.apply(
-        *WHOLE[:2], *BEATS, load(1, found((0, 9))), count("offline", 0, 900, found((0, 9))),
+        *WHOLE[:2],
+        *BEATS,
+        load(1, found((0, 9))),
+        count("offline", 0, 900, found((0, 9))),
         count("dc1", 0, 500, found((0, 4))),
         heartbeat("dc1", reader=101, time=NOTHING),
         count("dc1", 500, 800, found((5, 7)), reader=100),  # sent before it was killed, arrived after
         heartbeat("dc1", reader=100, time=FOR_EVER),
         count("dc1", 500, 900, found((5, 9)), reader=101),
-    )  # fmt: skip
+    )
     assert audit.answer()["verdict"] == "complete"
     with audit.store.reading() as session:
         assert answers.heartbeats(session)["dc1"] == "2015-05-17T11:40:00Z"
@@ -262,8 +286,10 @@ def test_a_late_report_raises_the_revision_and_opens_the_verdict_again(audit: Au
     window = audit.window()
     assert (window["verdict"], window["revision"]) == ("incomplete", 1)
     assert {(f["kind"], f["tier"]) for f in window["findings"]} == {
-        ("missing", "dc1"), ("missing", "offline"), ("missing", "warehouse"),
-    }  # fmt: skip
+        ("missing", "dc1"),
+        ("missing", "offline"),
+        ("missing", "warehouse"),
+    }
     assert audit.answer()["watermark"] is None, "the watermark goes back with the verdict"
     late = found((10, 11))
     audit.apply(count("dc1", 900, 950, late), count("offline", 900, 950, late), load(2, late))
@@ -338,8 +364,11 @@ def test_the_watermark_never_jumps_over_a_window_that_is_not_complete(audit: Aud
     audit.apply(count("dc1", 0, 9, everywhere), count("offline", 0, 9, everywhere), load(1, everywhere))
     answer = audit.answer(windows=4)
     assert [window["verdict"] for window in answer["windows"]] == [
-        "complete", "incomplete", "complete", "complete",
-    ]  # fmt: skip
+        "complete",
+        "incomplete",
+        "complete",
+        "complete",
+    ]
     assert answer["verdict"] == "incomplete"
     assert answer["watermark"] == "2015-05-17T10:10:00Z"
 
@@ -385,10 +414,12 @@ def test_counts_that_expired_unread_leave_a_doubt_and_do_not_stop_the_audit(audi
     assert audit.answer()["watermark"] is None
     later = NOW + WINDOW_MS
     audit.apply(
-        report(1, (10, 19), window=NOW), count("dc1", 900, 950, found((10, 19), window=NOW)),
-        count("offline", 900, 950, found((10, 19), window=NOW)), load(2, found((10, 19), window=NOW)),
+        report(1, (10, 19), window=NOW),
+        count("dc1", 900, 950, found((10, 19), window=NOW)),
+        count("offline", 900, 950, found((10, 19), window=NOW)),
+        load(2, found((10, 19), window=NOW)),
         *(heartbeat(tier, time=later + 60_000) for tier in ("dc1", "dc2", "offline")),
-    )  # fmt: skip
+    )
     assert audit.window(NOW)["verdict"] == "complete", "what happened after the gap is not in it"
 
 
@@ -398,10 +429,12 @@ def test_messages_that_expired_uncounted_leave_a_doubt_on_what_was_not_final_yet
     second = NOW - WINDOW_MS
     news = found((10, 19), window=second)
     audit.apply(
-        report(1, (10, 19), window=second), count("offline", 900, 950, news), load(2, news),
+        report(1, (10, 19), window=second),
+        count("offline", 900, 950, news),
+        load(2, news),
         replace(count("dc1", 900, 1900, news), expired=300),
         *(heartbeat(tier, time=NOW + 60_000) for tier in ("dc1", "dc2", "offline")),
-    )  # fmt: skip
+    )
     assert audit.window(second)["verdict"] == "unknown"
     assert audit.window()["verdict"] == "complete"
     audit.apply(load(3, found((11, 11), window=second)))
@@ -461,11 +494,15 @@ def held(audit: Audit) -> SequenceCounts:
     with audit.store.reading() as session:
         return SequenceCounts.from_json(
             {
-                "server": row.server, "service": row.service, "instance": row.instance,
-                "window": row.window, "ranges": row.ranges, "duplicates": (),
+                "server": row.server,
+                "service": row.service,
+                "instance": row.instance,
+                "window": row.window,
+                "ranges": row.ranges,
+                "duplicates": (),
             }
             for row in session.scalars(select(CountedRow))
-        )  # fmt: skip
+        )
 
 
 def test_a_load_of_very_many_producers_is_told_in_messages_any_broker_takes_and_counts_once(

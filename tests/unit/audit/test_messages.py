@@ -51,18 +51,38 @@ def counts() -> SequenceCounts:
 
 RECORDS: list[AuditRecord] = [
     Hello(time=1, topic="PageView", **WHO),
-    Report(time=2, number=3, closed_through=FOR_EVER, windows=[
-        ReportedWindow("PageView", 600_000, SequenceRanges([(0, 8), (10, 11)]), SequenceRanges([(9, 9)]))
-    ], **WHO),
-    Heartbeat(time=4, cluster="dc1", tier="dc1", reader=9, positions=[
-        ReaderPosition("PageView", "ab", 0, 77)
-    ]),
+    Report(
+        time=2,
+        number=3,
+        closed_through=FOR_EVER,
+        windows=[
+            ReportedWindow("PageView", 600_000, SequenceRanges([(0, 8), (10, 11)]), SequenceRanges([(9, 9)]))
+        ],
+        **WHO,
+    ),
+    Heartbeat(
+        time=4, cluster="dc1", tier="dc1", reader=9, positions=[ReaderPosition("PageView", "ab", 0, 77)]
+    ),
     Count(time=5, tier="warehouse", topic="PageView", source=LoadNumber(7), foreign=0, counts=counts()),
-    Count(time=6, tier="offline", topic="PageView", foreign=2, expired=3, counts=counts(), source=OffsetRange(
-        reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40)),
-    Count(time=6, tier="warehouse", topic="PageView", foreign=0, counts=counts(), source=LoadNumber(7, 2),
-        removed=counts()),
-]  # fmt: skip
+    Count(
+        time=6,
+        tier="offline",
+        topic="PageView",
+        foreign=2,
+        expired=3,
+        counts=counts(),
+        source=OffsetRange(reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40),
+    ),
+    Count(
+        time=6,
+        tier="warehouse",
+        topic="PageView",
+        foreign=0,
+        counts=counts(),
+        source=LoadNumber(7, 2),
+        removed=counts(),
+    ),
+]
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)

@@ -133,8 +133,12 @@ def test_a_delivery_that_never_times_out_is_refused(key: str, value: object) -> 
 
 def test_a_time_limit_may_be_written_as_a_string_as_librdkafka_takes_it() -> None:
     producer = AuditedProducer(
-        "127.0.0.1:1", "http://r", cluster="dc1", server="s", service="x",
+        "127.0.0.1:1",
+        "http://r",
+        cluster="dc1",
+        server="s",
+        service="x",
         config={"message.timeout.ms": "2000"},
-    )  # fmt: skip
+    )
     assert producer._timeout_s == 2
     producer.close()

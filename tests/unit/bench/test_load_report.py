@@ -26,18 +26,34 @@ def run(wall_s: float, rows: int = 5_000_000, **groups: float) -> dict[str, Any]
     broker = groups.pop("broker", 0.2)
     used = {names[name]: seconds for name, seconds in groups.items()}
     return {
-        "rows": rows, "wall_s": wall_s, "groups": used, "cpu_s": sum(used.values()), "broker_cpu_s": broker,
-        "output_bytes": 120 * MB, "files": 16, "peak_rss": 900 * MB,
-    }  # fmt: skip
+        "rows": rows,
+        "wall_s": wall_s,
+        "groups": used,
+        "cpu_s": sum(used.values()),
+        "broker_cpu_s": broker,
+        "output_bytes": 120 * MB,
+        "files": 16,
+        "peak_rss": 900 * MB,
+    }
 
 
 def mirrored(title: str, seconds: float, cpu_s: float, target_cpu_s: float = 0.0) -> dict[str, Any]:
     """A copy of 2 GB, a hundredth of which was there when it was first looked."""
     return {
-        "title": title, "missing": None, "records": 7_000_000, "data_bytes": 2 * GB, "seconds": seconds,
-        "part": 0.99, "cpu_s": cpu_s, "target_cpu_s": target_cpu_s, "origin_cpu_s": 1.0,
-        "life_cpu_s": cpu_s + 2, "life_s": seconds + 4, "groups": {}, "peak_rss": 300 * MB,
-    }  # fmt: skip
+        "title": title,
+        "missing": None,
+        "records": 7_000_000,
+        "data_bytes": 2 * GB,
+        "seconds": seconds,
+        "part": 0.99,
+        "cpu_s": cpu_s,
+        "target_cpu_s": target_cpu_s,
+        "origin_cpu_s": 1.0,
+        "life_cpu_s": cpu_s + 2,
+        "life_s": seconds + 4,
+        "groups": {},
+        "peak_rss": 300 * MB,
+    }
 
 
 SECONDS = {"count": 60_000, "p50": 0.12, "p99": 0.3, "max": 0.5}
@@ -94,7 +110,7 @@ RESULT: dict[str, Any] = {
             "loads": [8.4, 8.6],
         }
     },
-}  # fmt: skip
+}
 
 
 def lines(text: str, *words: str) -> list[str]:

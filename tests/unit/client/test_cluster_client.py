@@ -74,18 +74,22 @@ class ScriptedBroker:
     def metadata(self, *topics: MetadataResponse.Topic) -> bytes:
         response = MetadataResponse(
             brokers=(MetadataResponse.Broker(node_id=7, host="127.0.0.1", port=self.port),),
-            cluster_id="the-id", controller_id=7, topics=topics,
-        )  # fmt: skip
+            cluster_id="the-id",
+            controller_id=7,
+            topics=topics,
+        )
         return encode(response, ApiKey.METADATA, 12)
 
     def topic(self, leader: int = 7, partitions: int = 2, error: int = 0) -> MetadataResponse.Topic:
         return MetadataResponse.Topic(
-            error_code=error, name="t", topic_id=TOPIC_ID,
+            error_code=error,
+            name="t",
+            topic_id=TOPIC_ID,
             partitions=tuple(
                 MetadataResponse.Topic.Partition(error_code=0, partition_index=number, leader_id=leader)
                 for number in range(partitions)
             ),
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
@@ -263,9 +267,10 @@ def test_a_broker_without_news_does_not_hold_up_the_others(broker: ScriptedBroke
             MetadataResponse.Broker(node_id=node, host="127.0.0.1", port=one.port)
             for node, one in ((7, broker), (8, quiet))
         ),
-        cluster_id="c", controller_id=7,
+        cluster_id="c",
+        controller_id=7,
         topics=(MetadataResponse.Topic(error_code=0, name="t", topic_id=TOPIC_ID, partitions=partitions),),
-    )  # fmt: skip
+    )
     waits: list[int] = []
     something = b""
 

@@ -66,8 +66,13 @@ def test_a_mirrored_topic_shows_where_each_partition_comes_from() -> None:
     assert "origin" in table
     row = next(line for line in table.splitlines() if "dc1" in line)
     assert [cell.strip() for cell in row.strip("│ ").split("│")] == [
-        "0", "3", "100", "900", "1234", "dc1/Page=View-3",
-    ]  # fmt: skip
+        "0",
+        "3",
+        "100",
+        "900",
+        "1234",
+        "dc1/Page=View-3",
+    ]
     assert "mirror.origins" not in table, "the column says it"
 
 
@@ -75,24 +80,35 @@ def test_scripts_get_the_same_as_json() -> None:
     found: dict[str, Any] = json.loads(describe("--json"))
     assert found["partitions"] == [
         {
-            "partition": 0, "leader": 3, "start": 100, "high_watermark": 900, "bytes": 1234,
+            "partition": 0,
+            "leader": 3,
+            "start": 100,
+            "high_watermark": 900,
+            "bytes": 1234,
             "origin": "dc1/Page=View-3",
         },
         {
-            "partition": 1, "leader": -1, "start": -1, "high_watermark": -1, "bytes": -1,
+            "partition": 1,
+            "leader": -1,
+            "start": -1,
+            "high_watermark": -1,
+            "bytes": -1,
             "origin": "dc2/PageView-0",
         },
-    ]  # fmt: skip
+    ]
     told = {item["name"]: (item["value"], item["source"]) for item in found["settings"]}
     assert told == {
-        "flush.ms": ("7", "topic"), "segment.bytes": ("4096", "broker"), "retention.ms": ("1", "default"),
+        "flush.ms": ("7", "topic"),
+        "segment.bytes": ("4096", "broker"),
+        "retention.ms": ("1", "default"),
         "elsewhere": (None, "cluster"),
-    }  # fmt: skip
+    }
 
 
 def test_a_group_is_described_though_a_partition_has_no_leader() -> None:
     client: Any = Answers()
     rows = _positions(client, {("PageView", 0): 300, ("PageView", 1): 7}, {})
     assert [(row.committed, row.high_watermark, row.lag_bytes) for row in rows] == [
-        (300, 900, 600), (7, None, None),
-    ]  # fmt: skip
+        (300, 900, 600),
+        (7, None, None),
+    ]

@@ -36,10 +36,14 @@ def test_a_partition_is_read_from_its_node() -> None:
 
 @given(
     st.builds(
-        CommittedOffset, offset=st.integers(0, 2**63 - 1), metadata=st.text(), time_ms=st.integers(0, 2**50),
-        topic_id=st.none() | st.uuids(), leader_epoch=st.integers(-1, 2**31 - 1),
+        CommittedOffset,
+        offset=st.integers(0, 2**63 - 1),
+        metadata=st.text(),
+        time_ms=st.integers(0, 2**50),
+        topic_id=st.none() | st.uuids(),
+        leader_epoch=st.integers(-1, 2**31 - 1),
     )
-)  # fmt: skip
+)
 def test_an_offset_is_read_as_it_was_written(committed: CommittedOffset) -> None:
     assert decode_offset(encode_offset(committed)) == committed
 

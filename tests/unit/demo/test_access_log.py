@@ -78,9 +78,17 @@ def test_the_event_time_is_utc_whatever_zone_the_server_wrote(zone: str, time: s
 
 @pytest.mark.parametrize(
     "line",
-    ["", "nonsense", LINE[:60], LINE.replace(" 200 ", " twohundred "), LINE.replace("May", "Mai"),
-     LINE.replace("17/May", "32/May"), LINE.replace("10:05:03", "25:05:03"), LINE + " more"],
-)  # fmt: skip
+    [
+        "",
+        "nonsense",
+        LINE[:60],
+        LINE.replace(" 200 ", " twohundred "),
+        LINE.replace("May", "Mai"),
+        LINE.replace("17/May", "32/May"),
+        LINE.replace("10:05:03", "25:05:03"),
+        LINE + " more",
+    ],
+)
 def test_what_is_no_line_of_a_log_is_a_bad_line(line: str) -> None:
     with pytest.raises(BadLine):
         parse_line(line)

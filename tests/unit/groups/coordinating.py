@@ -121,9 +121,7 @@ class Broker:
         sync = SyncGroupRequest(group_id=name, generation_id=joined.generation_id, member_id=joined.member_id)
         group.sync(sync, lambda _: None)
         assert group.state is State.STABLE
-        return group, {
-            "member_id": joined.member_id, "generation_id_or_member_epoch": joined.generation_id
-        }  # fmt: skip
+        return group, {"member_id": joined.member_id, "generation_id_or_member_epoch": joined.generation_id}
 
 
 def commit_request(name: str, offset: int, **changes: Any) -> OffsetCommitRequest:

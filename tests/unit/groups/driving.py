@@ -134,9 +134,12 @@ class Joiner:
             for member_id, assignment in (assignments or {}).items()
         )
         request = SyncGroupRequest(
-            group_id=self.driven.group.name, generation_id=self.generation, member_id=self.member_id,
-            group_instance_id=self.instance, assignments=assigned,
-        )  # fmt: skip
+            group_id=self.driven.group.name,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self.instance,
+            assignments=assigned,
+        )
         self.driven.group.sync(request, self.on_sync)
         told = self.syncs[before:]
         return ErrorCode(told[-1].error_code) if told and told[-1].error_code else None

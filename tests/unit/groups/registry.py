@@ -88,9 +88,12 @@ class MemoryRegistry:
 
     def _holds(self, group: str, fence: Fence | None) -> bool:
         entry = self.entries.get(group)
-        return entry is not None and entry.coordinator is not None and fence is not None and (
-            fence.checks == ((group, entry.version),)
-        )  # fmt: skip
+        return (
+            entry is not None
+            and entry.coordinator is not None
+            and fence is not None
+            and (fence.checks == ((group, entry.version),))
+        )
 
     def coordinator(self, group: str) -> int | None:
         self._ask()

@@ -246,9 +246,12 @@ def test_groups_are_listed_with_their_state(one: Broker, registry: MemoryRegistr
     registry.entries[read] = Entry(GroupKind.STREAMS, members=members)
     registry.entries[unread] = Entry(GroupKind.STREAMS)
     assert {name: group.group_state for name, group in one.listed().items()} == {
-        MINE: State.COMPLETING, joined: State.STABLE, name_for(1, 2): State.EMPTY,
-        read: State.STABLE, unread: State.EMPTY,
-    }  # fmt: skip
+        MINE: State.COMPLETING,
+        joined: State.STABLE,
+        name_for(1, 2): State.EMPTY,
+        read: State.STABLE,
+        unread: State.EMPTY,
+    }
 
 
 def subscription(*topics: str) -> bytes:

@@ -9,9 +9,11 @@ from millrace.errors import ConfigError
 from millrace.mirror.choice import Choice, choose, names_only
 
 CONFIG = OriginConfig(
-    bootstrap="x:1", topics=("*", "__consumer_offsets", "test-kept"), exclude=("test-*", "Secret"),
+    bootstrap="x:1",
+    topics=("*", "__consumer_offsets", "test-kept"),
+    exclude=("test-*", "Secret"),
     batch_topics=("Batch?", "PageView"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

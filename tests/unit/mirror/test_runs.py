@@ -237,9 +237,12 @@ def transaction(base: int, producer: int, *, commit: bool) -> tuple[list[bytes],
     data = batch(base, attributes=TRANSACTIONAL_BIT, producer_id=producer, producer_epoch=0, base_sequence=0)
     key = b"\0\0\0\1" if commit else b"\0\0\0\0"
     marker = build_batch(
-        [Message(1, key, b"\0\0\0\0\0\0")], base_offset=base + 3, producer_id=producer, producer_epoch=0,
+        [Message(1, key, b"\0\0\0\0\0\0")],
+        base_offset=base + 3,
+        producer_id=producer,
+        producer_epoch=0,
         attributes=TRANSACTIONAL_BIT | CONTROL_BIT,
-    )  # fmt: skip
+    )
     return [data, marker], (producer, base)
 
 

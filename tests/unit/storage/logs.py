@@ -129,9 +129,15 @@ def log_files(directory: Path) -> list[Path]:
 
 
 def position(
-    next_offset: int, *, start: int = 0, batches: int = 0, records: int = 0, dropped: int = 0,
-    next_base: int | None = None, origin: Origin = ORIGIN,
-) -> MirrorPosition:  # fmt: skip
+    next_offset: int,
+    *,
+    start: int = 0,
+    batches: int = 0,
+    records: int = 0,
+    dropped: int = 0,
+    next_base: int | None = None,
+    origin: Origin = ORIGIN,
+) -> MirrorPosition:
     return MirrorPosition(origin, start, Cursor(next_offset, next_base), batches, records, dropped)
 
 

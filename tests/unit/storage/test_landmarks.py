@@ -295,9 +295,11 @@ def mirrored(log: PartitionLog, seed: int) -> None:
     for turn in range(120):
         counts = [chance.randint(1, 9) for _ in range(2)]
         log.append_mirrored(
-            ORIGIN, offset if turn else None, origin_batches(counts, offset),
+            ORIGIN,
+            offset if turn else None,
+            origin_batches(counts, offset),
             position(offset + sum(counts), batches=2 * turn + 2, records=offset + sum(counts)),
-        )  # fmt: skip
+        )
         offset += sum(counts)
     flush(log)
 
@@ -718,9 +720,11 @@ def test_a_mirrored_log_has_landmarks_at_data_and_position_batches(tmp_path: Pat
     offset = 0
     for turn in range(60):
         log.append_mirrored(
-            ORIGIN, offset if turn else None, origin_batches([2, 1], offset),
+            ORIGIN,
+            offset if turn else None,
+            origin_batches([2, 1], offset),
             position(offset + 3, batches=2 * turn + 2, records=3 * turn + 3),
-        )  # fmt: skip
+        )
         offset += 3
     flush(log)
     assert len(values(log)) // 3 == pytest.approx(log.end / SPAN, abs=4)

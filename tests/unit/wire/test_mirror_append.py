@@ -22,20 +22,28 @@ BATCH = build_batch([Message(1, None, b"value")], base_offset=900)
 REQUESTS = [
     MirrorAppend(mode=MirrorMode.DESCRIBE, origin=ORIGIN),
     MirrorAppend(
-        mode=MirrorMode.APPEND, origin=ORIGIN, expected=900, start=5, cursor=Cursor(901, 980), dropped=2,
+        mode=MirrorMode.APPEND,
+        origin=ORIGIN,
+        expected=900,
+        start=5,
+        cursor=Cursor(901, 980),
+        dropped=2,
         records=BATCH,
     ),
     MirrorAppend(mode=MirrorMode.RESET, origin=ORIGIN, expected=0, cursor=Cursor(1 << 40)),
-]  # fmt: skip
+]
 RESPONSES = [
     MirrorAppended(),
     MirrorAppended(error=6, message="broker 2 leads it", partition=4, leader=2),
     MirrorAppended(
-        partition=4, leader=2, state="running", high_watermark=77,
+        partition=4,
+        leader=2,
+        state="running",
+        high_watermark=77,
         position=MirrorPosition(ORIGIN, 5, Cursor(901, 980), 10, 200, 3),
     ),
     MirrorAppended(position=MirrorPosition(ORIGIN, 5, Cursor(901), 10, 200, 3)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda r: r.mode.name)

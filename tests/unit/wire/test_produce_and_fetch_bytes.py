@@ -45,8 +45,10 @@ def produce_body(version: int, *, transactional_id: str | None = None) -> bytear
     schema: Any = load_request_schema(PRODUCE, version)
     module = __import__(schema.__module__, fromlist=["x"])
     data: dict[str, list[tuple[int, bytes | None]]] = {
-        "alpha": [(0, b"batch zero"), (7, None)], "β": [(1, b"x" * 300)], "c": [],
-    }  # fmt: skip
+        "alpha": [(0, b"batch zero"), (7, None)],
+        "β": [(1, b"x" * 300)],
+        "c": [],
+    }
     topics = tuple(
         module.TopicProduceData(
             name=name,
@@ -70,8 +72,10 @@ def test_a_produce_request_is_read_as_kio_wrote_it(version: int) -> None:
     assert request.acks == -1
     assert request.topics == [("alpha", 2), ("β", 1), ("c", 0)]
     assert [(t, p, bytes(r)) for t, p, r in request.batches] == [
-        ("alpha", 0, b"batch zero"), ("alpha", 7, b""), ("β", 1, b"x" * 300),
-    ]  # fmt: skip
+        ("alpha", 0, b"batch zero"),
+        ("alpha", 7, b""),
+        ("β", 1, b"x" * 300),
+    ]
 
 
 def test_records_are_views_of_the_received_bytes() -> None:
@@ -114,9 +118,8 @@ def test_kio_reads_our_produce_response(version: int, partitions: int) -> None:
 def test_the_bytes_of_a_produce_response_stay_as_they_are() -> None:
     body = produce.encode_response(7, [("t", 1)], [ProducedPartition(2, 0, 300, 0)])
     assert body.hex() == (
-        "00000001" "0001" "74" "00000001" "00000002" "0000" "000000000000012c" "ffffffffffffffff"
-        "0000000000000000" "00000000"
-    )  # fmt: skip
+        "0000000100017400000001000000020000000000000000012cffffffffffffffff000000000000000000000000"
+    )
     assert struct.unpack(">i h1s i ihqqq i", body) == (1, 1, b"t", 1, 2, 0, 300, -1, 0, 0)
 
 
@@ -145,9 +148,14 @@ def fetch_body(version: int) -> bytes:
     if version >= 7:
         forgotten["forgotten_topics_data"] = (module.ForgottenTopic(topic="f", partitions=(1, 2)),)
     request = schema(
-        replica_id=-1, max_wait=datetime.timedelta(milliseconds=500), min_bytes=3, max_bytes=1 << 20,
-        isolation_level=1, topics=topics, **forgotten,
-    )  # fmt: skip
+        replica_id=-1,
+        max_wait=datetime.timedelta(milliseconds=500),
+        min_bytes=3,
+        max_bytes=1 << 20,
+        isolation_level=1,
+        topics=topics,
+        **forgotten,
+    )
     out = io.BytesIO()
     entity_writer(schema)(out, request)
     return out.getvalue()
@@ -158,8 +166,10 @@ def test_a_fetch_request_is_read_as_kio_wrote_it(version: int) -> None:
     asked = fetch.decode_request(version, memoryview(fetch_body(version)))
     assert asked[:3] == (500, 3, 1 << 20)
     assert asked.topics == [
-        ("alpha", [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)]), ("β", [(1, -1, 0)]), ("c", []),
-    ]  # fmt: skip
+        ("alpha", [(0, 5, 100), (7, 1 << 40, 0x7FFFFFFF)]),
+        ("β", [(1, -1, 0)]),
+        ("c", []),
+    ]
 
 
 def test_kio_and_we_read_our_own_fetch_request() -> None:
@@ -170,12 +180,15 @@ def test_kio_and_we_read_our_own_fetch_request() -> None:
     assert rest == len(body)
     assert [
         (topic.topic, each.partition, each.fetch_offset, each.partition_max_bytes)
-        for topic in read.topics for each in topic.partitions
-    ] == asked  # fmt: skip
+        for topic in read.topics
+        for each in topic.partitions
+    ] == asked
     assert (read.max_bytes, read.min_bytes, read.session_id, read.session_epoch) == (1 << 20, 1, 0, -1)
     assert fetch.decode_request(11, memoryview(body)).topics == [
-        ("a", [(3, 1 << 40, 7), (1, 0, 8)]), ("b", [(0, 5, 9)]), ("a", [(2, 6, 10)]),
-    ]  # fmt: skip
+        ("a", [(3, 1 << 40, 7), (1, 0, 8)]),
+        ("b", [(0, 5, 9)]),
+        ("a", [(2, 6, 10)]),
+    ]
 
 
 @pytest.mark.parametrize("version", range(4, 12))
@@ -245,9 +258,14 @@ def test_we_read_a_fetch_response_with_aborted_transactions() -> None:
     module = __import__(schema.__module__, fromlist=["x"])
     aborted = (module.AbortedTransaction(producer_id=77, first_offset=12),)
     partition = module.PartitionData(
-        partition_index=4, error_code=KioErrorCode.none, high_watermark=50, last_stable_offset=40,
-        log_start_offset=3, aborted_transactions=aborted, records=b"bytes",
-    )  # fmt: skip
+        partition_index=4,
+        error_code=KioErrorCode.none,
+        high_watermark=50,
+        last_stable_offset=40,
+        log_start_offset=3,
+        aborted_transactions=aborted,
+        records=b"bytes",
+    )
     topic = module.FetchableTopicResponse(topic="t", partitions=(partition,))
     response = schema(throttle_time=datetime.timedelta(0), error_code=KioErrorCode.none, responses=(topic,))
     out = io.BytesIO()

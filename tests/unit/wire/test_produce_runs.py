@@ -142,8 +142,11 @@ def check(data: bytes, position: int) -> Run | None:
         expected = general(view, position)
         assert expected is not None
         assert (asked.topic, asked.partition, asked.version, asked.acks) == (
-            expected.topic, expected.partition, expected.version, expected.acks,
-        )  # fmt: skip
+            expected.topic,
+            expected.partition,
+            expected.version,
+            expected.acks,
+        )
         assert (correlation_id, bytes(batch)) == (expected.correlation_id, expected.batch)
         position = expected.end
     assert position == run.end

@@ -54,7 +54,7 @@ _LEAVES: list[tuple[Schema, st.SearchStrategy[Any]]] = [
     ({"type": "long", "logicalType": "local-timestamp-nanos"}, _LONG),
     ({"type": "bytes", "logicalType": "big-decimal"}, st.binary(max_size=20)),
     ({"type": "int", "logicalType": "timestamp-millis"}, _INT),
-]  # fmt: skip
+]
 
 
 def _decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:

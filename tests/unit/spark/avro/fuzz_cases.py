@@ -49,7 +49,7 @@ COLUMNS: dict[str, Any] = {
     "nothing": "null",
     "nanos": {"type": "long", "logicalType": "timestamp-nanos"},
     "span": {"type": "fixed", "name": "Span", "size": 12, "logicalType": "duration"},
-}  # fmt: skip
+}
 BLOCKS: dict[str, Any] = {
     "text": "string",
     "tags": {"type": "array", "items": "string"},
@@ -121,27 +121,42 @@ _EVERY, _BLOCKS, _FLAT = (
 _OLD = record(
     "R",
     {
-        "a": ["null", "int", "string"], "b": {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]},
-        "c": "int", "d": "long", "e": "string", "gone": ["null", "bytes"], "f": ["null", INNER],
+        "a": ["null", "int", "string"],
+        "b": {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]},
+        "c": "int",
+        "d": "long",
+        "e": "string",
+        "gone": ["null", "bytes"],
+        "f": ["null", INNER],
         "g": ["int", "string"],
     },
-)  # fmt: skip
+)
 _NEW = record(
     "R",
     {
-        "g": ["string", "double"], "a": ["null", "long"], "c": "float", "d": "double", "e": "bytes",
-        "b": {"type": "enum", "name": "E", "symbols": ["C", "A"]}, "f": ["null", INNER],
+        "g": ["string", "double"],
+        "a": ["null", "long"],
+        "c": "float",
+        "d": "double",
+        "e": "bytes",
+        "b": {"type": "enum", "name": "E", "symbols": ["C", "A"]},
+        "f": ["null", INNER],
     },
-)  # fmt: skip
+)
 
 
 def _old(dice: random.Random) -> dict[str, Any]:
     each = value(dice)
     return {
-        "a": dice.choice((None, each["number"])), "b": dice.choice("AC"), "c": each["number"],
-        "d": dice.getrandbits(63), "e": each["text"], "gone": dice.choice((None, b"raw")),
-        "f": each["perhaps"], "g": dice.choice((7, "seven")),
-    }  # fmt: skip
+        "a": dice.choice((None, each["number"])),
+        "b": dice.choice("AC"),
+        "c": each["number"],
+        "d": dice.getrandbits(63),
+        "e": each["text"],
+        "gone": dice.choice((None, b"raw")),
+        "f": each["perhaps"],
+        "g": dice.choice((7, "seven")),
+    }
 
 
 SCHEMAS = [

@@ -39,11 +39,25 @@ ROWS = 250
 BATCH = 20
 MEMORY_BYTES = 3 << 30
 _NASTY = [
-    b"\xff" * 10, b"\xff" * 9 + b"\x01", b"\xfe" + b"\xff" * 8 + b"\x01", b"\x80" * 9 + b"\x02",
-    b"\x80" * 10 + b"\x01", b"\xff" * 11 + b"\x01", b"\x80" * 9 + b"\x01", b"\xfe\xff\xff\xff\x0f",
-    b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x10", b"\x01", b"\x03", b"\x00", b"\x80\x00",
-    b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xfc\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-]  # fmt: skip
+    b"\xff" * 10,
+    b"\xff" * 9 + b"\x01",
+    b"\xfe" + b"\xff" * 8 + b"\x01",
+    b"\x80" * 9 + b"\x02",
+    b"\x80" * 10 + b"\x01",
+    b"\xff" * 11 + b"\x01",
+    b"\x80" * 9 + b"\x01",
+    b"\xfe\xff\xff\xff\x0f",
+    b"\xff\xff\xff\xff\x0f",
+    b"\x80\x80\x80\x80\x10",
+    b"\x01",
+    b"\x03",
+    b"\x00",
+    b"\x80\x00",
+    b"\xc0\x80",
+    b"\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xfc\xff\xff\xff\xff\xff\xff\xff\xff\x01",
+]
 
 
 def _flip(body: bytearray, dice: random.Random, others: Sequence[bytes]) -> None:
@@ -86,8 +100,16 @@ def _tamper(body: bytearray, dice: random.Random, others: Sequence[bytes]) -> No
 
 
 MUTATIONS: list[Callable[[bytearray, random.Random, Sequence[bytes]], None]] = [
-    _flip, _set, _cut, _lose, _append, _splice, _repeat, _tamper, _tamper,
-]  # fmt: skip
+    _flip,
+    _set,
+    _cut,
+    _lose,
+    _append,
+    _splice,
+    _repeat,
+    _tamper,
+    _tamper,
+]
 
 
 def mutated(body: bytes, dice: random.Random, others: Sequence[bytes]) -> bytes:
@@ -123,8 +145,10 @@ class Target:
             again, other = self.rows.decode(*in_one_buffer(bodies))
             differ = np.flatnonzero(faults.bad != other.bad)
             assert not len(differ), (
-                bodies[differ[0]], faults.reasons.get(differ[0]), other.reasons.get(differ[0])
-            )  # fmt: skip
+                bodies[differ[0]],
+                faults.reasons.get(differ[0]),
+                other.reasons.get(differ[0]),
+            )
             for name, one, two in zip(self.table.fields, columns, again, strict=True):
                 one.validate(full=True)
                 assert _same(one, two), name

@@ -118,7 +118,7 @@ def test_decimals_fill_their_precision_and_no_more(decoder: type[Any], precision
         ({"type": "int", "logicalType": "date"}, [b"\0"], [b"\xfe\xff\xff\xff\x0f"]),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_the_smallest_violations_are_found_in_their_own_row(
     schema: Any, good: list[bytes], bad: list[bytes]
 ) -> None:

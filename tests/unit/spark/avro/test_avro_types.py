@@ -72,7 +72,7 @@ def decoded(
         (["string"], pa.string()),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_logical_type_has_a_column_and_those_that_do_not_fit_are_ignored(
     schema: Any, expected: pa.DataType
 ) -> None:
@@ -94,7 +94,7 @@ def test_every_logical_type_has_a_column_and_those_that_do_not_fit_are_ignored(
         (MILLIS, {"type": "long", "logicalType": "local-timestamp-millis"}),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_numbers_that_mean_something_else_are_refused(decoder: type[Any], written: Any, wanted: Any) -> None:
     with pytest.raises(SchemaError, match="a: "):
         decoder(record(column(written)), record(column(wanted)))
@@ -114,7 +114,7 @@ def test_numbers_that_mean_something_else_are_refused(decoder: type[Any], writte
         ("long", "float", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", 9.223372036854775807e18),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_means_the_same_is_read(
     decoder: type[Any], written: Any, wanted: Any, body: bytes, expected: Any
 ) -> None:
@@ -179,22 +179,33 @@ def test_a_record_inside_itself_is_a_column_of_json() -> None:
 
 def test_json_holds_every_type() -> None:
     fields = {
-        "raw": "bytes", "number": "double", "price": {**DECIMAL, "precision": 4, "scale": 2},
-        "names": {"type": "map", "values": "string"}, "either": ["null", "long", "string"],
+        "raw": "bytes",
+        "number": "double",
+        "price": {**DECIMAL, "precision": 4, "scale": 2},
+        "names": {"type": "map", "values": "string"},
+        "either": ["null", "long", "string"],
         "inside": ["null", "R"],
-    }  # fmt: skip
+    }
     schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields.items()]}
     inside = {
-        "raw": b"\0\xff", "number": float("nan"), "price": Decimal("1.25"), "names": {"k": "ü"},
-        "either": "x", "inside": None,
-    }  # fmt: skip
+        "raw": b"\0\xff",
+        "number": float("nan"),
+        "price": Decimal("1.25"),
+        "names": {"k": "ü"},
+        "either": "x",
+        "inside": None,
+    }
     body = encode(schema, {**inside, "inside": inside})
     rows, faults = decoded(RowDecoder, schema, schema, [body])
     assert not faults
     assert json.loads(rows[0]["inside"]) == {
-        "raw": "\0\xff", "number": "nan", "price": "1.25", "names": [["k", "ü"]], "either": {"member1": "x"},
+        "raw": "\0\xff",
+        "number": "nan",
+        "price": "1.25",
+        "names": [["k", "ü"]],
+        "either": {"member1": "x"},
         "inside": None,
-    }  # fmt: skip
+    }
 
 
 def test_a_record_inside_itself_that_the_table_does_not_have_is_passed_over() -> None:

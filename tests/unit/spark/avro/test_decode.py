@@ -42,10 +42,18 @@ def page_view(
 ) -> dict[str, Any]:
     header = {"time": time, "server": server, "service": "www", "instance": instance, "sequence": sequence}
     return {
-        "header": header, "memberId": None, "clientAddress": "10.0.0.1", "method": "GET", "url": "/é",
-        "protocol": "HTTP/1.1", "referrer": None, "userAgent": None, "status": 200, "bytes": None,
+        "header": header,
+        "memberId": None,
+        "clientAddress": "10.0.0.1",
+        "method": "GET",
+        "url": "/é",
+        "protocol": "HTTP/1.1",
+        "referrer": None,
+        "userAgent": None,
+        "status": 200,
+        "bytes": None,
         "more": "!",
-    }  # fmt: skip
+    }
 
 
 def message(schema_id: int, body: bytes, **more: Any) -> Message:
@@ -96,8 +104,11 @@ def test_writers_of_several_schemas_fill_one_table() -> None:
     batches, stats = decode(log, NEWER)
     rows = sorted(table_of(batches).to_pylist(), key=lambda row: int(row["_offset"]))
     assert [(row["header"]["sequence"], row["more"], row["_schema_id"]) for row in rows] == [
-        (0, "-", 1), (1, "!", 2), (2, "-", 1), (3, "!", 2),
-    ]  # fmt: skip
+        (0, "-", 1),
+        (1, "!", 2),
+        (2, "-", 1),
+        (3, "!", 2),
+    ]
     assert stats.schema_ids == {1: 2, 2: 2}
     assert "more" not in table_of(decode(log, PAGE_VIEW)[0]).column_names
 
@@ -227,9 +238,14 @@ def test_numbers_that_wrap_around_are_no_run() -> None:
 def test_a_row_without_a_whole_header_counts_nowhere() -> None:
     whole = {"time": datetime(2015, 5, 17, tzinfo=UTC), "server": "s", "service": "w", "instance": 1}
     header = pa.struct(
-        [("time", pa.timestamp("us", "UTC")), ("server", pa.string()), ("service", pa.string()),
-         ("instance", pa.int64()), ("sequence", pa.int64())]
-    )  # fmt: skip
+        [
+            ("time", pa.timestamp("us", "UTC")),
+            ("server", pa.string()),
+            ("service", pa.string()),
+            ("instance", pa.int64()),
+            ("sequence", pa.int64()),
+        ]
+    )
     rows = [
         {**whole, "sequence": 1},
         None,

@@ -58,9 +58,16 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def loaded(topic: str, **changes: Any) -> dict[str, Any]:
     """What the job says of a topic it has loaded."""
     values: dict[str, Any] = {
-        "topic": topic, "load": 1, "rows": 5, "rejected": 0, "hours": {"h": 5}, "gaps": [], "notes": [],
-        "left_bytes": 0, "message": "published load=0000000001",
-    }  # fmt: skip
+        "topic": topic,
+        "load": 1,
+        "rows": 5,
+        "rejected": 0,
+        "hours": {"h": 5},
+        "gaps": [],
+        "notes": [],
+        "left_bytes": 0,
+        "message": "published load=0000000001",
+    }
     return {**values, **changes}
 
 
@@ -272,11 +279,23 @@ def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
 
 def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any]) -> None:
     submitted["answer"] = [
-        {"hour": "2015-05-17T10", "revision": 1, "rows": 1, "verdict": "complete", "published": True,
-         "message": "published rev=1"},
-        {"hour": "2015-05-17T11", "revision": None, "rows": 0, "verdict": "", "published": False,
-         "message": "none"},
-    ]  # fmt: skip
+        {
+            "hour": "2015-05-17T10",
+            "revision": 1,
+            "rows": 1,
+            "verdict": "complete",
+            "published": True,
+            "message": "published rev=1",
+        },
+        {
+            "hour": "2015-05-17T11",
+            "revision": None,
+            "rows": 0,
+            "verdict": "",
+            "published": False,
+            "message": "none",
+        },
+    ]
     options = ["--from", "2015-05-17T10:00:00+02:00", "--to", "2015-05-17T10:00:00Z", "--warehouse", "w"]
     shown = CliRunner().invoke(hourly, ["A", *options, "--auditor", "http://127.0.0.1:3"])
     assert shown.exit_code == 0, shown.output
@@ -318,9 +337,19 @@ def test_an_address_that_is_none_is_one_clear_line(command: Any, options: list[s
 
 def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
     submitted["answer"] = [
-        {"topic": "SearchQuery", "partition": 3, "target_partition": 7, "start": 0, "end": 1234,
-         "batches": 5, "records": 50, "dropped": 1, "bytes": 5000, "lag": 77}
-    ]  # fmt: skip
+        {
+            "topic": "SearchQuery",
+            "partition": 3,
+            "target_partition": 7,
+            "start": 0,
+            "end": 1234,
+            "batches": 5,
+            "records": 50,
+            "dropped": 1,
+            "bytes": 5000,
+            "lag": 77,
+        }
+    ]
     options = ["--origin", "dc1", "--origin-bootstrap", "h:1", "--bootstrap", "h:2"]
     shown = CliRunner().invoke(mirror_batch, ["SearchQuery", "PageView", *options, "--max-bytes", "1MB"])
     assert shown.exit_code == 0, shown.output
@@ -330,9 +359,15 @@ def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
     assert "1,234" in shown.stdout
     shown = CliRunner().invoke(mirror_batch, ["SearchQuery", *options, "--json"])
     assert json.loads(shown.stdout) == {
-        "topics": ["SearchQuery"], "origin": "dc1", "batches": 5, "records": 50, "dropped": 1, "bytes": 5000,
-        "lag": 77, "partitions": submitted["answer"],
-    }  # fmt: skip
+        "topics": ["SearchQuery"],
+        "origin": "dc1",
+        "batches": 5,
+        "records": 50,
+        "dropped": 1,
+        "bytes": 5000,
+        "lag": 77,
+        "partitions": submitted["answer"],
+    }
 
 
 def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:

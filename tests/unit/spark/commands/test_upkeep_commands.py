@@ -41,9 +41,15 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: dict[str, Any]) -> None:
     each = {
-        "load": 7, "edition": 2, "published": True, "rows": 1_021, "rejected": 0, "rows_before": 1_020,
-        "rejected_before": 1, "hours": {},
-    }  # fmt: skip
+        "load": 7,
+        "edition": 2,
+        "published": True,
+        "rows": 1_021,
+        "rejected": 0,
+        "rows_before": 1_020,
+        "rejected_before": 1,
+        "hours": {},
+    }
     submitted["answer"] = [each, {**each, "load": 8, "published": False}]
     shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10:59Z"])
     assert shown.exit_code == 0, shown.output
@@ -112,9 +118,12 @@ def test_a_folder_is_expired_here_and_hadoop_storage_by_a_job(
     submitted["answer"] = json.loads(done.stdout)
     CliRunner().invoke(expire, [TOPIC, "--warehouse", "hdfs://nn/w", "--older-than", "30d"])
     assert submitted["settings"] == {
-        "topic": TOPIC, "warehouse": "hdfs://nn/w", "older_than_s": 2_592_000.0, "reader_grace_s": 21_600.0,
+        "topic": TOPIC,
+        "warehouse": "hdfs://nn/w",
+        "older_than_s": 2_592_000.0,
+        "reader_grace_s": 21_600.0,
         "dry_run": False,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WINDOW = {
-    "start": "2015-05-17T10:00:00Z", "end": "2015-05-17T10:10:00Z", "verdict": "unknown", "revision": 0,
-    "acknowledged": 1, "failed": 0, "tiers": {"dc1": 1}, "findings": [], "reasons": ["web1 is silent"],
-}  # fmt: skip
+    "start": "2015-05-17T10:00:00Z",
+    "end": "2015-05-17T10:10:00Z",
+    "verdict": "unknown",
+    "revision": 0,
+    "acknowledged": 1,
+    "failed": 0,
+    "tiers": {"dc1": 1},
+    "findings": [],
+    "reasons": ["web1 is silent"],
+}
 
 
 def test_the_verdict_of_an_hour_is_the_auditor_s_with_its_reasons_once(
@@ -47,9 +54,15 @@ def test_the_verdict_of_an_hour_is_the_auditor_s_with_its_reasons_once(
     def answer(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
         asked.append((url, topic, start, end))
         return Completeness.from_json(
-            {"topic": topic, "from": start.isoformat(), "to": end.isoformat(), "verdict": "unknown",
-             "watermark": "2015-05-17T09:50:00+00:00", "windows": [WINDOW, WINDOW]}
-        )  # fmt: skip
+            {
+                "topic": topic,
+                "from": start.isoformat(),
+                "to": end.isoformat(),
+                "verdict": "unknown",
+                "watermark": "2015-05-17T09:50:00+00:00",
+                "windows": [WINDOW, WINDOW],
+            }
+        )
 
     monkeypatch.setattr(millrace_spark.jobs.hourly, "completeness", answer)
     verdict = verdict_of("http://auditor", TOPIC, "2015-05-17T10")
@@ -115,16 +128,27 @@ def test_a_load_of_hours_that_no_schedule_will_publish_says_so(
 
     def loaded(run: LoadRun, topic: str) -> LoadResult:
         return LoadResult(
-            topic=topic, run_id="run", load=1, published=True, rows=5, rejected=0,
-            hours={"2015-05-17T10": 2, "2015-05-17T11": 1, now: 2}, gaps=(), message="", notes=["first"],
-        )  # fmt: skip
+            topic=topic,
+            run_id="run",
+            load=1,
+            published=True,
+            rows=5,
+            rejected=0,
+            hours={"2015-05-17T10": 2, "2015-05-17T11": 1, now: 2},
+            gaps=(),
+            message="",
+            notes=["first"],
+        )
 
     monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", loaded)
     (tmp_path / f"{TOPIC}.hourly" / "date=2015-05-17" / "hour=11" / "rev=1").mkdir(parents=True)
     settings = Load(
-        topics=[TOPIC], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1", warehouse=str(tmp_path),
+        topics=[TOPIC],
+        bootstrap="127.0.0.1:1",
+        registry="http://127.0.0.1:1",
+        warehouse=str(tmp_path),
         run_id="run",
-    )  # fmt: skip
+    )
     (result,) = load_topics(cast("SparkSession", MagicMock()), settings)
     assert isinstance(result, LoadResult)
     first, note = result.notes
@@ -144,15 +168,25 @@ def test_a_small_topic_does_not_wait_for_a_big_one_and_each_failure_is_told(
             raise ZeroDivisionError("no such\nluck")
         small_is_done.set()
         return LoadResult(
-            topic=topic, run_id="run", load=1, published=True, rows=1, rejected=0, hours={}, gaps=(),
+            topic=topic,
+            run_id="run",
+            load=1,
+            published=True,
+            rows=1,
+            rejected=0,
+            hours={},
+            gaps=(),
             message="",
-        )  # fmt: skip
+        )
 
     monkeypatch.setattr(millrace_spark.jobs.load, "load_topic", load_when_told)
     settings = Load(
-        topics=["Big", "Broken", "Small"], bootstrap="127.0.0.1:1", registry="http://127.0.0.1:1",
-        warehouse=str(tmp_path), run_id="run",
-    )  # fmt: skip
+        topics=["Big", "Broken", "Small"],
+        bootstrap="127.0.0.1:1",
+        registry="http://127.0.0.1:1",
+        warehouse=str(tmp_path),
+        run_id="run",
+    )
     spark = MagicMock()
     results = load_topics(spark, settings)
     assert [result.topic for result in results] == ["Big", "Small", "Broken"]
@@ -172,9 +206,12 @@ def test_the_end_of_the_drivers_jvm_is_told_once_and_not_for_each_topic(
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=free_port()))
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
     settings = {
-        "topics": ["A", "B", "C"], "bootstrap": "127.0.0.1:1", "registry": "http://127.0.0.1:1",
-        "warehouse": str(tmp_path / "warehouse"), "run_id": "run",
-    }  # fmt: skip
+        "topics": ["A", "B", "C"],
+        "bootstrap": "127.0.0.1:1",
+        "registry": "http://127.0.0.1:1",
+        "warehouse": str(tmp_path / "warehouse"),
+        "run_id": "run",
+    }
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     monkeypatch.setattr(sys, "argv", ["entry.py", "load", str(tmp_path / "settings.json")])
     monkeypatch.setattr("ctypes.CDLL", MagicMock())

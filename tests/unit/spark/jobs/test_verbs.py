@@ -27,9 +27,16 @@ from millrace_spark.jobs.verbs import (
 from millrace_spark.table.sources import UNPROVEN_AFTER_S
 
 REQUIRED: dict[str, Any] = {
-    "topic": "T", "topics": ("T", "T"), "warehouse": "/w", "bootstrap": "b:1", "registry": "http://r",
-    "reason": " why ", "older_than_s": "30d", "origin": "dc1", "origin_bootstrap": "o:1",
-}  # fmt: skip
+    "topic": "T",
+    "topics": ("T", "T"),
+    "warehouse": "/w",
+    "bootstrap": "b:1",
+    "registry": "http://r",
+    "reason": " why ",
+    "older_than_s": "30d",
+    "origin": "dc1",
+    "origin_bootstrap": "o:1",
+}
 
 
 def words(cls: type, **given: Any) -> dict[str, Any]:

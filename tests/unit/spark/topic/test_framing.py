@@ -62,12 +62,14 @@ def records_of(frames: Frames) -> list[Record]:
 
     return [
         Record(
-            int(frames.offset[row]), int(frames.timestamp[row]),
-            part(frames.key[row], frames.key_size[row]), part(frames.value[row], frames.value_size[row]),
+            int(frames.offset[row]),
+            int(frames.timestamp[row]),
+            part(frames.key[row], frames.key_size[row]),
+            part(frames.value[row], frames.value_size[row]),
             tuple(read_headers(frames, row)),
         )
         for row in range(len(frames))
-    ]  # fmt: skip
+    ]
 
 
 @given(

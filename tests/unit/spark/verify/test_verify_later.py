@@ -68,9 +68,14 @@ def test_a_newest_revision_that_is_said_to_have_expired_is_named(scene: Scenario
     table = f"{TOPIC}.hourly"
     manifest = decode(HourManifest, fs.read(f"{table}/{REVISION}/_manifest.json"), "rev=2")
     entry = ExpiredEntry(
-        folder=REVISION, sha256=manifest.sha256, expired="2026-01-01T00:00:00Z", rows=4, files=1, bytes=1,
+        folder=REVISION,
+        sha256=manifest.sha256,
+        expired="2026-01-01T00:00:00Z",
+        rows=4,
+        files=1,
+        bytes=1,
         revisions={},
-    )  # fmt: skip
+    )
     fs.create(expired_path(table, REVISION), encode(entry))
     assert any("has expired and is the newest revision: its rows are gone" in p for p in scene.problems())
 
@@ -78,9 +83,14 @@ def test_a_newest_revision_that_is_said_to_have_expired_is_named(scene: Scenario
 def test_a_record_of_expiry_that_is_about_nothing_or_another_folder_is_named(scene: Scenario) -> None:
     fs = LocalFilesystem(str(scene.folder))
     entry = ExpiredEntry(
-        folder="load=0000000009", sha256="x", expired="2026-01-01T00:00:00Z", rows=4, files=1, bytes=1,
+        folder="load=0000000009",
+        sha256="x",
+        expired="2026-01-01T00:00:00Z",
+        rows=4,
+        files=1,
+        bytes=1,
         revisions={},
-    )  # fmt: skip
+    )
     fs.create(expired_path(TOPIC, "load=0000000009"), encode(entry))
     assert any("has expired, but its manifest should be there" in each for each in scene.problems())
     fs.create(expired_path(TOPIC, "load=0000000001"), encode(entry))
