@@ -157,7 +157,8 @@ class ConsumerPuller(Puller):
         errors = {}
         for name, answer in answers.items():
             if answer.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-                self._skip_gap(broker, requested[name])
+                if not self._skip_gap(broker, requested[name]):
+                    errors[name] = answer.error
             elif answer.error == ErrorCode.CORRUPT_MESSAGE:
                 self._corrupt(requested[name], CorruptMessage("the broker refuses to send it"))
             elif answer.error:
@@ -198,13 +199,16 @@ class ConsumerPuller(Puller):
             return
         partition.stream.put(partition, pull.life, CorruptMessage(damaged(partition, offset, error)))
 
-    def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> None:
+    def _skip_gap(self, broker: BrokerFetcher, pull: _Pull) -> bool:
+        """Go on behind what is gone; False when the broker does not say what is left."""
         partition, _, offset = pull
-        bounds = broker.bounds([partition.topic_partition])
-        earliest, latest = bounds.get(partition.topic_partition, (offset, offset))
+        bounds = broker.bounds([partition.topic_partition]).get(partition.topic_partition)
+        if bounds is None:
+            return False
+        earliest, latest = bounds
         if earliest <= offset <= latest:
             self.stopping.wait(PAUSE_SECONDS)  # it is there: the answer was of a moment ago
-            return
+            return True
         to = earliest if self._pullers.start == EARLIEST else latest
         log.warning(
             "group %s: offset %d of %s is gone: what is kept begins at %d and ends at %d. Going on at %d; "
@@ -217,3 +221,4 @@ class ConsumerPuller(Puller):
             to,
         )
         partition.stream.put(partition, pull.life, Jump(offset, to))
+        return True

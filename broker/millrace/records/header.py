@@ -38,7 +38,6 @@ except ImportError:  # no wheel for this machine: crcmod is 60 times slower and 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 # Where many batches pass, a BatchHeader of each costs too much. These read or write some of its fields:
 STAMP = struct.Struct(">qii")  # base_offset, batch_length, partition_leader_epoch
-IDENTITY = struct.Struct(">qi4xb")  # base_offset, batch_length, magic
 OFFSETS = struct.Struct(">qi11xi")  # base_offset, batch_length, last_offset_delta
 YOUNGEST = struct.Struct(">qi4xb4xh12xq")  # base_offset, batch_length, magic, attributes, max_timestamp
 STAGED = struct.Struct(">8xi11xi8xqq6xi")

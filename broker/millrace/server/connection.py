@@ -32,7 +32,6 @@ MIN_UNJOINED_BYTES = 64 << 10
 """Parts this large are sent as they are: the same bytes may be in the answers to many."""
 PROGRESS_BYTES = 16 << 10
 """A request that is not whole goes on when so much of it comes: who sends a byte now and then stalls."""
-ANONYMOUS = "User:ANONYMOUS"
 
 
 class Loop(Protocol):
@@ -58,7 +57,6 @@ class ClientConnection:
     framer: RequestFramer
     served_at: float
     """When a whole request came last, or when the connection was opened."""
-    principal: str = ANONYMOUS
     errors: Counter[tuple[int, int]] = field(init=False)
     requests: deque[Request] = field(default_factory=deque)
     unanswered: int = 0

@@ -33,8 +33,6 @@ class Client(Protocol):
     closed: bool
     address: str
     """HOST:PORT."""
-    principal: str
-    """Who it is, as Kafka writes it: `User:ANONYMOUS` as long as nobody has to say."""
     errors: Counter[tuple[int, int]]
     """How often an API (key) answered with an error (code), all connections together."""
 

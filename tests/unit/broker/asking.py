@@ -67,7 +67,6 @@ class AskingClient:
 
     closed = False
     address = "127.0.0.1:1"
-    principal = "User:ANONYMOUS"
 
     def __init__(self) -> None:
         self.answers = 0

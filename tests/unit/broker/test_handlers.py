@@ -31,7 +31,6 @@ from tests.unit.broker.asking import AskingClient, handlers_of
 class FakeClient:
     closed = False
     address = "127.0.0.1:1"
-    principal = "User:ANONYMOUS"
 
     def __init__(self) -> None:
         self.answers = 0

@@ -28,7 +28,6 @@ from tests.unit.broker.running import ORIGIN, Disk, Running, Start, topic
 
 class FakeClient:
     closed = False
-    principal = "User:ANONYMOUS"
 
     def __init__(self, address: str = "127.0.0.1:1") -> None:
         self.address = address

@@ -30,7 +30,7 @@ MAX_BATCH_BYTES = 400
 class Client:
     """Sends bytes as a connection brings them, to a broker that serves runs or only single requests."""
 
-    address, principal = "127.0.0.1:1", "User:ANONYMOUS"
+    address = "127.0.0.1:1"
 
     def __init__(self, running: Running, *, runs: bool) -> None:
         self._running = running

@@ -23,7 +23,11 @@ def answer(error: int = 0, records: bytes = b"") -> FetchedPartition:
     )
 
 
-def test_a_partition_that_is_refused_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ErrorCode.STORAGE_ERROR, ErrorCode.OFFSET_OUT_OF_RANGE])
+def test_a_partition_that_is_refused_is_named_and_does_not_hold_up_the_others(
+    error: ErrorCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one whose offset is gone while the broker does not say what is left."""
     stream = MessageStream("clicks 0", 10_000, lambda: None)
     owned = {
         ("clicks", n): OwnedPartition(("clicks", n), UUID(int=1), stream, 0, lambda: True) for n in range(3)
@@ -33,9 +37,11 @@ def test_a_partition_that_is_refused_does_not_hold_up_the_others(monkeypatch: py
     puller = ConsumerPuller(Pullers("g", cluster, lambda: owned, start=EARLIEST, fetch_bytes=1000), 1)
     batch = bytes(build_batch([Message(1, None, b"x")]))
     answers = {("clicks", n): answer(records=batch) for n in range(3)}
-    answers["clicks", 1] = answer(ErrorCode.STORAGE_ERROR)
-    broker = SimpleNamespace(request=lambda offsets, limits: None, receive=lambda: answers)
+    answers["clicks", 1] = answer(error)
+    broker = SimpleNamespace(
+        request=lambda offsets, limits: None, receive=lambda: answers, bounds=lambda partitions: {}
+    )
     monkeypatch.setattr(puller, "connected", lambda: broker)
-    with pytest.raises(MillraceError, match="clicks-1"):
+    with pytest.raises(MillraceError, match=f"{error.name} for clicks-1"):
         puller.round()
     assert [owned["clicks", n].pull_offset for n in range(3)] == [1, 0, 1]
