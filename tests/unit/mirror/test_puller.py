@@ -54,6 +54,7 @@ class ScriptedOrigin:
     """What the topic's `mirror.origins` says."""
     requests: list[dict[tuple[str, int], int]] = field(default_factory=list)
     idle: bool = True
+    unused: bool = False
     answer_bytes: int = 0
 
     # What a watch asks of the cluster
