@@ -21,6 +21,7 @@ check: setup ## Style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy broker/millrace broker/millrace_registry broker/millrace_audit broker/millrace_demo \
+	  plugins/millrace_avro plugins/millrace_warehouse \
 	  plugins/millrace_spark plugins/pyspark_millrace plugins/millrace_airflow \
 	  plugins/millrace_airflow_plugin.py dags docs/examples tests
 	$(BIN)/lint-imports

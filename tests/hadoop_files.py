@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millrace_spark.files.hadoop import HadoopFilesystem
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 
 
 class HadoopOnLocalFiles(HadoopFilesystem):

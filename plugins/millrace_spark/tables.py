@@ -21,14 +21,14 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_spark.avro.table_schema import same_but_case
-from millrace_spark.files.filesystem import Filesystem, literal, open_filesystem
-from millrace_spark.table import revisions
-from millrace_spark.table.revisions import Hours, Revision
-from millrace_spark.warehouse.layout import HOURLY
-from millrace_spark.warehouse.ledger import newest_load
-from millrace_spark.warehouse.manifest import HourManifest
-from millrace_spark.warehouse.promotions import PROMOTIONS
+from millrace_warehouse.columns import same_but_case
+from millrace_warehouse.history.layout import HOURLY
+from millrace_warehouse.history.ledger import newest_load
+from millrace_warehouse.history.manifest import HourManifest
+from millrace_warehouse.history.promotions import PROMOTIONS
+from millrace_warehouse.storage.filesystem import Filesystem, literal, open_filesystem
+from millrace_warehouse.table import revisions
+from millrace_warehouse.table.revisions import Hours, Revision
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

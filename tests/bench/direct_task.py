@@ -24,13 +24,13 @@ from pathlib import Path
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_spark.avro.messages import DecodedBatch, Decoder, frames_of
-from millrace_spark.files.task_storage import SharedFolder
-from millrace_spark.load.direct import CutTask, Source, write_cut
-from millrace_spark.parquet.hour_files import HourFiles
-from millrace_spark.parquet.sequences import count_sequences
-from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.topic.reading import FetchedBatches, read_cut
+from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.load.sequences import count_sequences
+from millrace_warehouse.load.task import CutTask, Source, write_cut
+from millrace_warehouse.log.messages import DecodedBatch, Decoder, frames_of
+from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
+from millrace_warehouse.log.reading import FetchedBatches, read_cut
+from millrace_warehouse.storage.task_storage import SharedFolder
 from tests.bench.bench_hot_path import broker
 from tests.bench.page_views import PAGE_VIEW, SCHEMA_ID, batches_of, page_views
 from tests.bench.replay import produce_request

@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.jobs.verbs import Load
-from millrace_spark.load.load import LoadResult
 from millrace_spark.source.data_source import MillraceDataSource
+from millrace_warehouse.commands.verbs import Load
+from millrace_warehouse.load.load import LoadResult
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.jobs import load_topics

@@ -26,7 +26,7 @@ from typing import NoReturn
 
 import click
 
-from millrace_spark.warehouse.layout import HOURLY
+from millrace_warehouse.history.layout import HOURLY
 from tests.faultload.airflow_runs import Airflow
 from tests.faultload.kills import KINDS, Kills, Saboteur
 from tests.faultload.limits import StepLimits, end_at_once, end_on_signals, kill_everything_started

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from millrace.errors import MillraceError
 from millrace_spark import tables
-from millrace_spark.files.filesystem import LocalFilesystem
-from millrace_spark.warehouse.layout import HOURLY, load_folder, load_numbers, read_load
+from millrace_warehouse.history.layout import HOURLY, load_folder, load_numbers, read_load
+from millrace_warehouse.storage.filesystem import LocalFilesystem
 from tests.faultload.produced import Ledger
 
 PAUSE_S = 0.3

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from millrace_spark.files.hadoop import HadoopFilesystem
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 from tests.conftest import Start
 from tests.hdfs.warehouse import HdfsWarehouse
 from tests.last_line import LastLine

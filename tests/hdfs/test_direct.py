@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.files.filesystem import open_filesystem
-from millrace_spark.files.hadoop import HadoopFilesystem
+from millrace_warehouse.storage.filesystem import open_filesystem
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import HdfsWarehouse, at_each_step
 from tests.jobs import kill_at_a_step
@@ -178,7 +178,7 @@ def test_a_quota_exceeded_is_one_sentence_and_the_next_load_is_whole(
 def test_where_webhdfs_cannot_be_used_one_sentence_names_the_other_sink(
     fs: HadoopFilesystem, monkeypatch: pytest.MonkeyPatch, key: str, value: str, words: str
 ) -> None:
-    monkeypatch.setattr("millrace_spark.files.hadoop.CHECK_S", 1.0)
+    monkeypatch.setattr("millrace_warehouse.storage.hadoop.CHECK_S", 1.0)
     before = fs._conf.get(key)
     fs._conf.set(key, value)
     try:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.files import hadoop
+from millrace_warehouse.storage import hadoop
 from tests.hdfs.conftest import DATANODES
 from tests.hdfs.warehouse import HdfsWarehouse, at_each_step
 from tests.support import wait_until

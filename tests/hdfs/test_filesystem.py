@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_spark.files import hadoop
-from millrace_spark.files.filesystem import Filesystem, open_filesystem
-from millrace_spark.files.hadoop import HadoopFilesystem
+from millrace_warehouse.storage import hadoop
+from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 from tests.hdfs.conftest import REPLICATION
 from tests.hdfs.warehouse import HdfsWarehouse
 from tests.support import wait_until

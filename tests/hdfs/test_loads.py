@@ -9,7 +9,7 @@ import pytest
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
 from millrace_spark.jobs.upkeep import expire
-from millrace_spark.jobs.verbs import Expire
+from millrace_warehouse.commands.verbs import Expire
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import START_MS, HdfsWarehouse
 from tests.support import run_millrace

@@ -15,14 +15,14 @@ from uuid import uuid4
 import fastavro
 
 from millrace_spark import tables
-from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import reload_loads
 from millrace_spark.jobs.upkeep import verify_warehouse
-from millrace_spark.jobs.verbs import Hourly, Load, Reload, Verify
-from millrace_spark.load.load import LoadResult
-from millrace_spark.parquet.hour_files import hour_of
-from millrace_spark.reload import ReloadResult
+from millrace_warehouse.commands.verbs import Hourly, Load, Reload, Verify
+from millrace_warehouse.load.hour_files import hour_of
+from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.load.reload import ReloadResult
+from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
 from tests.brokers import read_topic
 from tests.jobs import load_topics
 from tests.peers.hdfs import Hdfs

@@ -17,14 +17,14 @@ from pyspark.errors import PySparkException
 
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.avro.messages import frames_of
-from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges, join_stats
-from millrace_spark.topic.reading import read_cut
+from millrace_warehouse.log.messages import frames_of
+from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges, join_stats
+from millrace_warehouse.log.reading import read_cut
 from tests.brokers import TestCluster
 from tests.support import REPOSITORY, WAIT_S, Process
-from tests.unit.spark.avro.avro_cases import encode
-from tests.unit.spark.avro.fuzz_cases import BLOCKS, COLUMNS, INNER
-from tests.unit.spark.avro.fuzz_cases import value as some_value
+from tests.unit.avro.avro_cases import encode
+from tests.unit.avro.fuzz_cases import BLOCKS, COLUMNS, INNER
+from tests.unit.avro.fuzz_cases import value as some_value
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

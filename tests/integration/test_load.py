@@ -19,13 +19,13 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import sink_named
-from millrace_spark.jobs.verbs import Hourly, Load
-from millrace_spark.load.direct import Source
-from millrace_spark.load.load import LoadResult
-from millrace_spark.topic.ranges import Range, cut_ranges
+from millrace_warehouse.commands.verbs import Hourly, Load
+from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.load.task import Source
+from millrace_warehouse.log.ranges import Range, cut_ranges
+from millrace_warehouse.storage.filesystem import LocalFilesystem
 from tests.access_log import AccessLog
 from tests.brokers import read_topic
 from tests.hadoop_files import HadoopOnLocalFiles

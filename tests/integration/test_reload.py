@@ -18,7 +18,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
 from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import reload_loads
-from millrace_spark.jobs.verbs import Hourly, Load, Reload
+from millrace_warehouse.commands.verbs import Hourly, Load, Reload
 from tests.brokers import read_topic
 from tests.jobs import load_topics
 from tests.support import WAIT_S, Process, run_millrace

@@ -25,7 +25,7 @@ from tests.brokers import TestCluster, read_topic
 from tests.jobs import kill_at_a_step
 from tests.streaming_job import query as parquet_query
 from tests.support import REPOSITORY, ROUNDS, WAIT_S, Process, wait_until
-from tests.unit.spark.avro.avro_cases import encode
+from tests.unit.avro.avro_cases import encode
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,14 +10,14 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace_spark import tables
-from millrace_spark.files.filesystem import LocalFilesystem
-from millrace_spark.load.load import load_topic
-from millrace_spark.reload import reload_topic
 from millrace_spark.spark_sink import SparkMerge
-from millrace_spark.table.publish import HourlyRun, publish_hours, publish_late_hours
-from millrace_spark.verify import verify
-from tests.unit.spark.interleaved import HOURS, Scenario, later_event, moved_event
-from tests.unit.spark.memory_log import (
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.reload import reload_topic
+from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
+from millrace_warehouse.verify import verify
+from tests.unit.warehouse.interleaved import HOURS, Scenario, later_event, moved_event
+from tests.unit.warehouse.memory_log import (
     HOUR,
     START,
     TOPIC,
@@ -28,7 +28,7 @@ from tests.unit.spark.memory_log import (
     no_progress,
     with_field,
 )
-from tests.unit.spark.table.test_tables import (
+from tests.unit.warehouse.table.test_tables import (
     FIRST,
     MORE,
     add,
@@ -133,7 +133,7 @@ def test_spark_reads_and_writes_a_warehouse_whatever_its_path_is_called(
 def test_spark_reads_the_columns_that_an_older_version_let_a_table_have(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millrace_spark.load.load.check_pinned", lambda *_: None)
+    monkeypatch.setattr("millrace_warehouse.load.load.check_pinned", lambda *_: None)
     for name in ("date", "URL"):
         log = MemoryLog()
         log.schemas[8] = with_field(name, "string", "")

@@ -12,12 +12,12 @@ from uuid import uuid4
 import pytest
 
 from millrace_audit.producer import AuditedProducer
-from millrace_spark.files.filesystem import LocalFilesystem
 from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.mirror import mirror_topics
-from millrace_spark.jobs.verbs import Hourly, Load, Mirror
-from millrace_spark.warehouse.layout import read_load
-from millrace_spark.warehouse.manifest import LoadManifest, OriginPartition
+from millrace_warehouse.commands.verbs import Hourly, Load, Mirror
+from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.history.manifest import LoadManifest, OriginPartition
+from millrace_warehouse.storage.filesystem import LocalFilesystem
 from tests.brokers import TestCluster
 from tests.jobs import load_topics
 from tests.support import Process, run_millrace

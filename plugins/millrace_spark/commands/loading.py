@@ -12,9 +12,9 @@ import click
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
 from millrace_spark.commands import early
-from millrace_spark.commands.options import Invocation, command_of, run_job, show, table_of
-from millrace_spark.jobs.verbs import Load, Mirror, Reload
-from millrace_spark.jobs.words import parse_hours
+from millrace_warehouse.commands.options import Invocation, command_of, run_job, show, table_of
+from millrace_warehouse.commands.verbs import Load, Mirror, Reload
+from millrace_warehouse.commands.words import parse_hours
 
 _COPIED = {
     "target": "target_partition",

@@ -27,10 +27,10 @@ from pyspark.sql import SparkSession
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
-from millrace_spark.files.hadoop_errors import explained
 from millrace_spark.jobs.executors import ExecutorWatch
-from millrace_spark.jobs.steps import to_stderr
-from millrace_spark.jobs.verbs import JOBS
+from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.verbs import JOBS
+from millrace_warehouse.storage.hadoop_errors import explained
 
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""

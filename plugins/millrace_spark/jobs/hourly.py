@@ -7,21 +7,21 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from millrace_audit.client import completeness
-from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks
-from millrace_spark.jobs.steps import to_stderr
-from millrace_spark.jobs.verbs import Hourly
-from millrace_spark.parquet.hour_files import HOUR_MS, LAST_HOUR, hour_of
-from millrace_spark.table.merge import DirectMerge, Merge, merge_files
-from millrace_spark.table.publish import (
+from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.verbs import Hourly
+from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.history.staging import Progress
+from millrace_warehouse.load.hour_files import HOUR_MS, LAST_HOUR, hour_of
+from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
+from millrace_warehouse.table.merge import DirectMerge, Merge, merge_files
+from millrace_warehouse.table.publish import (
     HourlyRun,
     HourResult,
     publish_hours,
     publish_late_hours,
     publish_unpublished_hours,
 )
-from millrace_spark.warehouse.manifest import UNASKED, Verdict
-from millrace_spark.warehouse.staging import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,22 +17,22 @@ from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_audit.reports.publish import publish_edition_counts
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-from millrace_spark.files.filesystem import Filesystem, open_filesystem
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
-from millrace_spark.jobs.steps import to_stderr
-from millrace_spark.jobs.verbs import Load, Reload
-from millrace_spark.load.direct import DirectSink, Sink, Source, write_cut
-from millrace_spark.load.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load.writing import Pinned, Writing
-from millrace_spark.parquet.rejections import DEFAULT_LIMIT, RejectedLimit
-from millrace_spark.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_spark.table.revisions import without_revision
-from millrace_spark.table.sources import UNPROVEN_AFTER_S, unpublished_note
-from millrace_spark.topic.bounds import Bounds
-from millrace_spark.warehouse.editions import edition_folder
-from millrace_spark.warehouse.layout import sequences_of
-from millrace_spark.warehouse.manifest import LoadManifest
-from millrace_spark.warehouse.promotions import PinnedId
+from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.verbs import Load, Reload
+from millrace_warehouse.history.editions import edition_folder
+from millrace_warehouse.history.layout import sequences_of
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
+from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
+from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
+from millrace_warehouse.load.task import DirectSink, Sink, Source, write_cut
+from millrace_warehouse.load.writing import Pinned, Writing
+from millrace_warehouse.log.bounds import Bounds
+from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
+from millrace_warehouse.table.revisions import without_revision
+from millrace_warehouse.table.sources import UNPROVEN_AFTER_S, unpublished_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,7 +24,7 @@ from millrace_spark.source.offsets import cuts_for, freeze, subscribed
 from millrace_spark.source.options import SourceOptions, check_batch, check_stream, parse_options
 from millrace_spark.source.rows import RowReader, table_schema
 from millrace_spark.source.stream import CutPartition, MillraceStreamReader
-from millrace_spark.topic.ranges import Cut
+from millrace_warehouse.log.ranges import Cut
 
 
 class MillraceDataSource(DataSource):

@@ -14,8 +14,8 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, Topi
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import HEADER_BYTES, BatchHeader, Cursor
 from millrace_spark.source.options import Position, SourceOptions, Subscription
-from millrace_spark.topic.ranges import Cut, Range, cut_ranges, size_of
-from millrace_spark.topic.reading import has_byte_positions
+from millrace_warehouse.log.ranges import Cut, Range, cut_ranges, size_of
+from millrace_warehouse.log.reading import has_byte_positions
 
 CUT_BYTES = 128 << 20
 """The most one task reads unless `minPartitions` asks for smaller ones (on Apache Kafka: about)."""

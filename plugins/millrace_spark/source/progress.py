@@ -14,7 +14,7 @@ from uuid import UUID
 
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
-from millrace_spark.topic.ranges import Range
+from millrace_warehouse.log.ranges import Range
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ import pyarrow as pa
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import ConfigError, CorruptMessage, MillraceError
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark.avro import messages
-from millrace_spark.avro.messages import Decoder, Rejected
 from millrace_spark.source.options import SourceOptions
-from millrace_spark.topic.framing import Frames, read_headers
-from millrace_spark.topic.ranges import Cut, Gap, RangeStats
-from millrace_spark.topic.reading import FetchedBatches, read_cut
+from millrace_warehouse.log import messages
+from millrace_warehouse.log.framing import Frames, read_headers
+from millrace_warehouse.log.messages import Decoder, Rejected
+from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
+from millrace_warehouse.log.reading import FetchedBatches, read_cut
 
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 RAW_SCHEMA = pa.schema(

@@ -22,8 +22,8 @@ from millrace_spark.source import offsets
 from millrace_spark.source.options import Position
 from millrace_spark.source.progress import Progress, advance, ranges_between
 from millrace_spark.source.rows import RowReader
-from millrace_spark.topic.ranges import KAFKA_RECORD_BYTES, Cut
-from millrace_spark.topic.reading import has_byte_positions
+from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, Cut
+from millrace_warehouse.log.reading import has_byte_positions
 
 
 class CutPartition(InputPartition):

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
-from millrace_spark.avro.messages import DecodedBatch, Decoder
-from millrace_spark.parquet.hour_files import HourFiles
-from millrace_spark.topic.ranges import Cut, Range, RangeStats, cut_ranges
-from millrace_spark.topic.reading import FetchedBatches, read_cut
+from millrace_warehouse.load.hour_files import HourFiles
+from millrace_warehouse.log.messages import DecodedBatch, Decoder
+from millrace_warehouse.log.ranges import Cut, Range, RangeStats, cut_ranges
+from millrace_warehouse.log.reading import FetchedBatches, read_cut
 from tests.bench.page_views import PAGE_VIEW
 
 CUT_BYTES = 64 << 20

@@ -39,7 +39,7 @@ class Task:
 
 def millrace(spark: SparkSession, task: Task, sink: str) -> None:
     """What `millrace load` runs."""
-    from millrace_spark.jobs.verbs import Load
+    from millrace_warehouse.commands.verbs import Load
     from tests.jobs import load_topics
 
     settings = Load(
@@ -146,7 +146,7 @@ class _Files:
     """A Parquet file for each hour; rows are kept as dictionaries until they make a row group."""
 
     def __init__(self, task: Task, partition: int) -> None:
-        from millrace_spark.avro.messages import Decoder
+        from millrace_warehouse.log.messages import Decoder
 
         self._out, self._name = Path(task.out), f"part-{partition:05d}.parquet"
         self._schema = Decoder(json.loads(task.schema), lambda _: None).arrow_schema

@@ -9,11 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.load.load import load_topic
-from millrace_spark.table.publish import publish_hours
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.table.publish import publish_hours
 from tests.faultload.produced import Ledger
 from tests.faultload.watch import Problem, Topic, grouped, hourly_rows, plain_files, rows_of
-from tests.unit.spark.memory_log import HOUR, START, TOPIC, MemoryLog, event, filled_log, hourly_run, load_run
+from tests.unit.warehouse.memory_log import (
+    HOUR,
+    START,
+    TOPIC,
+    MemoryLog,
+    event,
+    filled_log,
+    hourly_run,
+    load_run,
+)
 
 HOURS = [f"2015-05-17T{hour}" for hour in (10, 11, 12, 13)]
 INSTANCE, SERVER = 1, "web1"

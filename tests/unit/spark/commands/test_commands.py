@@ -22,12 +22,12 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegisteredVersion, RegistryUnavailable
 from millrace_spark.commands import early
 from millrace_spark.commands.loading import load, mirror_batch, reload
-from millrace_spark.commands.options import Invocation, run_job
-from millrace_spark.commands.upkeep import hourly, promote, verify
-from millrace_spark.jobs.verbs import Load, Verify
-from millrace_spark.jobs.words import parse_bytes
-from millrace_spark.load.load import load_topic
-from tests.unit.spark.memory_log import SCHEMA, TOPIC, filled_log, load_run, with_field
+from millrace_warehouse.commands.options import Invocation, run_job
+from millrace_warehouse.commands.upkeep import hourly, promote, verify
+from millrace_warehouse.commands.verbs import Load, Verify
+from millrace_warehouse.commands.words import parse_bytes
+from millrace_warehouse.load.load import load_topic
+from tests.unit.warehouse.memory_log import SCHEMA, TOPIC, filled_log, load_run, with_field
 
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
 

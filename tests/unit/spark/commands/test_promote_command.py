@@ -12,9 +12,9 @@ from click.testing import CliRunner
 import millrace_registry.client
 import millrace_spark.jobs.submit
 import millrace_spark.jobs.upkeep
-from millrace_spark.commands.upkeep import promote as command
-from millrace_spark.load.load import load_topic
-from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, load_run, with_field
+from millrace_warehouse.commands.upkeep import promote as command
+from millrace_warehouse.load.load import load_topic
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, with_field
 
 COUNTED, WIDE, COUNTRY = 8, 9, 10
 _WIDE = with_field("count", "long", 0)

@@ -14,12 +14,12 @@ import millrace_spark.jobs.submit
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark.commands import early
 from millrace_spark.commands.loading import reload
-from millrace_spark.commands.upkeep import expire, hourly, verify
-from millrace_spark.files.filesystem import LocalFilesystem
-from millrace_spark.jobs.words import parse_age
-from millrace_spark.table.publish import publish_hours
-from tests.unit.spark.interleaved import HOURS, Scenario
-from tests.unit.spark.memory_log import START, TOPIC
+from millrace_warehouse.commands.upkeep import expire, hourly, verify
+from millrace_warehouse.commands.words import parse_age
+from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.table.publish import publish_hours
+from tests.unit.warehouse.interleaved import HOURS, Scenario
+from tests.unit.warehouse.memory_log import START, TOPIC
 
 PLACES = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
 AGAIN = ["A", *PLACES, "--reason", "a bug"]

@@ -22,13 +22,13 @@ from millrace_audit.answer import Completeness
 from millrace_spark.jobs import entry
 from millrace_spark.jobs.hourly import publish, verdict_of
 from millrace_spark.jobs.load import TopicFailure, load_topics
-from millrace_spark.jobs.verbs import Hourly, Load
-from millrace_spark.load.load import LoadResult, LoadRun, load_topic
-from millrace_spark.load.writing import origin_of
-from millrace_spark.warehouse.manifest import OriginPartition
+from millrace_warehouse.commands.verbs import Hourly, Load
+from millrace_warehouse.history.manifest import OriginPartition
+from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
+from millrace_warehouse.load.writing import origin_of
 from tests.brokers import free_port
 from tests.support import WAIT_S
-from tests.unit.spark.memory_log import START, TOPIC, MemoryLog, filled_log, hourly_run, load_run
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, hourly_run, load_run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ import pytest
 import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
 from millrace_spark.jobs.submit import submit
-from millrace_spark.table.publish import hours_between
+from millrace_warehouse.table.publish import hours_between
 
 
 @pytest.fixture

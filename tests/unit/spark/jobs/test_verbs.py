@@ -11,7 +11,7 @@ import pytest
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
-from millrace_spark.jobs.verbs import (
+from millrace_warehouse.commands.verbs import (
     Expire,
     Hourly,
     Load,
@@ -24,7 +24,7 @@ from millrace_spark.jobs.verbs import (
     options_of,
     verb,
 )
-from millrace_spark.table.sources import UNPROVEN_AFTER_S
+from millrace_warehouse.table.sources import UNPROVEN_AFTER_S
 
 REQUIRED: dict[str, Any] = {
     "topic": "T",

@@ -14,9 +14,9 @@ from millrace.records import Cursor, Message
 from millrace.records.compression import Codec
 from millrace_spark.source.offsets import behind_batches, cuts_for, freeze, subscribed
 from millrace_spark.source.options import Subscription, parse_options
-from millrace_spark.topic.ranges import Range, RangeStats, cut_ranges
-from millrace_spark.topic.reading import read_cut
-from tests.unit.spark.topic.logs import MemoryLog, made_log
+from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
+from millrace_warehouse.log.reading import read_cut
+from tests.unit.warehouse.log.logs import MemoryLog, made_log
 
 NEEDED = {"bootstrap": "localhost:9092", "subscribe": "T"}
 ID = UUID(int=1)

@@ -17,14 +17,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, FetchedPartition, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace.records import Message, iter_records
-from millrace_spark.avro.messages import frames_of
 from millrace_spark.source.options import parse_options
 from millrace_spark.source.progress import Progress, advance, ranges_between, share_out
 from millrace_spark.source.rows import RowReader
 from millrace_spark.source.stream import MillraceStreamReader
-from millrace_spark.topic.ranges import Cut, RangeStats
-from millrace_spark.topic.reading import read_cut
-from tests.unit.spark.topic.logs import TOPIC_ID, MemoryLog
+from millrace_warehouse.log.messages import frames_of
+from millrace_warehouse.log.ranges import Cut, RangeStats
+from millrace_warehouse.log.reading import read_cut
+from tests.unit.warehouse.log.logs import TOPIC_ID, MemoryLog
 
 Row = tuple[str, int, int]
 Json = dict[str, Any]

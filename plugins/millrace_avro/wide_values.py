@@ -1,0 +1,63 @@
+"""Values of 16 bytes, many at a time: decimals as two words, UUIDs as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millrace_avro.cursor import Longs, Mask, PaddedBuffer, Words
+
+_WORD_BITS = 64
+_MOST = (1 << 128) - 1
+UUID_CHARACTERS = 36
+
+
+def decimal_words(buffer: PaddedBuffer, start: Longs, end: Longs) -> Words:
+    """Big-endian two's complement numbers of any length as rows (low, high), which is Arrow's decimal128.
+
+    A number of more than 128 bits becomes the largest there is, which no precision takes.
+    """
+    size = end - start
+    low = _tail(buffer, end, np.minimum(size, 8))
+    high = np.where(size > 8, _tail(buffer, end - 8, np.clip(size - 8, 1, 8)), low >> (_WORD_BITS - 1))
+    words = np.stack([low, high], axis=1).view(np.uint64)
+    for row in np.flatnonzero(size > 16).tolist():  # nobody pads a decimal that far, but it is allowed
+        value = int.from_bytes(buffer.bytes[start[row] : end[row]].tobytes(), "big", signed=True)
+        if not -(1 << 127) <= value < 1 << 127:
+            value = (1 << 127) - 1
+        words[row] = (value & (_MOST >> _WORD_BITS), (value & _MOST) >> _WORD_BITS)
+    return words
+
+
+def _tail(buffer: PaddedBuffer, end: Longs, size: Longs) -> Longs:
+    """The last `size` (0 to 8) bytes before `end` as a signed number."""
+    word: Longs = buffer.words8[end - 8].byteswap().view(np.int64)
+    shift = _WORD_BITS - 8 * np.maximum(size, 1)
+    return np.where(size > 0, (word << shift) >> shift, 0)
+
+
+def fits_precision(words: Words, precision: int) -> Mask:
+    """True for the numbers of at most `precision` digits."""
+    low, high = words[:, 0], words[:, 1]
+    negative = high >> np.uint64(63) == 1
+    low = np.where(negative, ~low + np.uint64(1), low)
+    high = np.where(negative, ~high + (low == 0), high)
+    limit_high, limit_low = divmod(10**precision, 1 << 64)
+    fits: Mask = (high < limit_high) | ((high == limit_high) & (low < limit_low))
+    return fits
+
+
+_HEX: npt.NDArray[Any] = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8)
+# Where the two digits of each byte go in 8-4-4-4-12.
+_DIGITS_AT = 2 * np.arange(16) + np.repeat(np.arange(5), [4, 2, 2, 2, 6])
+
+
+def uuid_texts(buffer: PaddedBuffer, start: Longs) -> bytes:
+    """The 16 bytes at each position as 36 characters, one after the other."""
+    raw = buffer.bytes[start[:, None] + np.arange(16)]
+    digits = _HEX.reshape(256, 2)[raw]
+    texts = np.full((len(start), UUID_CHARACTERS), ord("-"), np.uint8)
+    texts[:, _DIGITS_AT], texts[:, _DIGITS_AT + 1] = digits[:, :, 0], digits[:, :, 1]
+    return texts.tobytes()

@@ -1,1 +1,0 @@
-"""Avro messages to Arrow, a column at a time. Fetches nothing and writes no files."""

@@ -1,1 +1,0 @@
-"""What a warehouse asks of a file system, local or Hadoop's. Knows no manifests."""

@@ -1,1 +1,0 @@
-"""Rows into Parquet files by hour. Publishes nothing."""

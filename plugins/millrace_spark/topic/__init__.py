@@ -1,4 +1,0 @@
-"""Which offsets of a topic a run reads, and how their bytes are fetched, framed and accounted for.
-
-Knows no schemas and no files.
-"""

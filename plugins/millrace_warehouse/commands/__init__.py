@@ -1,0 +1,1 @@
+"""The verbs of a warehouse, each spelt once, and the commands for people and scripts."""

@@ -1,0 +1,160 @@
+"""What a command can say in a second, before it starts a JVM: wrong addresses, names and folders.
+
+Whatever may be different a moment later is checked again by the job; here the first answer is the last only
+when nothing at all could be loaded. A warehouse is given as `absolute_warehouse` gives it; one that is not a
+local folder is left to the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from millrace.config import parse_addresses
+from millrace.errors import ConfigError, MillraceError
+from millrace.urls import without_secret
+
+TIMEOUT_S = 10.0
+MASTER_TIMEOUT_S = 5.0
+
+
+def topics_to_load(
+    warehouse: str, bootstrap: str, registry: str, named: Sequence[str], matching: str
+) -> tuple[list[str], list[str]]:
+    """The topics named and those a pattern matches, and of the latter those without a registered schema.
+
+    MillraceError when there is nothing to load. A topic named that does not exist is left to the job, unless
+    it is the only one: others may be loaded.
+    """
+    from millrace.client.cluster_client import ClusterClient
+    from millrace_registry.client import SchemaRegistryClient
+
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        existing = set(client.topics())
+    # Apache Kafka keeps names with two underscores for itself.
+    matched = [
+        name
+        for name in sorted(existing - set(named))
+        if matching and re.fullmatch(matching, name) and not name.startswith("__")
+    ]
+    if not matched and not existing & set(named):
+        if named:
+            raise MillraceError(
+                f"topic {named[0]!r} does not exist on {bootstrap}: check its name, or create it first"
+            )
+        raise MillraceError(
+            f"no topic on {bootstrap} matches {matching!r}:"
+            f" see `millrace topics list --bootstrap {bootstrap}`"
+        )
+    with SchemaRegistryClient(registry) as schemas:
+        without = [name for name in matched if not schemas.versions(name)]
+        # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
+        if not matched and not any(map(schemas.versions, named)) and _are_new(warehouse, named):
+            raise MillraceError(
+                f"no schema is registered for {named[0]!r} at {without_secret(registry)}: register it with"
+                " `millrace schemas apply`, then load again"
+            )
+    topics = [*named, *(name for name in matched if name not in without)]
+    if not topics:
+        raise MillraceError(
+            f"no topic that matches {matching!r} has a schema at {without_secret(registry)}"
+            f" ({', '.join(without[:5])}): register them with `millrace schemas apply`"
+        )
+    return topics, without
+
+
+def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
+    """True for topics none of which has a table in a local warehouse."""
+    return warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics)
+
+
+def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
+    """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
+    if not _are_new(warehouse, topics):
+        return
+    from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+    from millrace_warehouse.history.promotions import check_pinned
+
+    refused: list[MillraceError] = []
+    with SchemaRegistryClient(registry) as client:
+        for topic in topics:
+            try:
+                latest = client.latest(topic)
+                check_pinned(topic, latest.schema_id, latest.schema)
+            except UnknownSchema:
+                continue  # the job says so
+            except MillraceError as error:
+                refused.append(error)
+                continue
+            return
+    if refused:
+        raise refused[0]
+
+
+def check_warehouse(warehouse: str) -> None:
+    """ConfigError when a local warehouse cannot be written."""
+    if not warehouse.startswith("/"):
+        return
+    folder = Path(warehouse)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"warehouse {warehouse} cannot be made ({error.strerror}): name a folder that can be written"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"warehouse {warehouse} cannot be written: name another folder, or mend its rights")
+
+
+def check_master(master: str) -> None:
+    """ConfigError when no standalone master of spark://HOST:PORT[,HOST:PORT] takes a connection."""
+    if not master.startswith("spark://"):
+        return
+    for address in parse_addresses(master.removeprefix("spark://"), "--master"):
+        with suppress(OSError, UnicodeError), socket.create_connection(address, MASTER_TIMEOUT_S):
+            return
+    raise ConfigError(f"no Spark master answers at {master}: start it, or give the right --master")
+
+
+def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> None:
+    """MillraceError when every topic's loads in a local warehouse are of another log than the one there."""
+    if not warehouse.startswith("/"):
+        return
+    from millrace.client.cluster_client import ClusterClient
+    from millrace_warehouse.history.ledger import newest_load
+    from millrace_warehouse.history.same_log import another_log, check_same_log
+    from millrace_warehouse.storage.filesystem import LocalFilesystem
+
+    fs, loads = LocalFilesystem(warehouse), []
+    for topic in topics:
+        try:
+            newest = newest_load(fs, topic)
+        except MillraceError:
+            continue  # the job says what is damaged there
+        if newest is None:
+            return
+        loads.append(newest)
+    if not loads:
+        return
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        ids = {name: topic.topic_id.hex for name, topic in client.topics(topics).items()}
+        if all(load.topic in ids and another_log(client, ids[load.topic], load) for load in loads):
+            check_same_log(client, ids[loads[0].topic], loads[0])
+
+
+def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
+    """MillraceError when a local warehouse lacks the topic or a load."""
+    if not warehouse.startswith("/"):
+        return
+    folder = Path(warehouse, topic)
+    if not folder.is_dir():
+        raise MillraceError(
+            f"no load of {topic} in {warehouse}: check both names, or run `millrace load {topic}` first"
+        )
+    for load in loads:
+        if not (folder / f"load={load:010d}").is_dir():
+            raise MillraceError(f"{topic} has no load={load:010d} in {warehouse}: check --loads")

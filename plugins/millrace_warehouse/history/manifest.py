@@ -1,0 +1,417 @@
+"""What a load and a publication say about themselves: dataclasses, JSON, the hash chain, the two laws.
+
+Creating a load's manifest is the load: it appears whole, and the files it names are on disk before. Two laws
+must close, or there is no load:
+
+    read = written + rejected + filtered                 per partition, in records
+    [start, end) = data batches + control batches + gaps     per partition, in offsets: every gap is listed
+
+Each manifest carries the SHA-256 of its own content and that of the manifest before it: an edit anywhere
+breaks the chain. Knows no files, no Parquet and no Spark.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from millrace.errors import MillraceError
+from millrace_warehouse.log.ranges import Gap
+
+T = TypeVar("T")
+
+FORMAT = 3
+UNFILED = "none"
+"""The hour of rows without a time, or with one that no sound clock has shown: kept, counted, never proven."""
+
+
+class ManifestError(MillraceError):
+    """A manifest cannot be read as one: not JSON, a key missing or of the wrong type, an unknown format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffsetRange:
+    """Offsets [start, end) of a partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OriginPartition:
+    """The partition in another cluster that a mirrored partition's batches come from."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRange:
+    """What one load took from one partition; a partition without news is there with start == end."""
+
+    partition: int
+    start: int
+    start_base: int | None = None
+    """Byte position the first batch must have (offsets are byte positions), None when nothing was read."""
+    end: int
+    end_base: int | None = None
+    read: int = 0
+    """Data records in the range."""
+    written: int = 0
+    rejected: int = 0
+    filtered: int = 0
+    data_batches: int = 0
+    control_batches: int = 0
+    bytes: int = 0
+    """Of the batches as they are in the log, compressed."""
+    gaps: Sequence[Gap] = ()
+    """Beside a reader's reasons there is `control`: the offsets have expired, and no record was in them."""
+    min_time_ms: int | None = None
+    max_time_ms: int | None = None
+    schema_ids: Sequence[int] = ()
+    origin: OriginPartition | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file beside a manifest, by its path from the topic's folder."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile(StoredFile):
+    """One Parquet file with rows of one hour."""
+
+    hour: str
+    """`2015-05-17T10`, UTC; UNFILED for rows without a time that counts."""
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedFile(StoredFile):
+    """One Parquet file with records that could not be decoded."""
+
+    rows: int
+    records: int
+    """Records the rows stand for: one row may be a whole batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSequences:
+    """Sequence numbers of one producer instance in one ten-minute window of event time."""
+
+    server: str
+    service: str
+    instance: int
+    window: int
+    """Start of the window, ms since the epoch."""
+    ranges: Sequence[Sequence[int]]
+    """[first, last] pairs of what is there, ascending, neither overlapping nor touching."""
+    duplicates: Sequence[Sequence[int]] = ()
+    """[first, last] pairs of what is there again, once for each time too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadManifest:
+    """One load: `loads/<10 digits>.json`, or `editions/<10 digits>.<4 digits>.json`; never changed."""
+
+    topic: str
+    topic_id: str
+    cluster_id: str
+    load: int
+    edition: int = 1
+    """1 for the first reading of these offsets; each re-load of the same ones is the next."""
+    attempt: str
+    """Which try wrote the files: they lie in `rows/<10 digits>-<attempt>/`, and nobody lists that folder."""
+    run_id: str
+    created: str
+    schema: int
+    """Number of the record in `schema/` whose columns the files have."""
+    file_by_ms: int
+    """Rows with a time at or after it, ms since the epoch, are UNFILED; a re-load keeps to it."""
+    partitions: Sequence[PartitionRange]
+    files: Sequence[DataFile]
+    rejected_files: Sequence[RejectedFile] = ()
+    entries: StoredFile | None = None
+    """The Iceberg manifest with an entry for each of the files, None for a load without rows."""
+    sequences: Sequence[ProducerSequences] = ()
+    sequences_file: StoredFile | None = None
+    """The file with the sequences when `sequences` would be long; `sequences_of` reads either."""
+    reason: str | None = None
+    """Why these offsets were read again; None for the first edition."""
+    previous: str | None
+    """`sha256` of the load before this one, None for the first; an edition names the one it replaces."""
+    format: int = FORMAT
+    sha256: str = ""
+    """Of this manifest without this key; filled in by `sealed`."""
+
+    @property
+    def rows(self) -> int:
+        return sum(partition.written for partition in self.partitions)
+
+    @property
+    def rejected(self) -> int:
+        return sum(partition.rejected for partition in self.partitions)
+
+    @property
+    def ranges(self) -> list[OffsetRange]:
+        """The offsets that the load holds, without the partitions that had no news."""
+        return [
+            OffsetRange(partition=part.partition, start=part.start, end=part.end)
+            for part in self.partitions
+            if part.end > part.start
+        ]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition.partition: partition.end for partition in self.partitions}
+
+    def rows_by_hour(self) -> dict[str, int]:
+        """Rows by hour, `2015-05-17T10` -> rows; those without an hour under UNFILED."""
+        rows: dict[str, int] = {}
+        for file in self.files:
+            rows[file.hour] = rows.get(file.hour, 0) + file.rows
+        return rows
+
+    def covers(self, topic_id: str, ends: Mapping[int, int]) -> bool:
+        """True if every partition of that topic was read at least to its end in `ends`.
+
+        Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
+        with two offsets: an end may be either.
+        """
+        covered = {part.partition: max(part.end, part.end_base or 0) for part in self.partitions}
+        return self.topic_id == topic_id and all(covered.get(p, 0) >= end for p, end in ends.items())
+
+
+UNASKED = "unasked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the auditor said of the hour at the moment of publishing."""
+
+    verdict: str
+    """complete, incomplete or unknown; UNASKED when no auditor was named."""
+    watermark: str | None = None
+    checked: str | None = None
+    reasons: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRows:
+    """The rows that one edition of a load has of an hour."""
+
+    load: int
+    edition: int = 1
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HourChange:
+    """What a publication did to one hour: a row of the table of hours."""
+
+    hour: str
+    """`2015-05-17T10`, UTC, or UNFILED."""
+    revision: int
+    """1 when the hour was published first, one more with each change."""
+    kind: str
+    """first, late, reload or verdict."""
+    loads: Sequence[LoadRows]
+    """What was added; for `reload`, what the hour has of the new editions now."""
+    rows: int
+    """Of the hour in the table after it."""
+    verdict: Verdict
+    added: int
+    removed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Through:
+    """How far the table follows the loads."""
+
+    load: int
+    """The newest load that was looked at; 0 for none."""
+    sha256: str
+    """Of its manifest; empty for none."""
+    editions: Mapping[str, int]
+    """Load, as a decimal number -> the newest edition that was looked at, for loads that were read again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousPublication:
+    """The publication before, by its record."""
+
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One publication: `publications/<10 digits>-<attempt>.json`, evidence for one commit of the table.
+
+    It holds the whole state, so the next one reads one record and the manifests of newer loads. It counts
+    when the table's property names it with its SHA-256; the record of an attempt that lost is a stray.
+    """
+
+    topic: str
+    number: int
+    attempt: str
+    run_id: str
+    created: str
+    previous: PreviousPublication | None
+    loads: Through
+    schema: int
+    published: Sequence[Sequence[str]]
+    """[first, last] hours that are published, ascending, neither overlapping nor adjoining; UNFILED apart."""
+    unfiled_published: bool = False
+    unpublished: Mapping[str, Sequence[LoadRows]]
+    """Hour, or UNFILED -> the rows of it that wait."""
+    complete_until: str | None
+    """Every hour before it, from the first published one, is published, complete, and nothing of it waits."""
+    incomplete: Sequence[str] = ()
+    """Published hours whose newest verdict is not complete, ascending."""
+    rows: int
+    """Of the table after it."""
+    changes: Sequence[HourChange]
+    format: int = FORMAT
+    sha256: str = ""
+
+
+Manifest = LoadManifest | Publication
+M = TypeVar("M", LoadManifest, Publication)
+
+
+def now() -> str:
+    """The time as manifests state it: UTC, ISO 8601, in ms."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def content_hash(manifest: Manifest) -> str:
+    """SHA-256 of everything the manifest says but its own `sha256`."""
+    values = dataclasses.asdict(manifest)
+    del values["sha256"]
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def sealed(manifest: M) -> M:
+    """The manifest with its own hash filled in: the last step before it is written."""
+    return dataclasses.replace(manifest, sha256=content_hash(manifest))
+
+
+def encode(value: Any) -> bytes:
+    """Any dataclass of this file as JSON for people and programs."""
+    return (json.dumps(dataclasses.asdict(value), sort_keys=True, indent=1) + "\n").encode()
+
+
+def decode(cls: type[T], content: bytes, where: str) -> T:
+    """The dataclass that `encode` wrote, its hash unchecked; ManifestError names `where` and the key."""
+    try:
+        values = json.loads(content)
+    except ValueError as error:
+        raise ManifestError(
+            f"{where} is not JSON ({error}): it was cut or edited, restore it from a copy"
+        ) from None
+    if isinstance(values, dict) and values.get("format", FORMAT) != FORMAT:
+        raise ManifestError(
+            f"{where} has format {values['format']}, this version reads {FORMAT}: use the version that wrote"
+            " it, or load into a new warehouse"
+        )
+    decoded: T = _build(cls, values, where)
+    return decoded
+
+
+def _build(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build_dataclass(hint, value, where)
+    if origin is types.UnionType:
+        return None if value is None else _build(arguments[0], value, where)
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _build(arguments[1], item, f"{where}: {key}") for key, item in value.items()}
+    if origin is Sequence and isinstance(value, list):
+        return tuple(_build(arguments[0], item, where) for item in value)
+    if type(value) is hint:
+        return value
+    raise ManifestError(f"{where} has the wrong type: {value!r}; it was edited, restore it from a copy")
+
+
+def _build_dataclass(cls: type[Any], values: Any, where: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    if not isinstance(values, dict) or not required <= values.keys() <= hints.keys():
+        keys = sorted(set(values) ^ set(hints)) if isinstance(values, dict) else values
+        raise ManifestError(f"{where} does not have the keys of a {cls.__name__}: {keys}")
+    return cls(**{key: _build(hints[key], value, f"{where}: {key}") for key, value in values.items()})
+
+
+def check_hash(manifest: Manifest) -> str | None:
+    """None, or one line when the manifest's content is not what its own hash was made of."""
+    stated, actual = manifest.sha256, content_hash(manifest)
+    if stated == actual:
+        return None
+    return f"the manifest was edited: it states sha256 {stated[:12]}…, its content has {actual[:12]}…"
+
+
+def check_law(manifest: LoadManifest) -> list[str]:
+    """Every way in which the load breaks the two laws; each line names partition and offsets."""
+    problems = []
+    for part in manifest.partitions:
+        where = f"partition {part.partition}, offsets [{part.start}, {part.end})"
+        if part.read != part.written + part.rejected + part.filtered:
+            problems.append(
+                f"{where}: {part.read} records read, but {part.written} written"
+                f" + {part.rejected} rejected + {part.filtered} filtered"
+            )
+        if part.end < part.start:
+            problems.append(f"{where}: the end lies before the start")
+        if part.end > part.start and not (part.data_batches or part.control_batches or part.gaps):
+            problems.append(f"{where}: neither a batch nor a gap accounts for these offsets")
+        for gap in part.gaps:
+            if not part.start <= gap.start < gap.end <= part.end:
+                problems.append(f"{where}: the gap [{gap.start}, {gap.end}) lies outside")
+    rejected = sum(file.records for file in manifest.rejected_files)
+    in_files = sum(file.rows for file in manifest.files)
+    if in_files != manifest.rows:
+        problems.append(f"the files have {in_files} rows, the partitions state {manifest.rows}")
+    if rejected != manifest.rejected:
+        problems.append(
+            f"the rejected files stand for {rejected} records, the partitions state {manifest.rejected}"
+        )
+    return problems
+
+
+def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
+    """Every way in which a load does not continue the one before it, one line each; [] when it does."""
+    if before is None:
+        return [] if manifest.previous is None else ["the first load names one before it that is not there"]
+    problems = []
+    if manifest.previous != before.sha256:
+        problems.append(
+            f"it follows a load with sha256 {str(manifest.previous)[:12]}…,"
+            f" but load={before.load:010d} has {before.sha256[:12]}…"
+        )
+    starts = {part.partition: part.start for part in manifest.partitions}
+    if manifest.topic_id != before.topic_id:
+        return problems
+    for partition, end in sorted(before.ends.items()):
+        start = starts.get(partition)
+        if start is None:
+            problems.append(f"partition {partition} is left out, it was read to offset {end} before")
+        elif start != end:
+            kind = "missing" if start > end else "there twice"
+            low, high = min(start, end), max(start, end)
+            problems.append(f"partition {partition}, offsets [{low}, {high}) are {kind}")
+    return problems

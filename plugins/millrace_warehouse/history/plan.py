@@ -1,0 +1,81 @@
+"""How far a run reads: frozen in a file of its own, once for each run id, before the first byte is read.
+
+A cleared or retried task finds the plan of its first attempt and reads to the same end, however much has
+arrived since. The start is not planned: a run starts at the published end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import PLANS
+from millrace_warehouse.history.manifest import FORMAT, decode, encode
+from millrace_warehouse.storage.filesystem import Filesystem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEnd:
+    """The first offset of a partition that the run does not read."""
+
+    partition: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one run loads of one topic."""
+
+    topic: str
+    topic_id: str
+    cluster_id: str
+    run_id: str
+    created: str
+    ends: Sequence[PlannedEnd]
+    max_bytes: int | None = None
+    """Log bytes the run was allowed to take; None for all there is."""
+    until_ms: int | None = None
+    """Time of the first record the run was to leave, ms since the epoch; None for all there is."""
+    format: int = FORMAT
+
+    @property
+    def end_offsets(self) -> Mapping[int, int]:
+        return {planned.partition: planned.end for planned in self.ends}
+
+
+def plan_path(topic: str, run_id: str) -> str:
+    """The plan's path; a run id may hold any character (Airflow's hold colons and plus signs)."""
+    name = urllib.parse.quote(run_id, safe="")
+    if len(name) > 200:
+        name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"
+    return f"{topic}/{PLANS}/{name}.json"
+
+
+def freeze(fs: Filesystem, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
+    """The run's plan, and True if this call made it; `propose` is called only when there is none.
+
+    Two drivers of one run may both propose. The file is created exclusively, and both follow it.
+    """
+    path = plan_path(topic, run_id)
+    try:
+        return decode(Plan, fs.read(path), path), False
+    except FileNotFoundError:
+        made = fs.create(path, encode(propose()))
+        return decode(Plan, fs.read(path), path), made
+
+
+def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
+    """MillraceError when the plan was frozen on another cluster, or the topic was made again after that."""
+    if plan.cluster_id != cluster_id:
+        raise MillraceError(
+            f"run {plan.run_id!r} had planned what to load of {plan.topic} on cluster {plan.cluster_id},"
+            f" this is {cluster_id}: check --bootstrap, or use a new run id"
+        )
+    if plan.topic_id != topic_id:
+        raise MillraceError(
+            f"topic {plan.topic} was deleted and created anew after run {plan.run_id!r} had planned what to"
+            f" load (id {plan.topic_id}, now {topic_id}): use a new run id"
+        )

@@ -1,0 +1,303 @@
+"""One load: what is new in a topic, read once, accounted for, made visible by one rename.
+
+A run heals what a crash left and freezes the end. Until one attempt is published or nothing is left to do it
+starts at the published end, has the rows written and accounted for (`writing`), and renames. When another
+driver was first, the rename fails and the run starts over from what that one published. Written without
+Spark: sinks bring it along.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace_warehouse.history.editions import expired_path
+from millrace_warehouse.history.layout import check_topic_name, load_folder, read_load
+from millrace_warehouse.history.ledger import newest_load, record
+from millrace_warehouse.history.manifest import LoadManifest, now, sealed
+from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
+from millrace_warehouse.history.promotions import check_pinned, dropped_fields, pinned_id
+from millrace_warehouse.history.same_log import check_same_log
+from millrace_warehouse.history.staging import publish, staged, sweep_staging
+from millrace_warehouse.load import writing
+from millrace_warehouse.load.writing import UNREAD, PartitionProgress, Pinned
+from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
+from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
+from millrace_warehouse.log.reading import has_byte_positions
+from millrace_warehouse.storage.filesystem import Filesystem
+
+ATTEMPTS = 20
+"""Most races that a run loses in a row before it gives up: each means that another load got through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRun:
+    """What one load is given."""
+
+    writing: writing.Writing
+    bounds: Bounds = NO_BOUNDS
+    """How much to take; a run that has its plan keeps to what that says."""
+    accept_new_topic: bool = False
+    """Go on with a topic that was deleted and created anew, or is of a new cluster, from its beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What a run did, for people and for scripts."""
+
+    topic: str
+    run_id: str
+    load: int | None
+    """The load that holds everything this run set out to load; None while the topic is empty."""
+    published: bool = False
+    """True if this call published it."""
+    rows: int = 0
+    rejected: int = 0
+    hours: Mapping[str, int] = field(default_factory=dict)
+    gaps: Sequence[str] = ()
+    message: str
+    notes: Sequence[str] = ()
+    """What somebody should know of a load that is all right."""
+    left_offsets: int = 0
+    """What waits behind the newest load, in offsets."""
+    left_bytes: int = 0
+    """The same in bytes of log; reckoned on Apache Kafka."""
+
+
+def load_topic(run: LoadRun, topic: str) -> LoadResult:
+    """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
+    fs, client = run.writing.fs, run.writing.client
+    check_topic_name(topic)
+    metadata = _metadata(client, topic)
+    topic_id = metadata.topic_id.hex
+    _check_same_log(run, topic_id, newest_load(fs, topic))  # before anything is written or counted
+    newest = _heal(run, topic, None)
+    sweep_staging(fs, topic)
+    plan, fresh = freeze(fs, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
+    run.writing.progress("planned")
+    for _ in range(ATTEMPTS):
+        newest = _heal(run, topic, newest)
+        check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
+        _check_same_log(run, plan.topic_id, newest)
+        if _covered(plan, newest):
+            return _with_lag(run, newest, _nothing_to_do(fs, plan, newest, fresh))
+        if (result := _attempt(run, plan, newest)) is not None:
+            return result
+    raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
+
+
+def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
+    try:
+        return client.topic(topic)
+    except UnknownTopicOrPartition:
+        raise MillraceError(
+            f"topic {topic!r} does not exist on {client.bootstrap}: check its name, or create it first"
+        ) from None
+
+
+def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
+    """The newest load, its ledger entry and its counts made good unless it is the one seen before.
+
+    Called before every attempt: whoever publishes the next load hides this one from all later runs, and the
+    driver that published it may have died right after its rename.
+    """
+    fs = run.writing.fs
+    newest = newest_load(fs, topic)
+    if newest is not None and newest != seen:
+        record(fs, topic, load_folder(newest.load), newest)
+        run.writing.publish_counts([newest])
+        run.writing.progress("healed")
+    return newest
+
+
+def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
+    client = run.writing.client
+    ends = client.list_offsets(metadata.name, LATEST, metadata.partitions)
+    progress = _progress(metadata.topic_id.hex, newest)
+    for partition, position in progress.items():
+        if ends.get(partition, 0) < position.offset:
+            raise MillraceError(
+                f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
+                f" up to {position.offset}: its log has lost messages; restore it before you load on"
+            )
+    if run.bounds != NO_BOUNDS:
+        waiting = _waiting(client, metadata.name, progress, ends)
+        bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
+        # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
+        unmoved = {p: progress.get(p, UNREAD).offset for p, end in bounded.items() if end == waiting[p][0]}
+        ends |= bounded | unmoved
+    return Plan(
+        topic=metadata.name,
+        topic_id=metadata.topic_id.hex,
+        cluster_id=client.cluster_id,
+        run_id=run.writing.run_id,
+        created=now(),
+        ends=tuple(PlannedEnd(partition=p, end=end) for p, end in sorted(ends.items())),
+        max_bytes=run.bounds.max_bytes,
+        until_ms=run.bounds.until_ms,
+    )
+
+
+def _progress(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionProgress]:
+    """How far each partition is loaded; not at all when the loads are of an earlier topic of that name."""
+    if newest is None or newest.topic_id != topic_id:
+        return {}
+    return {
+        part.partition: PartitionProgress(offset=part.end, base=part.end_base, origin=part.origin)
+        for part in newest.partitions
+    }
+
+
+def _waiting(
+    client: ClusterClient, topic: str, progress: Mapping[int, PartitionProgress], ends: Mapping[int, int]
+) -> dict[int, tuple[int, int]]:
+    """Partition -> offsets (start, end) that are there and not loaded; those without any are left out."""
+    starts = {p: progress.get(p, UNREAD).offset for p, end in ends.items()}
+    news = [partition for partition, end in ends.items() if end > starts[partition]]
+    earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
+    spans = {p: (max(starts[p], earliest[p]), ends[p]) for p in news}
+    return {partition: (start, end) for partition, (start, end) in spans.items() if end > start}
+
+
+def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
+    if newest is not None and not run.accept_new_topic:
+        check_same_log(run.writing.client, topic_id, newest)
+
+
+def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
+    if newest is None:
+        return not any(plan.end_offsets.values())
+    return newest.covers(plan.topic_id, plan.end_offsets)
+
+
+def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
+    """One try to load from the published end to the plan's; None when another driver was first."""
+    fs, progress = run.writing.fs, run.writing.progress
+    with staged(fs, plan.topic) as staging:
+        manifest, notes = _write(run, plan, newest, staging)
+        progress("verified")
+        won = publish(fs, plan.topic, staging, load_folder(manifest.load), manifest, progress)
+    if not won:
+        return None
+    run.writing.publish_counts([manifest])
+    progress("counted")
+    return _with_lag(run, manifest, _published(manifest, notes))
+
+
+def _write(
+    run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str
+) -> tuple[LoadManifest, list[str]]:
+    fs = run.writing.fs
+    topic, progress = plan.topic, _progress(plan.topic_id, newest)
+    parts = writing.parts_of(run.writing.client, topic, plan.topic_id, progress, plan.end_offsets)
+    load = 1 if newest is None else newest.load + 1
+    _check_not_expired(fs, topic, load_folder(load))
+    pinned_before = pinned_id(fs, topic, newest)
+    pinned = run.writing.pin(topic, pinned_before)
+    if pinned_before is None:
+        check_pinned(topic, pinned.table_schema_id, pinned.source.table_schema)
+    draft = LoadManifest(
+        topic=topic,
+        topic_id=plan.topic_id,
+        cluster_id=plan.cluster_id,
+        load=load,
+        run_id=run.writing.run_id,
+        created=now(),
+        sink=run.writing.sink.name,
+        table_schema_id=pinned.table_schema_id,
+        promotion=pinned.promotion,
+        partitions=(),
+        files=(),
+        previous=None if newest is None else newest.sha256,
+    )
+    manifest = sealed(writing.write_ranges(run.writing, draft, pinned.source, parts, staging))
+    return manifest, _dropped_fields(pinned, manifest)
+
+
+def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
+    """MillraceError when a load of that number is said to have expired: this one would be taken for it."""
+    path = expired_path(topic, folder)
+    try:
+        fs.read(path)
+    except FileNotFoundError:
+        return
+    raise MillraceError(
+        f"{path} says that {folder} has expired, a load made anew would be deleted: restore the folder from a"
+        " copy, or move it away together with that file"
+    )
+
+
+def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
+    """A note for the fields of the messages that the table has no column for."""
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.table_schema_id}
+    fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
+    if not fields:
+        return []
+    return [
+        f"{manifest.topic}: its messages have fields that the table has not: {', '.join(sorted(fields))};"
+        f" to get them: millrace promote {manifest.topic} --schema-id {max(fields.values())}"
+    ]
+
+
+def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
+    latest = run.writing.client.list_offsets(result.topic, LATEST)
+    ends = newest.ends if newest is not None else {}
+    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
+    bytes_per_offset = 1.0 if has_byte_positions(run.writing.client) else _bytes_per_offset(newest)
+    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * bytes_per_offset))
+
+
+def _bytes_per_offset(newest: LoadManifest | None) -> float:
+    """What an offset of an Apache Kafka topic is worth in bytes, by what was loaded last."""
+    read = [part for part in newest.partitions if part.bytes] if newest is not None else []
+    offsets = sum(part.end - part.start for part in read)
+    return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
+
+
+def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
+    bounded = plan.max_bytes is not None or plan.until_ms is not None
+    if newest is None:
+        empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
+        return _unpublished(plan, None, f"{empty}, there is nothing to load")
+    if fresh:
+        message = f"nothing new{' within its bounds' if bounded else ''} since {load_folder(newest.load)}"
+        return _unpublished(plan, newest, message)
+    holder = newest
+    while holder.load > 1:
+        earlier = read_load(fs, plan.topic, holder.load - 1)
+        if not earlier.covers(plan.topic_id, plan.end_offsets):
+            break
+        holder = earlier
+    return _unpublished(plan, holder, f"{load_folder(holder.load)} holds it already")
+
+
+def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadResult:
+    """What to say when nothing is left to do; a load that this very run published is told in full."""
+    if load is not None and load.run_id == plan.run_id:
+        return dataclasses.replace(_published(load), published=False, message=message)
+    number = None if load is None else load.load
+    return LoadResult(topic=plan.topic, run_id=plan.run_id, load=number, message=message)
+
+
+def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:
+    gaps = [
+        f"{manifest.topic}-{part.partition} offsets [{gap.start}, {gap.end}) are {gap.reason}"
+        for part in manifest.partitions
+        for gap in part.gaps
+        if gap.reason != "control"
+    ]
+    return LoadResult(
+        topic=manifest.topic,
+        run_id=manifest.run_id,
+        load=manifest.load,
+        published=True,
+        rows=manifest.rows,
+        rejected=manifest.rejected,
+        hours=manifest.rows_by_hour(),
+        gaps=gaps,
+        message=f"published {load_folder(manifest.load)}",
+        notes=notes,
+    )

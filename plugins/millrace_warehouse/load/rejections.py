@@ -1,0 +1,128 @@
+"""Records that could not be decoded: written aside with reason and bytes, counted, and limited in number.
+
+A few broken records are a producer's mistake and must not hold up the rest. Many of them are a mistake of
+the load (a registry that was swapped, a decoder that is wrong), which must not be published.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millrace.errors import ConfigError
+from millrace_warehouse.history.manifest import REJECTED, DataFile
+from millrace_warehouse.load.hour_files import data_file
+from millrace_warehouse.log.messages import Rejected
+
+REJECTED_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("records", pa.int64()),
+        ("schema_id", pa.int32()),
+        ("reason", pa.string()),
+        ("raw", pa.binary()),
+    ]
+)
+"""`_rejected/*.parquet`: a row is one record, or `records` of them where a batch cannot be unpacked."""
+HELD_BYTES = 16 << 20
+"""Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
+REASONS = 20
+"""Most reasons that a task counts apart; what comes after them is counted together."""
+OTHER = "other reasons"
+
+
+@dataclass(slots=True)
+class Reasons:
+    """How many records were rejected for which reason, a bounded number of reasons."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        for record in rejected:
+            self._count(record.reason, record.records)
+
+    def merge(self, counts: Mapping[str, int]) -> None:
+        """Add what another task has counted."""
+        for reason, records in counts.items():
+            self._count(reason, records)
+
+    def _count(self, reason: str, records: int) -> None:
+        key = reason if reason in self.counts or len(self.counts) < REASONS else OTHER
+        self.counts[key] = self.counts.get(key, 0) + records
+
+    def __str__(self) -> str:
+        most = sorted(self.counts.items(), key=lambda item: (item[0] == OTHER, -item[1], item[0]))
+        shown = ", ".join(f"{records:,} times {reason!r}" for reason, records in most[:3])
+        return f"{shown}, and more" if len(most) > 3 else shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedLimit:
+    """How many records of one load may be rejected: a number, a share, or the larger of both."""
+
+    records: int = 0
+    percent: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> RejectedLimit:
+        """`50` or `0.5%`; ConfigError for anything else."""
+        match = re.fullmatch(r"(\d+)|(\d+(?:\.\d+)?)\s*%", text.strip())
+        if match is None or float(match[2] or 0) > 100:
+            raise ConfigError(f"--max-rejected {text!r} is neither a number of records like 50 nor 0.5%")
+        return cls(records=int(match[1])) if match[1] else cls(percent=float(match[2]))
+
+    def allowed(self, read: int) -> int:
+        """Most records that may be rejected of those read."""
+        return max(self.records, int(read * self.percent / 100))
+
+    def __str__(self) -> str:
+        limits = [f"{self.percent:g} %"] if self.percent else []
+        return " or ".join([*limits, f"{self.records:,} records"] if self.records or not limits else limits)
+
+
+DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
+"""A share alone would refuse one broken record of ten; a number alone would not notice a broken hour."""
+
+
+class RejectedFile:
+    """One task's file in `_rejected/`, made when there is something to put into it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder = folder
+        self._path = f"{REJECTED}/{name}.parquet"
+        self._held: list[Rejected] = []
+        self._held_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = self._records = 0
+
+    def add(self, rejected: Sequence[Rejected]) -> None:
+        self._held += rejected
+        self._held_bytes += sum(len(record.raw) for record in rejected)
+        if self._held_bytes >= HELD_BYTES:
+            self._write()
+
+    def close(self) -> list[DataFile]:
+        """Write what is held; the file, if there is one."""
+        self._write()
+        if self._writer is None:
+            return []
+        self._writer.close()
+        return [data_file(self._folder, self._path, self._rows, self._records)]
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in self._held]
+        if self._writer is None:
+            (self._folder / self._path).parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._folder / self._path, REJECTED_SCHEMA, compression="zstd")
+        self._writer.write_table(pa.Table.from_pylist(rows, REJECTED_SCHEMA))
+        self._rows += len(rows)
+        self._records += sum(record.records for record in self._held)
+        self._held, self._held_bytes = [], 0

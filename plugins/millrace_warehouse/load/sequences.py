@@ -1,0 +1,87 @@
+"""Which sequences of which producers a batch of rows holds: the audit header's columns, counted at once."""
+
+from __future__ import annotations
+
+import functools
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace_audit.reports.counts import WINDOW_MS, SequenceCounts
+from millrace_avro.cursor import Longs
+
+HEADER_FIELDS = ("time", "server", "service", "instance", "sequence")
+_FEW = 8
+"""Rows per run of consecutive numbers from which the runs are counted as they come."""
+
+
+def count_sequences(batch: pa.RecordBatch | pa.Table, counts: SequenceCounts | None = None) -> SequenceCounts:
+    """The rows of a batch by producer, window and sequence, added to `counts` or to a new account.
+
+    An audit header is a struct column `header` with the five HEADER_FIELDS. Rows without one, or with a null
+    in one of its fields, count nowhere.
+    """
+    counts = SequenceCounts() if counts is None else counts
+    columns_of_header = _header_columns(batch)
+    if columns_of_header is None or not len(columns_of_header[0]):
+        return counts
+    time, server, service, instance, sequence = columns_of_header
+    times = time.cast(pa.timestamp("us", tz="UTC")).view(pa.int64()).to_numpy() // 1000
+    servers, services = server.dictionary_encode(), service.dictionary_encode()
+    server_names, service_names = servers.dictionary.to_pylist(), services.dictionary.to_pylist()
+    # An instance has one server and service. Rows that claim another pair are counted apart.
+    pairs = len(server_names) * len(service_names)
+    which = servers.indices.to_numpy() * np.int64(len(service_names)) + services.indices.to_numpy()
+    columns = which, instance.to_numpy(), times // WINDOW_MS, sequence.to_numpy()
+    if pairs > 1:  # each producer's rows together, in their order; small numbers sort fast
+        columns = _ordered(
+            columns, np.argsort(which.astype(np.uint16) if pairs <= 1 << 16 else which, kind="stable")
+        )
+    runs = _runs(*columns)
+    if len(runs[0]) > len(times) // _FEW:  # numbers are out of order: sorted there are fewer runs
+        runs = _runs(*_ordered(columns, np.lexsort(columns[::-1])))
+    for pair, number, window, first, last in zip(*(column.tolist() for column in runs), strict=True):
+        at_server, at_service = divmod(pair, len(service_names))
+        counts.add(
+            server_names[at_server], service_names[at_service], number, window * WINDOW_MS, first, last
+        )
+    return counts
+
+
+Columns: TypeAlias = "tuple[Longs, Longs, Longs, Longs]"
+
+
+def _ordered(columns: Columns, order: Longs) -> Columns:
+    return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
+
+
+def _runs(which: Longs, instances: Longs, windows: Longs, sequences: Longs) -> tuple[Longs, ...]:
+    """Consecutive numbers of one producer, instance and window: those three, the first number, the last."""
+    # The largest number of all and the smallest one after it are no run, though the sum wraps.
+    breaks = (sequences[1:] != sequences[:-1] + 1) | (sequences[1:] < sequences[:-1])
+    for key in (which, instances, windows):
+        breaks |= key[1:] != key[:-1]
+    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+    lasts = np.append(starts[1:], len(sequences)) - 1
+    return which[starts], instances[starts], windows[starts], sequences[starts], sequences[lasts]
+
+
+def _header_columns(batch: pa.RecordBatch | pa.Table) -> list[pa.Array] | None:
+    """The five columns of the rows that have them all, None in a table without audit headers."""
+    index = batch.schema.get_field_index("header")
+    type_ = batch.schema.types[index] if index >= 0 else None
+    if type_ is None or not pa.types.is_struct(type_):
+        return None
+    if any(type_.get_field_index(name) < 0 for name in HEADER_FIELDS):
+        return None
+    header = batch.column(index)
+    if isinstance(header, pa.ChunkedArray):
+        header = header.combine_chunks()
+    columns = dict(zip(type_.names, header.flatten(), strict=True))
+    fields = [columns[name] for name in HEADER_FIELDS]
+    if any(column.null_count for column in fields):
+        whole = functools.reduce(pc.and_, [column.is_valid() for column in fields])
+        return [column.filter(whole) for column in fields]
+    return fields

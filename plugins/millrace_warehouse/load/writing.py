@@ -1,0 +1,277 @@
+"""From ranges of a log to the checked, unsealed manifest of a staging folder: what every load has in common.
+
+Reads each range once through a sink, checks that the folder holds what the tasks say, accounts for every
+offset and record, and refuses what does not close. Decides neither what to read nor whether it is published.
+
+    parts = parts_of(writing.client, topic, topic_id, progress, ends)   what of each partition is read
+    manifest = write_ranges(writing, draft, source, parts, staging)     the draft with what was read
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from millrace.client.cluster_client import EARLIEST, ClusterClient
+from millrace.client.topic_admin import topic_setting
+from millrace.errors import CorruptMessage, MillraceError
+from millrace.records import BatchHeader, split_batches
+from millrace.records.mirror_position import MirrorPosition, records_end
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.layout import spill_sequences
+from millrace_warehouse.history.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
+from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.history.staging import Progress, check_files
+from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
+from millrace_warehouse.load.task import CutResult, Sink, Source
+from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
+from millrace_warehouse.log.reading import has_byte_positions
+from millrace_warehouse.storage.filesystem import Filesystem
+
+ORIGIN_FETCH_BYTES = 4 << 20
+"""Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What a load decodes with: the source, and the id of the schema whose fields are the columns."""
+
+    source: Source
+    table_schema_id: int
+    promotion: int | None = None
+    """Number of the promotion that pinned it, None for the schema the first load pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """What a load and a reading again write with; built in one place, by the job."""
+
+    fs: Filesystem
+    client: ClusterClient
+    sink: Sink
+    run_id: str
+    cut_bytes: int
+    pin: Callable[[str, PinnedId | None], Pinned]
+    """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
+    publish_counts: Callable[[Sequence[LoadManifest]], None]
+    """Tells the auditor what the editions of one load hold, the first one first; harmless to repeat."""
+    progress: Progress
+    max_rejected: RejectedLimit = DEFAULT_LIMIT
+    """More records set aside than this, and the load fails."""
+    accept_gaps: bool = False
+    """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionProgress:
+    """How far a partition is loaded."""
+
+    offset: int = 0
+    """The next one to read."""
+    base: int | None = None
+    """The byte position of the batch that is expected there."""
+    origin: OriginPartition | None = None
+
+    def is_at(self, end: int) -> bool:
+        """True if nothing lies before the end that was not read: up to `base` there is no other batch."""
+        return end <= max(self.offset, self.base or 0)
+
+
+UNREAD = PartitionProgress()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPart:
+    """One partition's part of a load: how far it was loaded before, and what is read; None without news."""
+
+    partition: int
+    progress: PartitionProgress
+    range: Range | None = None
+    expired: Sequence[Gap] = ()
+    """Offsets before the range that retention took before anybody loaded them; `control` without records."""
+
+
+def parts_of(
+    client: ClusterClient,
+    topic: str,
+    topic_id: str,
+    progress: Mapping[int, PartitionProgress],
+    ends: Mapping[int, int],
+) -> list[LoadedPart]:
+    """What to read of every partition, up to `ends`, and what of it has expired already."""
+    news = {p for p, end in ends.items() if not progress.get(p, UNREAD).is_at(end)}
+    earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
+    parts = []
+    for partition in sorted(progress.keys() | ends.keys()):
+        position = progress.get(partition, UNREAD)
+        if partition not in news:
+            parts.append(LoadedPart(partition=partition, progress=position))
+            continue
+        start, base, end, expired = position.offset, position.base, ends[partition], []
+        first = min(earliest[partition], end)
+        if first > start:
+            # The log may begin exactly where the last batch read ended: then nothing is missing.
+            if first != base:
+                only_control = _only_control(client, topic, partition, start, first)
+                expired.append(Gap(start, first, "control" if only_control else "expired"))
+                base = None
+            start = first
+        range_ = range_of(client, topic, topic_id, partition, start, end, base)
+        parts.append(LoadedPart(partition=partition, progress=position, range=range_, expired=expired))
+    return parts
+
+
+def range_of(
+    client: ClusterClient, topic: str, topic_id: str, partition: int, start: int, end: int, base: int | None
+) -> Range:
+    """Offsets [start, end) of a partition, whose first batch must begin at the byte position `base`."""
+    return Range(topic, partition, start, end, base, uuid.UUID(topic_id), has_byte_positions(client))
+
+
+def _only_control(client: ClusterClient, topic: str, partition: int, start: int, first: int) -> bool:
+    """True if no record was in [start, first) of a log that begins at `first` now, as its first batch says.
+
+    A mirrored partition closes every append with a control batch, which no reader sees until more data
+    follows: without this, a quiet one would seem to have lost messages whenever it expires.
+    """
+    with suppress(CorruptMessage):  # whoever reads the records says so
+        for header, batch in _batches_at(client, topic, partition, first, max_bytes=1):
+            end = records_end(header, batch)
+            return header.base_offset == first and end is not None and end <= start
+    return False
+
+
+def _batches_at(
+    client: ClusterClient, topic: str, partition: int, offset: int, *, max_bytes: int
+) -> Iterator[tuple[BatchHeader, memoryview]]:
+    fetched = client.fetch(
+        topic, {partition: offset}, max_bytes=max_bytes, max_wait_ms=0, partition_max_bytes=max_bytes
+    )
+    return split_batches(fetched[partition].records)
+
+
+def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
+    """Where a mirrored partition's records from an offset on come from, as the position batch behind says.
+
+    None when no position batch lies behind the offset: the partition is not mirrored.
+    """
+    with suppress(CorruptMessage):  # whoever reads the records says so
+        for header, batch in _batches_at(client, topic, partition, offset, max_bytes=ORIGIN_FETCH_BYTES):
+            if (position := MirrorPosition.from_batch(header, batch)) is not None:
+                origin = position.origin
+                return OriginPartition(
+                    cluster=origin.cluster,
+                    topic=origin.topic,
+                    topic_id=origin.topic_id.hex,
+                    partition=origin.partition,
+                )
+    return None
+
+
+def write_ranges(
+    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], staging: str
+) -> LoadManifest:
+    """Write the rows of the parts into the staging folder; the draft with what was read, not sealed yet.
+
+    MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
+    """
+    writing.fs.make_folder(staging)
+    ranges = [part.range for part in parts if part.range is not None]
+    results = writing.sink.write(source, cut_ranges(ranges, writing.cut_bytes), staging)
+    writing.progress("written")
+    files = [file for result in results for file in result.files]
+    check_files(writing.fs, staging, files)
+    cuts: dict[int, list[RangeStats]] = {}
+    counts = SequenceCounts()
+    for result in results:
+        cuts.setdefault(result.stats.partition, []).append(result.stats)
+        counts.merge(result.sequences)
+    partitions = [_account(writing, part, cuts.get(part.partition, [])) for part in parts]
+    _check_gaps(writing, draft.topic, partitions)
+    _check_rejected(writing, draft.topic, partitions, results)
+    sequences, spilled = spill_sequences(writing.fs, staging, counts)
+    manifest = dataclasses.replace(
+        draft,
+        created=now(),
+        partitions=partitions,
+        files=sorted(files, key=lambda file: file.path),
+        sequences=sequences,
+        spilled=spilled,
+    )
+    if problems := check_law(manifest):
+        raise MillraceError(
+            f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
+        )
+    return manifest
+
+
+def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
+    before = part.progress
+    unread = PartitionRange(
+        partition=part.partition,
+        start=before.offset,
+        start_base=before.base,
+        end=before.offset,
+        end_base=before.base,
+        origin=before.origin,
+    )
+    if part.range is None:
+        return unread
+    stats = join_stats(part.range, cuts)
+    origin = before.origin
+    if origin is None and stats.control_batches:
+        origin = origin_of(writing.client, part.range.topic, part.partition, part.range.start)
+    return dataclasses.replace(
+        unread,
+        end=stats.last,
+        end_base=stats.cursor.next_base if stats.cursor else None,
+        read=stats.records,
+        written=stats.records - stats.rejected,
+        rejected=stats.rejected,
+        data_batches=stats.data_batches,
+        control_batches=stats.control_batches,
+        bytes=stats.bytes,
+        gaps=[*part.expired, *stats.gaps],
+        min_time_ms=stats.min_time,
+        max_time_ms=stats.max_time,
+        schema_ids=sorted(stats.schema_ids),
+        origin=origin,
+    )
+
+
+def _check_gaps(writing: Writing, topic: str, partitions: Sequence[PartitionRange]) -> None:
+    """MillraceError for offsets that have neither a batch nor a reason to be missing.
+
+    Retention is a reason, and compaction where a topic of an Apache Kafka cluster is compacted.
+    """
+    absent = [(part, gap) for part in partitions for gap in part.gaps if gap.reason == "absent"]
+    if not absent or writing.accept_gaps:
+        return
+    client = writing.client
+    if not has_byte_positions(client) and "compact" in (topic_setting(client, topic, "cleanup.policy") or ""):
+        return
+    part, gap = absent[0]
+    raise MillraceError(
+        f"{topic}-{part.partition}: offsets [{gap.start}, {gap.end}) are missing in the middle of the log,"
+        " nothing was published: run `millrace log verify` on its broker and restore it, or load with"
+        " --accept-gaps to go on without them"
+    )
+
+
+def _check_rejected(
+    writing: Writing, topic: str, partitions: Sequence[PartitionRange], results: Sequence[CutResult]
+) -> None:
+    """MillraceError when more records could not be decoded than one mistaken producer explains."""
+    read, rejected = sum(part.read for part in partitions), sum(part.rejected for part in partitions)
+    if rejected <= writing.max_rejected.allowed(read):
+        return
+    reasons = Reasons()
+    for result in results:
+        reasons.merge(result.reasons)
+    raise MillraceError(
+        f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {writing.max_rejected}:"
+        f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"
+    )

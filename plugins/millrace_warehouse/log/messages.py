@@ -1,0 +1,245 @@
+"""Raw batches to Arrow: framing, schema ids and columns put together, every record accounted for.
+
+A message is a zero byte, its writer schema's id in four bytes, and an Avro body. A record is accepted as a
+row or rejected with a reason and its bytes; none is dropped. Does not fetch, write or know Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from millrace_avro.columns import FixedWidth, Slices
+from millrace_avro.cursor import Faults, Longs
+from millrace_avro.resolution import SCALES
+from millrace_avro.rows import RowDecoder
+from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
+from millrace_avro.vectorised import ColumnDecoder
+from millrace_warehouse.columns import META_FIELDS, check_names
+from millrace_warehouse.log.framing import BrokenBatch, Frames, frame_batches
+from millrace_warehouse.log.ranges import Cut, RangeStats
+from millrace_warehouse.log.reading import FetchedBatches
+
+SLICE_ROWS = 10_000
+"""Rows decoded at a time: fewer cost calls, more leave the processor's cache (measured)."""
+PREFIX_BYTES = 5
+
+Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
+BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder
+
+
+def body_decoder(writer: Record, table: Record) -> BodyDecoder:
+    """By columns where it can, by rows where it must; SchemaError when the two schemas do not fit."""
+    if varies_in_shape(writer) or varies_in_shape(table):
+        return RowDecoder(writer, table)
+    return ColumnDecoder(writer, table)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Records that could not be decoded: one, or all `records` of a batch that cannot even be unpacked."""
+
+    partition: int
+    offset: int
+    records: int
+    schema_id: int | None
+    reason: str
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedBatch:
+    """Accepted rows with the columns of `Decoder.arrow_schema`, and what was rejected among them."""
+
+    rows: pa.RecordBatch
+    rejected: list[Rejected]
+
+
+class Decoder:
+    """Decodes messages of any writer schema into the columns of one table's schema.
+
+    `lookup` gives the parsed writer schema of an id, None when the registry does not know it, and raises
+    when the registry cannot be asked: an unknown id rejects a record, an unreachable registry fails the task.
+    """
+
+    def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup) -> None:
+        table = parse(table_schema)
+        fields = arrow_fields(table)
+        assert isinstance(table, Record)
+        check_names(fields, {meta.name for meta in META_FIELDS})
+        self.table = table
+        self.arrow_schema = pa.schema([*fields, *META_FIELDS])
+        """The table schema's fields, then META_FIELDS. Everything nullable: Parquet readers lose the rest."""
+        self._lookup = lookup
+        self._decoders: dict[int, BodyDecoder | str] = {}
+
+    def decode(
+        self, cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
+    ) -> Iterator[DecodedBatch]:
+        """Rows of a cut in batches of about 10,000, records outside the range left out, `stats` filled in."""
+        for frames, rejected in frames_of(cut, fetched, stats):
+            if rejected:
+                yield DecodedBatch(self._empty(), rejected)
+            for part in frames.slices(SLICE_ROWS):
+                yield from self._decode_slice(cut.range.partition, part, stats)
+
+    def _empty(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pylist([], schema=self.arrow_schema)
+
+    def _decode_slice(self, partition: int, frames: Frames, stats: RangeStats) -> Iterator[DecodedBatch]:
+        """One batch for each schema id, in the order of their numbers."""
+        tagged = (frames.value_size >= PREFIX_BYTES) & (frames.buffer.bytes[frames.value] == 0)
+        ids = frames.buffer.numbers(frames.value + 1, np.uint32).byteswap().astype(np.int64)
+        if not tagged.all():
+            untagged = [(row, _why_untagged(frames, row)) for row in np.flatnonzero(~tagged).tolist()]
+            rejected = [_rejected(partition, frames, row, None, reason) for row, reason in untagged]
+            stats.rejected += len(rejected)
+            yield DecodedBatch(self._empty(), rejected)
+        ids[~tagged] = -1
+        if (ids == ids[0]).all() and tagged[0]:  # the usual case, and np.unique sorts
+            yield self._decode_one_schema(partition, frames, int(ids[0]), stats)
+            return
+        for schema_id in np.unique(ids[tagged]).tolist():
+            part = frames.select(np.flatnonzero(ids == schema_id))
+            yield self._decode_one_schema(partition, part, schema_id, stats)
+
+    def _decode_one_schema(
+        self, partition: int, frames: Frames, schema_id: int, stats: RangeStats
+    ) -> DecodedBatch:
+        decoder = self._decoder(schema_id)
+        if isinstance(decoder, str):
+            faults = Faults(len(frames))
+            faults.mark(np.arange(len(frames)), decoder)
+            columns = [pa.nulls(0, field.type) for field in arrow_fields(self.table)]
+        else:
+            body = frames.value + PREFIX_BYTES
+            columns, faults = decoder.decode(frames.buffer, body, frames.value + frames.value_size)
+        rejected = [
+            _rejected(partition, frames, row, schema_id, reason)
+            for row, reason in sorted(faults.reasons.items())
+        ]
+        good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
+        meta = _meta_columns(partition, good, schema_id)
+        batch = pa.RecordBatch.from_arrays([*columns, *meta], schema=self.arrow_schema)
+        stats.rejected += len(rejected)
+        if len(good):
+            stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + len(good)
+            _note_times(batch, stats)
+        return DecodedBatch(batch, rejected)
+
+    def _decoder(self, schema_id: int) -> BodyDecoder | str:
+        if schema_id not in self._decoders:
+            self._decoders[schema_id] = self._make_decoder(schema_id)
+        return self._decoders[schema_id]
+
+    def _make_decoder(self, schema_id: int) -> BodyDecoder | str:
+        """The decoder of a writer schema, or why there is none."""
+        schema = self._lookup(schema_id)
+        if schema is None:
+            return f"schema id {schema_id} is not in the registry"
+        try:
+            writer = parse(schema)
+            if not isinstance(writer, Record):
+                return f"schema {schema_id} is no record"
+            return body_decoder(writer, self.table)
+        except SchemaError as error:
+            return f"schema {schema_id} does not fit the table: {error}"
+
+
+def frames_of(
+    cut: Cut, fetched: Iterable[FetchedBatches], stats: RangeStats
+) -> Iterator[tuple[Frames, list[Rejected]]]:
+    """The records of a cut that lie in its range, counted; and the batches that cannot be unpacked."""
+    for some in fetched:
+        start = max(cut.range.start, some.log_start)
+        for frames, broken in frame_batches(some.batches):
+            inside = (frames.offset >= start) & (frames.offset < cut.range.end)
+            if not inside.all():
+                frames = frames.select(np.flatnonzero(inside))
+            rejected = [_rejected_batch(cut.range.partition, batch) for batch in broken]
+            lost = sum(batch.records for batch in rejected)
+            stats.records += len(frames) + lost
+            stats.rejected += lost
+            yield frames, rejected
+
+
+def _rejected_batch(partition: int, broken: BrokenBatch) -> Rejected:
+    header, batch = broken.batch
+    reason = f"the batch cannot be unpacked: {broken.reason}"
+    return Rejected(partition, header.base_offset, max(header.records_count, 1), None, reason, bytes(batch))
+
+
+def _why_untagged(frames: Frames, row: int) -> str:
+    if frames.value_size[row] < 0:
+        return "the message has no value"
+    return "the message does not begin with a zero byte and a schema id"
+
+
+def _rejected(partition: int, frames: Frames, row: int, schema_id: int | None, reason: str) -> Rejected:
+    start, size = int(frames.value[row]), max(int(frames.value_size[row]), 0)
+    raw = bytes(frames.buffer.data[start : start + size])
+    return Rejected(partition, int(frames.offset[row]), 1, schema_id, reason, raw)
+
+
+def _meta_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:
+    rows, none = len(frames), Faults(0)
+
+    def same(value: int) -> pa.Array:  # an id above 2**31 wraps
+        values = np.full(rows, value, np.int64).astype(np.int32)
+        return FixedWidth(pa.int32(), values, None).array(rows, none)
+
+    return [
+        same(partition),
+        FixedWidth(pa.int64(), frames.offset, None).array(rows, none),
+        timestamps(frames),
+        keys(frames),
+        same(schema_id),
+    ]
+
+
+def timestamps(frames: Frames) -> pa.Array:
+    """The records' timestamps, null where it is no time between the years 1 and 9999."""
+    scale = SCALES["timestamp-millis"]
+    valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
+    at = None if valid.all() else np.flatnonzero(valid)
+    values = (frames.timestamp if at is None else frames.timestamp[at]) * scale.factor
+    return FixedWidth(META_FIELDS[2].type, values, at).array(len(frames), Faults(0))
+
+
+def keys(frames: Frames) -> pa.Array:
+    return nullable_bytes(frames, frames.key, frames.key_size)
+
+
+def nullable_bytes(frames: Frames, start: Longs, size: Longs) -> pa.Array:
+    """A key or a value of each record, null where its size is negative."""
+    present = size >= 0
+    if not present.any():
+        return pa.nulls(len(frames), pa.binary())
+    at = None if present.all() else np.flatnonzero(present)
+    if at is not None:
+        start, size = start[at], size[at]
+    return Slices(pa.binary(), frames.buffer, start, start + size, at, "").array(len(frames), Faults(0))
+
+
+def _note_times(batch: pa.RecordBatch, stats: RangeStats) -> None:
+    """Widen the times by the rows' event times: the audit header's, or else the records' own."""
+    times = event_times(batch)
+    if times.null_count < len(times):
+        span = pc.min_max(times.cast(pa.int64()))
+        stats.saw_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
+
+
+def event_times(batch: pa.RecordBatch) -> pa.Array:
+    """When each row happened: `header.time`, or the record's timestamp in a table without audit headers."""
+    header = batch.schema.get_field_index("header")
+    type_ = batch.schema.types[header] if header >= 0 else None
+    if type_ is not None and pa.types.is_struct(type_) and type_.get_field_index("time") >= 0:
+        times = batch.column(header).field("time")
+        if pa.types.is_timestamp(times.type):
+            return times
+    return batch.column("_timestamp")

@@ -1,0 +1,204 @@
+"""Reading a cut: whole raw batches of one partition in order, or an error.
+
+Skips what belongs to another cut, control batches and aborted transactions, and counts them. Does not look
+inside batches: single records outside the range are left out by `avro.messages.frames_of`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from millrace.client.cluster_client import ClusterClient, FetchedPartition
+from millrace.client.transactions import AbortedTransactions
+from millrace.errors import CorruptMessage, ErrorCode, MillraceError
+from millrace.mirror.runs import OffsetRules
+from millrace.records import BatchHeader, Cursor, split_batches
+from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace_warehouse.log.ranges import Cut, Gap, RangeStats
+
+FETCH_BYTES = 8 << 20
+"""Most bytes of one fetch. A larger batch still comes whole."""
+_WAIT_MS = 500
+Batch = tuple[BatchHeader, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBatches:
+    """Some data batches of a cut in log order: whole, CRC checked, still compressed."""
+
+    batches: list[Batch]
+    log_start: int = 0
+    """Records before this offset are gone, though the first batch may still hold some: Apache Kafka answers
+    with the whole batch that holds its log start."""
+
+
+def has_byte_positions(client: ClusterClient) -> bool:
+    """True for Millrace, where an offset is a byte position; False for Apache Kafka, where it is a number."""
+    return client.cluster_id.startswith(BYTE_OFFSETS_PREFIX)
+
+
+def fetch_from(
+    client: ClusterClient, topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 0
+) -> FetchedPartition:
+    """What one partition has from an offset on: at least a batch, if there is one."""
+    limits = {"max_bytes": max_bytes, "partition_max_bytes": max_bytes, "max_wait_ms": max_wait_ms}
+    return client.fetch(topic, {partition: offset}, **limits)[partition]
+
+
+def batches_of(records: memoryview, partition: str) -> Iterator[Batch]:
+    """The whole batches of an answer; MillraceError, which names the partition, when one is damaged."""
+    try:
+        yield from split_batches(records)
+    except CorruptMessage as error:
+        raise MillraceError(f"{partition}: {error}; run `millrace log verify` on its broker") from None
+
+
+def read_cut(
+    client: ClusterClient,
+    cut: Cut,
+    stats: RangeStats,
+    *,
+    fetch_bytes: int = FETCH_BYTES,
+    timeout_s: float = 60.0,
+) -> Iterator[FetchedBatches]:
+    """The data batches whose base lies in the cut, in order, `stats` filled in on the way.
+
+    The same cut always gives the same batches, or the iteration raises MillraceError: a batch is damaged,
+    the topic is another one or becomes one on the way, the log ends before the cut does or nothing arrives
+    for `timeout_s`. Offsets that have expired since the range was frozen are no error but a gap in `stats`.
+    """
+    if cut.first >= cut.last:
+        return
+    _check_topic(client, cut)
+    reader = _CutReader(cut, stats)
+    deadline = time.monotonic() + timeout_s
+    while not reader.done:
+        before = reader.wanted
+        fetched = fetch_from(client, cut.range.topic, cut.range.partition, before, fetch_bytes, _WAIT_MS)
+        batches = reader.take(fetched)
+        if batches:
+            yield FetchedBatches(batches, reader.log_start)
+        if reader.wanted > before:
+            deadline = time.monotonic() + timeout_s
+        elif not reader.done and time.monotonic() > deadline:
+            raise MillraceError(
+                f"{cut.range.name} has given nothing at offset {reader.wanted} for {timeout_s:g} s; its high "
+                f"watermark is {fetched.high_watermark}, the range ends at {cut.range.end}: if the first is "
+                "smaller the log has lost messages, else see the broker's log and run again"
+            )
+    # Fetches go by name. An id never comes back: asked afterwards, it vouches for all that was read.
+    _check_topic(client, cut)
+
+
+def _check_topic(client: ClusterClient, cut: Cut) -> None:
+    expected, topic = cut.range.topic_id, cut.range.topic
+    if expected is not None and (topic_id := client.topic(topic).topic_id) != expected:
+        raise MillraceError(
+            f"topic {topic!r} was deleted and created anew (its id is {topic_id}, planned was {expected}): "
+            "its old offsets mean nothing now; plan the load anew"
+        )
+
+
+@dataclass(slots=True)
+class _CutReader:
+    """Where the reading of one cut stands; pure, one fetch answer at a time."""
+
+    cut: Cut
+    stats: RangeStats
+    cursor: Cursor | None = None
+    done: bool = False
+    log_start: int = 0
+    """Where the log began when it was found that offsets have expired."""
+    lost_from: int | None = None
+    """The first expired offset, until the next batch tells which of them are this cut's."""
+    rules: OffsetRules = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rules = OffsetRules(byte_positions=self.cut.range.byte_positions)
+        if self.cut.is_first:
+            self.cursor = Cursor(self.cut.range.start, self.cut.range.start_base)
+
+    @property
+    def wanted(self) -> int:
+        return self.cut.first if self.cursor is None else self.cursor.next_offset
+
+    def take(self, fetched: FetchedPartition) -> list[Batch]:
+        """The data batches of an answer that belong to the cut."""
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE and fetched.log_start_offset > self.wanted:
+            self._skip_to(fetched.log_start_offset)
+            return []
+        if fetched.error:
+            raise self._error_of(fetched)
+        aborted = AbortedTransactions(fetched.aborted_transactions)
+        taken: list[Batch] = []
+        for header, batch in batches_of(fetched.records, self.cut.range.name):
+            dropped = aborted.drops(header)  # must see every batch, also those of another cut
+            if header.next_offset <= self.wanted:
+                continue  # read already
+            self._record_expired(header.base_offset)
+            if header.base_offset >= self.cut.last:
+                self.done = True
+                break
+            if header.base_offset >= self.cut.first or self.cut.is_first:
+                self._count(header, dropped)
+                if not dropped and not header.is_control:
+                    taken.append((header, batch))
+            self.cursor = self._after(header)
+        if self.wanted >= self.cut.last:
+            self._record_expired(self.cut.last)
+            self.done = True
+        return taken
+
+    def _count(self, header: BatchHeader, dropped: bool) -> None:
+        stats = self.stats
+        if stats.first_base is None:
+            stats.first_base = header.base_offset
+        elif self.cursor is not None and not self.cursor.follows(header):
+            stats.gaps.append(Gap(self.cursor.next_offset, header.base_offset, "absent"))
+        if dropped or header.is_control:
+            stats.control_batches += 1
+        else:
+            stats.data_batches += 1
+        stats.bytes += header.size
+        stats.cursor = self._after(header)
+
+    def _after(self, header: BatchHeader) -> Cursor:
+        return self.rules.after(header, self.cursor or Cursor(0))
+
+    def _skip_to(self, log_start: int) -> None:
+        if self.cursor is not None and self.cursor.next_base == log_start:
+            self.cursor = Cursor(log_start, log_start)  # nothing: what has expired was read already
+            self.done = log_start >= self.cut.last
+            return
+        if self.lost_from is None:
+            self.lost_from = self.wanted
+        self.log_start = log_start
+        self.cursor = Cursor(log_start, log_start)
+
+    def _record_expired(self, base: int) -> None:
+        """Note the gap of what has expired, now that the base of the next batch is known.
+
+        A batch may begin before the log's start. The cut its base lies in reads it, and answers for all of
+        its offsets, those that are gone among them: to other cuts they are not lost.
+        """
+        start, self.lost_from = self.lost_from, None
+        if start is None or (base < self.cut.first and not self.cut.is_first):
+            return
+        end = self.log_start if base < self.cut.last else min(self.log_start, self.cut.last)
+        self.stats.gaps.append(Gap(start, end, "expired"))
+        if self.stats.first_base is None:
+            self.stats.first_base = start
+        self.cursor = self.stats.cursor = Cursor(end, end)
+
+    def _error_of(self, fetched: FetchedPartition) -> MillraceError:
+        where = f"{self.cut.range.name} at offset {self.wanted}"
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            return MillraceError(
+                f"{where}: the log has only [{fetched.log_start_offset}, {fetched.high_watermark}), messages "
+                "that were there are lost; restore the log or plan anew from its end"
+            )
+        if fetched.error == ErrorCode.CORRUPT_MESSAGE:
+            return MillraceError(f"{where}: the batch on disk is damaged; run `millrace log repair`")
+        return MillraceError(f"{where}: the broker answers with error {fetched.error}")

@@ -1,0 +1,1 @@
+"""What a warehouse asks of a storage. Knows no manifests."""

@@ -1,0 +1,300 @@
+"""Corners of Avro 1.12: odd logical types, aliases, records inside themselves, limits, strictness."""
+
+from __future__ import annotations
+
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from millrace_avro.rows import MAX_DEPTH, RowDecoder
+from millrace_avro.schema import Record, SchemaError, arrow_fields, arrow_type, parse
+from millrace_avro.vectorised import ColumnDecoder
+from millrace_warehouse.log.messages import body_decoder
+from tests.unit.avro.avro_cases import encode, in_one_buffer, rows_of
+from tests.unit.avro.fuzz_cases import INNER, SCHEMAS, TREE, Case
+
+PAIR = (ColumnDecoder, RowDecoder)
+INNER_1 = {"n": 1, "s": None}
+DECIMAL = {"type": "bytes", "logicalType": "decimal"}
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+FIXED_2 = {"type": "fixed", "name": "F", "size": 2}
+FIXED_12 = {"type": "fixed", "name": "F", "size": 12}
+LONG_NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
+LONG_MICROS = {"type": "long", "logicalType": "timestamp-micros"}
+
+
+def record(schema: Any) -> Record:
+    node = parse(schema)
+    assert isinstance(node, Record)
+    return node
+
+
+def column(schema: Any, name: str = "a", **more: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": name, "type": schema, **more}]}
+
+
+def decoded(
+    decoder: type[Any], writer: Any, table: Any, bodies: list[bytes]
+) -> tuple[list[Any], dict[int, str]]:
+    arrays, faults = decoder(record(writer), record(table)).decode(*in_one_buffer(bodies))
+    return rows_of(arrays, table), faults.reasons
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (LONG_NANOS, pa.int64()),
+        ({"type": "long", "logicalType": "local-timestamp-nanos"}, pa.int64()),
+        ({"type": "bytes", "logicalType": "big-decimal"}, pa.binary()),
+        ({**FIXED_12, "logicalType": "duration"}, pa.binary()),
+        ({**DECIMAL, "precision": 38, "scale": 38}, pa.decimal128(38, 38)),
+        ({**DECIMAL, "precision": 39}, pa.binary()),
+        # What does not fit its type is ignored.
+        ({**DECIMAL}, pa.binary()),
+        ({**DECIMAL, "precision": 0}, pa.binary()),
+        ({**DECIMAL, "precision": 2, "scale": 3}, pa.binary()),
+        ({**DECIMAL, "precision": 2, "scale": -1}, pa.binary()),
+        ({**DECIMAL, "precision": "2"}, pa.binary()),
+        ({**FIXED_2, "logicalType": "decimal", "precision": 5}, pa.binary()),
+        ({**FIXED_2, "logicalType": "decimal", "precision": 4}, pa.decimal128(4, 0)),
+        ({"type": "string", "logicalType": "decimal", "precision": 4}, pa.string()),
+        ({"type": "fixed", "name": "F", "size": 15, "logicalType": "uuid"}, pa.binary()),
+        ({"type": "fixed", "name": "F", "size": 16, "logicalType": "uuid"}, pa.string()),
+        ({"type": "bytes", "logicalType": "uuid"}, pa.binary()),
+        ({"type": "int", "logicalType": "timestamp-millis"}, pa.int32()),
+        ({"type": "long", "logicalType": "time-millis"}, pa.int64()),
+        ({"type": "fixed", "name": "F", "size": 11, "logicalType": "duration"}, pa.binary()),
+        ({"type": "long", "logicalType": ["no", "text"]}, pa.int64()),
+        (["string"], pa.string()),
+    ],
+    ids=str,
+)
+def test_every_logical_type_has_a_column_and_those_that_do_not_fit_are_ignored(
+    schema: Any, expected: pa.DataType
+) -> None:
+    assert [field.type for field in arrow_fields(record(column(schema)))] == [expected]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [
+        (LONG_NANOS, LONG_MICROS),
+        (LONG_MICROS, LONG_NANOS),
+        ({"type": "long", "logicalType": "time-micros"}, LONG_NANOS),
+        ({"type": "bytes", "logicalType": "big-decimal"}, {**DECIMAL, "precision": 9}),
+        ({**DECIMAL, "precision": 40, "scale": 5}, {**DECIMAL, "precision": 38, "scale": 2}),
+        ({**DECIMAL, "precision": 40, "scale": 5}, {**DECIMAL, "precision": 40, "scale": 2}),
+        ({**FIXED_12, "logicalType": "duration"}, {**FIXED_12, "logicalType": "decimal", "precision": 9}),
+        ({**DECIMAL, "precision": 9}, "string"),
+        (MILLIS, {"type": "long", "logicalType": "local-timestamp-millis"}),
+    ],
+    ids=str,
+)
+def test_numbers_that_mean_something_else_are_refused(decoder: type[Any], written: Any, wanted: Any) -> None:
+    with pytest.raises(SchemaError, match="a: "):
+        decoder(record(column(written)), record(column(wanted)))
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("written", "wanted", "body", "expected"),
+    [
+        (LONG_NANOS, "long", b"\x02", 1),
+        ("long", LONG_NANOS, b"\x02", 1),
+        ({"type": "int", "logicalType": "date"}, "long", b"\x02", 1),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "double", b"\x02", 1.0),
+        ({**DECIMAL, "precision": 40}, {**DECIMAL, "precision": 50}, b"\4\0\1", b"\0\1"),
+        ({**DECIMAL, "precision": 9}, {**DECIMAL, "precision": 4}, b"\2\1", Decimal(1)),
+        (["null", {**INNER, "name": "Old"}], ["null", {**INNER, "name": "New"}], b"\2\2\2", INNER_1),
+        ("long", "float", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1", 9.223372036854775807e18),
+    ],
+    ids=str,
+)
+def test_what_means_the_same_is_read(
+    decoder: type[Any], written: Any, wanted: Any, body: bytes, expected: Any
+) -> None:
+    assert decoded(decoder, column(written), column(wanted), [body]) == ([{"a": expected}], {})
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_the_alias_of_a_record_finds_its_branch(decoder: type[Any]) -> None:
+    old, new, other = (column("long") | {"name": name} for name in ("Old", "New", "Other"))
+    table = column(["null", other, {**new, "aliases": ["Old"]}])
+    rows, faults = decoded(decoder, column(["null", old]), table, [b"\2\2", b"\0"])
+    assert rows == [{"a": {"member0": None, "member1": {"a": 1}}}, {"a": None}]
+    assert not faults
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_a_field_with_the_name_goes_before_one_with_the_alias(decoder: type[Any]) -> None:
+    writer = column("long")
+    table = {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": "b", "type": "long", "aliases": ["a"], "default": 7},
+            {"name": "a", "type": "long"},
+            {"name": "c", "type": "long", "aliases": ["a"], "default": 8},
+        ],
+    }
+    assert decoded(decoder, writer, table, [b"\2"]) == ([{"b": 7, "a": 1, "c": 8}], {})
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("schema", "default", "expected"),
+    [
+        (["null", "long"], 4, 4),
+        (["null", "long", "string"], "x", {"member0": None, "member1": "x"}),
+        (["long", "null"], None, None),
+        ({"type": "fixed", "name": "F", "size": 2}, "\u00ff\u0000", b"\xff\0"),
+        ("double", 1, 1.0),
+    ],
+)
+def test_a_default_is_of_the_first_type_of_a_union_that_it_fits(
+    decoder: type[Any], schema: Any, default: Any, expected: Any
+) -> None:
+    table = column(schema, default=default)
+    assert decoded(decoder, column("int", "other"), table, [b"\2"]) == ([{"a": expected}], {})
+
+
+def test_a_record_inside_itself_is_a_column_of_json() -> None:
+    assert arrow_type(parse(TREE)).field("next").type == pa.string()
+    value = {"n": 1, "kids": [{"n": 2, "kids": [], "next": None}], "next": {"n": 3, "kids": [], "next": None}}
+    deeper = {"n": 0, "kids": [value], "next": value}
+    decoder = body_decoder(record(TREE), record(TREE))
+    arrays, faults = decoder.decode(*in_one_buffer([encode(TREE, each) for each in (value, deeper)]))
+    assert not faults
+    rows = rows_of(arrays, TREE)
+    for row, expected in zip(rows, (value, deeper), strict=True):
+        assert row["n"] == expected["n"]
+        assert [json.loads(each) for each in row["kids"]] == expected["kids"]
+        assert json.loads(row["next"]) == expected["next"]
+
+
+def test_json_holds_every_type() -> None:
+    fields = {
+        "raw": "bytes",
+        "number": "double",
+        "price": {**DECIMAL, "precision": 4, "scale": 2},
+        "names": {"type": "map", "values": "string"},
+        "either": ["null", "long", "string"],
+        "inside": ["null", "R"],
+    }
+    schema = {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+    inside = {
+        "raw": b"\0\xff",
+        "number": float("nan"),
+        "price": Decimal("1.25"),
+        "names": {"k": "ü"},
+        "either": "x",
+        "inside": None,
+    }
+    body = encode(schema, {**inside, "inside": inside})
+    rows, faults = decoded(RowDecoder, schema, schema, [body])
+    assert not faults
+    assert json.loads(rows[0]["inside"]) == {
+        "raw": "\0\xff",
+        "number": "nan",
+        "price": "1.25",
+        "names": [["k", "ü"]],
+        "either": {"member1": "x"},
+        "inside": None,
+    }
+
+
+def test_a_record_inside_itself_that_the_table_does_not_have_is_passed_over() -> None:
+    writer = {**TREE, "fields": [*TREE["fields"], {"name": "last", "type": "int"}]}
+    table = {"type": "record", "name": "Tree", "fields": [{"name": "last", "type": "int"}]}
+    body = b"\2" + b"\2\2\0\0\0" + b"\0" + b"\0" + b"\x0a"
+    assert decoded(RowDecoder, writer, table, [body]) == ([{"last": 5}], {})
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH - 1, MAX_DEPTH, 1000, 300_000])
+def test_records_too_deep_inside_themselves_are_rejected_and_nothing_else(levels: int) -> None:
+    schema = {"type": "record", "name": "L", "fields": [{"name": "next", "type": ["null", "L"]}]}
+    rows, faults = decoded(RowDecoder, schema, schema, [b"\0", b"\2" * levels + b"\0", b"\0"])
+    assert rows[0] == rows[-1] == {"next": None}
+    assert (1 in faults) == (levels > MAX_DEPTH)
+    assert set(faults) <= {1}
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    ("schema", "body"),
+    [
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, b"\1"),
+        (["null", "long"], b"\1\2"),
+        ("boolean", b"\7"),
+        ("long", b"\xff" * 9 + b"\2"),
+        ("long", b"\x80" * 10 + b"\0"),
+        ("long", b"\x80" * 300),
+        ("int", b"\x80\x80\x80\x80\x10"),
+        ("bytes", b"\1"),
+        ("bytes", b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1a"),
+        ("string", b"\4\xed\xa0"),
+        ("null", b"\0"),
+        ("double", b"1234567"),
+        (FIXED_12, b"x" * 11),
+    ],
+    ids=str,
+)
+def test_both_decoders_are_equally_strict(decoder: type[Any], schema: Any, body: bytes) -> None:
+    _, faults = decoded(decoder, column(schema), column(schema), [body])
+    assert list(faults) == [0]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize(
+    "case", [case for case in SCHEMAS if case.name in ("PageView", "every type")], ids=lambda case: case.name
+)
+def test_a_message_cut_off_anywhere_is_rejected_and_its_neighbours_are_not(
+    decoder: type[Any], case: Case
+) -> None:
+    whole = encode(case.writer, case.value(random.Random(3)))
+    bodies = [part for cut in range(len(whole)) for part in (whole[:cut], whole)]
+    rows, faults = decoded(decoder, case.writer, case.table, bodies)
+    assert sorted(faults) == list(range(0, 2 * len(whole), 2))
+    assert len(rows) == len(whole)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\1",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\1\0",
+        b"\x02",
+        b"\x80\x80\x80\x80\x20\2",
+        b"\x04\x02\x02",
+        b"\x01\x02",
+    ],
+    ids=str,
+)
+def test_blocks_of_more_items_than_there_are_bytes_are_rejected_at_once(body: bytes) -> None:
+    for items in ("long", {"type": "map", "values": "long"}, ["null", "long"]):
+        schema = column({"type": "array", "items": items})
+        _, faults = decoded(RowDecoder, schema, schema, [body])
+        assert list(faults) == [0]
+
+
+def test_a_block_with_its_size_in_bytes_is_read() -> None:
+    schema = column({"type": "array", "items": "long"})
+    assert decoded(RowDecoder, schema, schema, [b"\3\4\2\4\2\6\0"]) == ([{"a": [1, 2, 3]}], {})
+
+
+def test_a_record_without_fields_is_no_column_but_may_be_written() -> None:
+    empty = {"type": "record", "name": "Empty", "fields": []}
+    with pytest.raises(SchemaError, match="has no fields"):
+        arrow_fields(record(column(empty)))
+    writer = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": "e", "type": empty}, {"name": "a", "type": "int"}],
+    }
+    for decoder in PAIR:
+        assert decoded(decoder, writer, column("int"), [b"\2"]) == ([{"a": 1}], {})

@@ -1,0 +1,50 @@
+"""Damaged messages neither crash the decoders nor pass for others.
+
+MILLRACE_FUZZ sets how many there are in the long form.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import REPOSITORY
+
+MESSAGES = int(os.environ.get("MILLRACE_FUZZ", "1000000"))
+
+
+def fuzzed(messages: int, seed: int, timeout_s: float) -> dict[str, int]:
+    """What a process of its own did with that many; its end by a signal is an error that names the seed."""
+    command = [sys.executable, "-m", "tests.unit.avro.fuzzing"]
+    command += ["--messages", str(messages), "--seed", str(seed)]
+    paths = os.pathsep.join(str(REPOSITORY / part) for part in ("", "broker", "plugins"))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, f"seed {seed} ended with {done.returncode}: {done.stderr[-2000:]}"
+    counts: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return counts
+
+
+def test_damaged_messages_are_rejected_or_are_what_they_say() -> None:
+    counts = fuzzed(6000, 7, 120)
+    assert counts["messages"] >= 6000
+    assert counts["accepted"] > counts["messages"] // 100, "too coarse: hardly any are accepted at all"
+
+
+@pytest.mark.long
+def test_a_million_damaged_messages() -> None:
+    counts = fuzzed(MESSAGES, 1, 3600)
+    assert counts["messages"] >= MESSAGES
+    print(counts)

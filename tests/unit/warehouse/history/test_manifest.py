@@ -1,0 +1,151 @@
+"""Manifests: what they say survives JSON, an edit breaks the hash, and the laws must close."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from millrace_warehouse.history.manifest import (
+    DataFile,
+    LoadManifest,
+    ManifestError,
+    OriginPartition,
+    PartitionRange,
+    ProducerSequences,
+    SpilledFile,
+    check_follows,
+    check_hash,
+    check_law,
+    decode,
+    encode,
+    sealed,
+)
+from millrace_warehouse.log.ranges import Gap
+
+FILE = DataFile(path="date=2015-05-17/hour=10/a.parquet", rows=9, records=9, bytes=100, sha256="00")
+BAD_FILE = DataFile(path="_rejected/a.parquet", rows=1, records=1, bytes=100, sha256="00")
+PART = PartitionRange(
+    partition=0,
+    start=0,
+    end=100,
+    end_base=120,
+    read=10,
+    written=9,
+    rejected=1,
+    data_batches=2,
+    origin=OriginPartition(cluster="dc1", topic="PageView", topic_id="ab", partition=3),
+)
+
+
+def manifest(**changes: Any) -> LoadManifest:
+    values: dict[str, Any] = {
+        "topic": "PageView",
+        "topic_id": "ab",
+        "cluster_id": "c",
+        "load": 1,
+        "run_id": "run",
+        "created": "2015-05-17T10:00:00Z",
+        "sink": "direct",
+        "table_schema_id": 7,
+        "promotion": 2,
+        "partitions": (PART,),
+        "files": (FILE, BAD_FILE),
+        "sequences": (
+            ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((0, 8),)),
+        ),
+        "spilled": SpilledFile(path="_sequences.json.gz", entries=1, bytes=9, sha256="00"),
+        "previous": None,
+    }
+    return sealed(LoadManifest(**{**values, **changes}))
+
+
+def test_a_manifest_survives_json() -> None:
+    assert decode(LoadManifest, encode(manifest()), "here") == manifest()
+
+
+def test_an_untouched_manifest_has_the_hash_it_states() -> None:
+    assert check_hash(decode(LoadManifest, encode(manifest()), "here")) is None
+
+
+@pytest.mark.parametrize("key", sorted({f.name for f in dataclasses.fields(LoadManifest)} - {"format"}))
+def test_an_edit_of_any_key_breaks_the_hash(key: str) -> None:
+    values = json.loads(encode(manifest()))
+    edits: dict[type, Any] = {str: "other", int: 99, list: [], dict: None, type(None): "other"}
+    values[key] = edits[type(values[key])]
+    problem = check_hash(decode(LoadManifest, json.dumps(values).encode(), "here"))
+    assert problem is not None
+    assert "edited" in problem
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, -3])
+def test_a_manifest_that_was_cut_is_one_clear_error(cut: int) -> None:
+    with pytest.raises(ManifestError, match="there"):
+        decode(LoadManifest, encode(manifest())[:cut], "there")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("load", "1"), ("partitions", {}), ("rows", 3), ("format", 1), ("files", [1])]
+)
+def test_a_value_of_the_wrong_type_is_one_clear_error(key: str, value: Any) -> None:
+    values = {**json.loads(encode(manifest())), key: value}
+    with pytest.raises(ManifestError, match="there"):
+        decode(LoadManifest, json.dumps(values).encode(), "there")
+
+
+def test_the_law_closes_on_a_whole_account() -> None:
+    assert check_law(manifest()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"written": 8}, "10 records read, but 8 written"),
+        ({"rejected": 0}, "stands for 1 records"),
+        ({"start": 101}, "before the start"),
+        ({"data_batches": 0}, "neither a batch nor a gap"),
+        ({"gaps": (Gap(start=90, end=110, reason="expired"),)}, "lies outside"),
+        ({"read": 11, "written": 10}, "the files have 9 rows"),
+    ],
+)
+def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) -> None:
+    part = dataclasses.replace(PART, **changes)
+    problems = check_law(manifest(partitions=(part,)))
+    assert any(words in problem for problem in problems), problems
+
+
+def test_a_gap_alone_accounts_for_a_range() -> None:
+    part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
+    assert check_law(manifest(partitions=(part,), files=(), sequences=())) == []
+
+
+def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
+    first = manifest()
+    part = PartitionRange(partition=0, start=100, end=150, read=9, written=9, data_batches=1)
+    second = manifest(load=2, partitions=(part,), files=(FILE,), previous=first.sha256)
+    assert check_follows(first, None) == []
+    assert check_follows(second, first) == []
+    late = manifest(load=2, partitions=(dataclasses.replace(part, start=110),), previous=first.sha256)
+    assert check_follows(late, first) == ["partition 0, offsets [100, 110) are missing"]
+    early = manifest(load=2, partitions=(dataclasses.replace(part, start=90),), previous=first.sha256)
+    assert check_follows(early, first) == ["partition 0, offsets [90, 100) are there twice"]
+    none = manifest(load=2, partitions=(), previous=first.sha256)
+    assert "left out" in check_follows(none, first)[0]
+    stranger = manifest(load=2, partitions=(part,), files=(FILE,), previous="00")
+    assert "follows a load" in check_follows(stranger, first)[0]
+    assert check_follows(second, None) == ["the first load names one before it that is not there"]
+
+
+def test_rows_by_hour_count_data_files_only() -> None:
+    assert manifest().rows_by_hour() == {"2015-05-17T10": 9}
+    assert (manifest().rows, manifest().rejected) == (9, 1)
+
+
+def test_a_load_covers_ends_of_its_own_topic_only() -> None:
+    assert manifest().covers("ab", {0: 100, 1: 0})
+    assert manifest().covers("ab", {0: 120}), "where the next batch begins"
+    assert not manifest().covers("ab", {0: 121})
+    assert not manifest().covers("ab", {0: 100, 1: 5})
+    assert not manifest().covers("cd", {0: 100})

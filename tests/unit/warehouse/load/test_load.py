@@ -1,0 +1,489 @@
+"""A load: what it reads, what it says, and what makes it refuse. The log is in memory, all else is real."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from millrace.errors import MillraceError
+from millrace.records import Message
+from millrace.records.compression import Codec
+from millrace_audit.reports.counts import SequenceCounts
+from millrace_spark.tables import dataset
+from millrace_warehouse.history.layout import STAGING, read_load
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.staging import sweep_staging
+from millrace_warehouse.load.load import LoadRun, load_topic
+from millrace_warehouse.load.task import CutResult, CutTask, DirectSink, write_cut
+from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.table.publish import publish_hours
+from tests.unit.warehouse.memory_log import (
+    HOUR,
+    START,
+    TOPIC,
+    MemoryLog,
+    event,
+    filled_log,
+    hourly_run,
+    load_run,
+    local_run,
+    rows_of,
+)
+
+
+def manifest_of(warehouse: Path, number: int) -> LoadManifest:
+    return read_load(LocalFilesystem(str(warehouse)), TOPIC, number)
+
+
+def test_every_record_is_a_row_in_the_folder_of_its_hour(tmp_path: Path) -> None:
+    log = filled_log()
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert (result.load, result.published, result.rows, result.rejected) == (1, True, 180, 0)
+    assert result.hours == {"2015-05-17T10": 87, "2015-05-17T11": 38, "2015-05-17T12": 55}
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+    for row in rows_of(tmp_path):
+        assert f"date={row.time:%Y-%m-%d}/hour={row.time:%H}/" in row.path
+
+
+def test_the_manifest_accounts_for_every_record_and_offset(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    manifest = manifest_of(tmp_path, 1)
+    first, second = manifest.partitions
+    assert (first.start, first.end) == (0, log.partitions[0].high_watermark)
+    assert (first.read, first.written, first.rejected, first.filtered) == (150, 150, 0, 0)
+    assert (first.data_batches, first.control_batches, first.gaps) == (15, 1, ())
+    assert (second.read, second.min_time_ms, second.max_time_ms) == (
+        30,
+        START + 2 * HOUR,
+        START + 2 * HOUR + 29,
+    )
+    assert manifest.previous is None
+    counts = SequenceCounts.from_json(dataclasses.asdict(entry) for entry in manifest.sequences)
+    assert counts.total == 180
+    assert manifest.ends == {0: first.end, 1: second.end}
+
+
+def test_the_next_load_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_control(0)
+    log.append_events(0, [START, START + HOUR])
+    result = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert (result.load, result.rows) == (2, 2)
+    before, after = manifest_of(tmp_path, 1), manifest_of(tmp_path, 2)
+    assert after.previous == before.sha256
+    assert [part.start for part in after.partitions] == [part.end for part in before.partitions]
+    assert not any(part.gaps for part in after.partitions)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(182))
+
+
+def test_a_retried_run_finds_its_plan_and_names_the_load_that_did_it(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    again = load_topic(load_run(log, tmp_path), TOPIC)
+    assert (again.load, again.published, again.rows) == (1, False, 180)
+    assert again.message == "load=0000000001 holds it already"
+    assert len(rows_of(tmp_path)) == 181
+
+
+def test_the_end_is_frozen_when_the_run_first_starts(tmp_path: Path) -> None:
+    log = filled_log()
+
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(log, tmp_path, progress=stop), TOPIC)
+    log.append_events(0, [START])
+    assert load_topic(load_run(log, tmp_path), TOPIC).rows == 180
+    assert load_topic(load_run(log, tmp_path, "run-2"), TOPIC).rows == 1
+
+
+def test_nothing_new_is_a_success_that_says_so_and_makes_no_load(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    result = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert (result.load, result.published, result.message) == (1, False, "nothing new since load=0000000001")
+    assert not (tmp_path / TOPIC / "load=0000000002").exists()
+
+
+def test_an_empty_topic_is_a_success_without_a_load(tmp_path: Path) -> None:
+    result = load_topic(load_run(MemoryLog(), tmp_path), TOPIC)
+    assert (result.load, result.published) == (None, False)
+    assert "empty" in result.message
+
+
+def test_an_unknown_topic_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="topic 'Nope' does not exist on memory:9092") as caught:
+        load_topic(load_run(filled_log(), tmp_path), "Nope")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_decoded_lies_in_rejected_with_reason_and_bytes(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    unknown = Message(START, None, b"\0\0\0\0\x63body")
+    broken = Message(START, None, event(0, START).value[:-1])  # type: ignore[index]
+    bare = Message(START, None, b"no schema id")
+    log.append(0, [event(0, START), unknown, event(1, START), broken, bare, event(2, START)])
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert (result.rows, result.rejected) == (3, 3)
+    (part,) = manifest_of(tmp_path, 1).partitions
+    assert (part.read, part.written, part.rejected) == (6, 3, 3)
+    (file,) = (tmp_path / TOPIC / "load=0000000001" / "_rejected").iterdir()
+    found = {row["raw"]: row["reason"] for row in pq.read_table(file).to_pylist()}
+    assert found.keys() == {unknown.value, broken.value, bare.value}
+    assert all(found.values())
+
+
+def test_a_load_of_rejected_records_only_still_moves_on(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append(0, [Message(START, None, b"x")])
+    assert load_topic(load_run(log, tmp_path), TOPIC).rejected == 1
+    assert load_topic(load_run(log, tmp_path, "run-2"), TOPIC).published is False
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_every_codec_loads(tmp_path: Path, codec: Codec) -> None:
+    log = MemoryLog(1)
+    log.append(0, [event(n, START) for n in range(100)], codec)
+    assert load_topic(load_run(log, tmp_path), TOPIC).rows == 100
+
+
+def test_expired_offsets_become_a_gap_never_a_silent_skip(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    end = manifest_of(tmp_path, 1).ends[0]
+    log.append_events(0, [START + n for n in range(60)])
+    log.expire(0, 18)
+    result = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    (gap,) = manifest_of(tmp_path, 2).partitions[0].gaps
+    assert (gap.start, gap.end, gap.reason) == (end, log.partitions[0].start, "expired")
+    assert result.gaps == [f"{TOPIC}-0 offsets [{gap.start}, {gap.end}) are expired"]
+    assert result.rows == 40
+
+
+@pytest.mark.parametrize("cut_bytes", [1 << 20, 300])
+def test_a_hole_in_the_middle_of_the_log_is_refused_until_it_is_accepted(
+    tmp_path: Path, cut_bytes: int
+) -> None:
+    log = filled_log()
+    start, end = log.lose(0, 7)
+    with pytest.raises(MillraceError, match=rf"PageView-0: offsets \[{start}, {end}\) are missing"):
+        load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes), TOPIC)
+    assert not list((tmp_path / TOPIC).glob("load=*"))
+    result = load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes, accept_gaps=True), TOPIC)
+    assert result.rows == 170
+    assert result.gaps == [f"{TOPIC}-0 offsets [{start}, {end}) are absent"]
+
+
+@pytest.mark.parametrize(("policy", "accepted"), [("delete", False), ("compact,delete", True)])
+def test_on_apache_kafka_only_compaction_may_leave_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, accepted: bool
+) -> None:
+    log = filled_log()
+    log.cluster_id = "4L6g3nShT-eMCtK--X86sw"
+    log.lose(0, 7)
+    # The setting is the one thing a log in memory cannot answer.
+    monkeypatch.setattr("millrace_warehouse.load.writing.topic_setting", lambda *_: policy)
+    if accepted:
+        assert load_topic(load_run(log, tmp_path), TOPIC).rows == 170
+    else:
+        with pytest.raises(MillraceError, match="are missing in the middle of the log"):
+            load_topic(load_run(log, tmp_path), TOPIC)
+
+
+def test_a_log_that_begins_where_the_last_load_ended_has_no_gap(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.append_events(0, [START + n for n in range(20)])
+    log.expire(0, 16)
+    result = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    assert (result.rows, result.gaps) == (20, [])
+
+
+def test_everything_expired_is_a_load_of_one_gap(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append_events(0, [START])
+    log.expire(0, 1)
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert (result.published, result.rows) == (True, 0)
+    assert "expired" in result.gaps[0]
+
+
+def test_a_topic_created_anew_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    anew = MemoryLog()
+    anew.append_events(0, [START])
+    with pytest.raises(MillraceError, match="--accept-new-topic"):
+        load_topic(load_run(anew, tmp_path, "run-2"), TOPIC)
+    result = load_topic(load_run(anew, tmp_path, "run-2", accept_new_topic=True), TOPIC)
+    assert (result.load, result.rows) == (2, 1)
+    with pytest.raises(MillraceError, match="use a new run id"):
+        load_topic(load_run(anew, tmp_path), TOPIC)
+
+
+def test_another_cluster_is_refused_by_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.bootstrap, log.cluster_id = "dc1:9092", "millrace-another"
+    told: list[object] = []
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(MillraceError, match=re.escape("dc1:9092 is another cluster (millrace-another) than")):
+        load_topic(load_run(log, tmp_path, "run-2", publish_counts=told.append), TOPIC)
+    assert (sorted(tmp_path.rglob("*")), told) == (before, [])
+    log.append_events(0, [START])
+    result = load_topic(load_run(log, tmp_path, "run-2", accept_new_topic=True), TOPIC)
+    assert (result.load, result.rows) == (2, 1), "the topic has its own id there: only what is new"
+
+
+def test_a_run_that_was_planned_on_another_cluster_is_not_taken_for_one_of_a_topic_created_anew(
+    tmp_path: Path,
+) -> None:
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(filled_log(), tmp_path, progress=stop), TOPIC)
+    other = filled_log()
+    other.cluster_id = "millrace-another"
+    with pytest.raises(
+        MillraceError, match=r"planned .* on cluster millrace-in-memory, this is millrace-another"
+    ):
+        load_topic(load_run(other, tmp_path), TOPIC)
+
+
+def test_a_log_shorter_than_what_was_loaded_is_refused(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.partitions[0].high_watermark = 10
+    for _ in range(2):  # nor does a second try take the first one's plan for done
+        with pytest.raises(MillraceError, match="its log has lost messages"):
+            load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+
+
+def test_a_new_partition_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    log.partitions[2] = type(log.partitions[0])()
+    log.append_events(2, [START])
+    assert load_topic(load_run(log, tmp_path, "run-2"), TOPIC).rows == 1
+    assert manifest_of(tmp_path, 2).ends[2] == log.partitions[2].high_watermark
+
+
+def test_the_loser_of_a_race_starts_over_and_loads_nothing_twice(tmp_path: Path) -> None:
+    log = filled_log()
+    raced: list[int | None] = []
+
+    def overtaken(step: str) -> None:
+        if step == "synced" and not raced:
+            raced.append(None)
+            log.append_events(1, [START])
+            raced[0] = load_topic(load_run(log, tmp_path, "other"), TOPIC).load
+
+    result = load_topic(load_run(log, tmp_path, progress=overtaken), TOPIC)
+    assert raced == [1]
+    assert (result.load, result.published) == (1, False)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(181))
+    assert not list((tmp_path / TOPIC / "_staging").iterdir())
+
+
+def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path) -> None:
+    log = filled_log()
+    early = load_run(log, tmp_path, "early")
+
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(log, tmp_path, "early", progress=stop), TOPIC)
+    log.append_events(1, [START] * 5)
+    done: list[bool] = []
+
+    def overtaken(step: str) -> None:
+        if step == "synced" and not done:
+            done.append(True)
+            load_topic(early, TOPIC)
+
+    result = load_topic(load_run(log, tmp_path, "late", progress=overtaken), TOPIC)
+    assert (result.load, result.published, result.rows) == (2, True, 5)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(185))
+
+
+def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser(tmp_path: Path) -> None:
+    log, counts = filled_log(), list[LoadManifest]()
+
+    def killed_at(wanted: str, step: str) -> None:
+        if step == wanted:
+            raise InterruptedError
+
+    def winner_at(step: str) -> LoadRun:
+        return load_run(log, tmp_path, "winner", progress=partial(killed_at, step), counts=counts)
+
+    with pytest.raises(InterruptedError):
+        load_topic(winner_at("planned"), TOPIC)
+    log.append_events(1, [START] * 5)
+    done: list[bool] = []
+
+    def overtaken(step: str) -> None:
+        if step == "synced" and not done:
+            done.append(True)
+            with pytest.raises(InterruptedError):
+                load_topic(winner_at("published"), TOPIC)
+
+    result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken, counts=counts), TOPIC)
+    assert (result.load, result.rows) == (2, 5)
+    ledger = (tmp_path / TOPIC / "_ledger").iterdir()
+    assert sorted(path.name for path in ledger) == ["load=0000000001.json", "load=0000000002.json"]
+    assert [manifest.load for manifest in counts] == [1, 2]
+
+
+def test_a_staging_folder_that_is_published_while_leftovers_are_looked_for_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = LocalFilesystem(str(tmp_path))
+    stale = tmp_path / TOPIC / STAGING / "of-a-killed-run"
+    stale.mkdir(parents=True)
+    os.utime(stale, (0, 0))
+    monkeypatch.setattr(fs, "names", lambda folder: ["renamed-meanwhile", stale.name])
+    sweep_staging(fs, TOPIC)
+    assert not stale.exists(), "the others are swept"
+
+
+def test_a_topic_named_like_a_table_of_hours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="is the table of hours of topic PageView"):
+        load_topic(load_run(MemoryLog(topic=f"{TOPIC}.hourly"), tmp_path), f"{TOPIC}.hourly")
+
+
+def test_files_of_attempts_that_do_not_count_are_not_published(tmp_path: Path) -> None:
+    log = filled_log()
+    fs = LocalFilesystem(str(tmp_path))
+
+    def twice(tasks: Sequence[CutTask]) -> list[CutResult]:
+        local_run(tasks)  # speculative attempts whose results nobody collects
+        return local_run(tasks)
+
+    load_topic(load_run(log, tmp_path, sink=DirectSink(fs, twice)), TOPIC)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+
+
+def test_a_file_that_changes_between_writing_and_publishing_fails_the_load(tmp_path: Path) -> None:
+    log = filled_log()
+    fs = LocalFilesystem(str(tmp_path))
+
+    def damaged(task: CutTask) -> CutResult:
+        result = write_cut(task)
+        path = Path(task.folder, result.files[0].path)
+        path.write_bytes(path.read_bytes()[:-1])
+        return result
+
+    run = load_run(log, tmp_path, sink=DirectSink(fs, lambda tasks: [damaged(task) for task in tasks]))
+    with pytest.raises(MillraceError, match="not what its task wrote"):
+        load_topic(run, TOPIC)
+    assert not list((tmp_path / TOPIC / "_staging").iterdir())
+
+
+def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
+    log = filled_log()
+    fs = LocalFilesystem(str(tmp_path))
+
+    def forgetful(tasks: Sequence[CutTask]) -> list[CutResult]:
+        results = local_run(tasks)
+        results[0].stats.records -= 1
+        return results
+
+    with pytest.raises(MillraceError, match="the account does not close"):
+        load_topic(load_run(log, tmp_path, sink=DirectSink(fs, forgetful)), TOPIC)
+
+
+def test_a_task_that_is_missing_fails_the_load(tmp_path: Path) -> None:
+    log = filled_log()
+    fs = LocalFilesystem(str(tmp_path))
+    sink = DirectSink(fs, lambda tasks: local_run(tasks[:-1]))
+    with pytest.raises(MillraceError, match="the tasks"):
+        load_topic(load_run(log, tmp_path, sink=sink), TOPIC)
+
+
+def test_a_load_that_is_gone_stops_the_next_one(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    (tmp_path / TOPIC / "load=0000000001").rename(tmp_path / "elsewhere")
+    with pytest.raises(MillraceError, match="load=0000000001 was published and is gone"):
+        load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+
+
+def test_an_empty_folder_with_a_load_s_name_is_no_load(tmp_path: Path) -> None:
+    log = filled_log()
+    (tmp_path / TOPIC / "load=0000000001").mkdir(parents=True)
+    assert load_topic(load_run(log, tmp_path), TOPIC).load == 1
+
+
+def test_counts_of_the_newest_load_are_published_again_by_the_next_run(tmp_path: Path) -> None:
+    log, counts = filled_log(), list[LoadManifest]()
+    load_topic(load_run(log, tmp_path, counts=counts), TOPIC)
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2", counts=counts), TOPIC)
+    assert [manifest.load for manifest in counts] == [1, 1, 2]
+
+
+def test_a_run_id_may_hold_any_character_and_any_length(tmp_path: Path) -> None:
+    log = filled_log()
+    for run_id in ("scheduled__2015-05-17T10:00:00+00:00", "a/b/../c", "x" * 500, "x" * 499 + "y"):
+        log.append_events(0, [START])
+        load_topic(load_run(log, tmp_path, run_id), TOPIC)
+    assert len(list((tmp_path / TOPIC / "_plans").iterdir())) == 4
+
+
+def test_an_event_outside_the_calendar_is_kept(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append(0, [event(0, -(1 << 60)), event(1, 1 << 60), event(2, -1), event(3, START)])
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert result.rows + result.rejected == 4
+    assert result.hours["1969-12-31T23"] == 1
+
+
+def test_the_first_and_the_last_hour_of_the_calendar_are_published_like_any_other(tmp_path: Path) -> None:
+    first, last = -62_135_596_800_000, 253_402_300_799_999
+    log = MemoryLog(1)
+    log.append(0, [event(0, first), event(1, last)])
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert result.hours == {"0001-01-01T00": 1, "9999-12-31T23": 1}
+    publish_hours(hourly_run(tmp_path), TOPIC, sorted(result.hours))
+    assert dataset(str(tmp_path), TOPIC).count_rows() == 2
+
+
+def test_many_hours_in_one_task_do_not_need_as_many_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_warehouse.load.hour_files.OPEN_FILES", 2)
+    monkeypatch.setattr("millrace_warehouse.load.hour_files.HELD_BYTES", 500)
+    log = MemoryLog(1)
+    log.append_events(0, [START + HOUR * (n % 7) for n in range(200)])
+    result = load_topic(load_run(log, tmp_path, cut_bytes=1 << 20), TOPIC)
+    assert len(result.hours) == 7
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(200))
+
+
+def test_a_topic_replaced_while_it_is_read_is_not_loaded(tmp_path: Path) -> None:
+    log = filled_log()
+
+    def replaced(step: str) -> None:
+        if step == "planned":
+            log.topic_id = uuid.uuid4()
+
+    with pytest.raises(MillraceError, match="anew"):
+        load_topic(load_run(log, tmp_path, progress=replaced), TOPIC)

@@ -1,0 +1,78 @@
+"""What expired before it was loaded: a gap is reported where records are missing, and only there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from millrace.records import Cursor
+from millrace.records.mirror_position import MirrorPosition, Origin
+from millrace_warehouse.history.layout import read_load
+from millrace_warehouse.load.load import LoadResult, load_topic
+from millrace_warehouse.log.ranges import Gap
+from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.verify import verify
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, no_progress, rows_of
+
+
+def append_position(log: MemoryLog) -> None:
+    """What closes every append to a mirrored partition; it says where the records before it end."""
+    position = MirrorPosition(Origin("dc1", TOPIC, log.topic_id, 0), 0, Cursor(1), 1, 1, 0)
+    log.append_control(0, position.encode(log.partitions[0].high_watermark))
+
+
+def mirrored_log() -> MemoryLog:
+    """Three appends of a mirror, each closed by its position."""
+    log = MemoryLog(1)
+    for _ in range(3):
+        log.append_events(0, [START] * 5)
+        append_position(log)
+    return log
+
+
+def load(log: MemoryLog, warehouse: Path, run_id: str) -> tuple[LoadResult, tuple[Gap, ...]]:
+    result = load_topic(load_run(log, warehouse, run_id), TOPIC)
+    fs = LocalFilesystem(str(warehouse))
+    problems = [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems]
+    assert problems == []
+    return result, tuple(read_load(fs, TOPIC, result.load or 0).partitions[0].gaps)
+
+
+def test_a_quiet_mirrored_partition_that_expires_has_lost_nothing(tmp_path: Path) -> None:
+    log = mirrored_log()
+    load(log, tmp_path, "first")
+    append_position(log)  # of the new segment; the old one goes, with the position that no reader ever saw
+    log.expire(0, 6)
+    log.append_events(0, [START] * 5)
+    append_position(log)
+    result, gaps = load(log, tmp_path, "second")
+    assert (result.rows, result.gaps) == (5, [])
+    assert [gap.reason for gap in gaps] == ["control"]
+    log.append_events(0, [START])
+    assert load(log, tmp_path, "third")[1] == ()
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(21))
+
+
+def test_records_that_expired_before_they_were_loaded_are_a_gap_though_a_position_follows(
+    tmp_path: Path,
+) -> None:
+    log = mirrored_log()
+    load(log, tmp_path, "first")
+    log.append_events(0, [START] * 5)
+    append_position(log)
+    log.expire(0, 7)  # what is left begins with that position
+    log.append_events(0, [START] * 5)
+    result, (gap,) = load(log, tmp_path, "second")
+    assert (result.rows, gap.reason) == (5, "expired")
+    assert result.gaps == [f"{TOPIC}-0 offsets [{gap.start}, {gap.end}) are expired"]
+
+
+def test_without_a_position_it_cannot_be_told_and_is_a_gap(tmp_path: Path) -> None:
+    log = MemoryLog(1)
+    log.append_events(0, [START] * 5)
+    load(log, tmp_path, "first")
+    log.append_control(0)
+    log.append_events(0, [START] * 5)
+    log.append_events(0, [START] * 5)
+    log.expire(0, 3)
+    _, (gap,) = load(log, tmp_path, "second")
+    assert gap.reason == "expired"

@@ -1,0 +1,301 @@
+"""A topic in memory that reads like one behind a broker: real batches, offsets that are byte positions.
+
+Stands in for a `ClusterClient`, and builds the runs that load from it; the sink, the decoder and
+every file they write are the real ones.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow.parquet as pq
+
+from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.errors import ErrorCode, UnknownTopicOrPartition
+from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
+from millrace.records.compression import Codec
+from millrace.wire.fetch import FetchedPartition
+from millrace_warehouse.history.manifest import LoadManifest, Verdict
+from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.history.staging import Progress
+from millrace_warehouse.load.load import LoadRun
+from millrace_warehouse.load.task import DirectSink, Source, write_cut
+from millrace_warehouse.load.writing import Pinned, Writing
+from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.table.merge import DirectMerge, merge_files
+from millrace_warehouse.table.publish import HourlyRun
+
+TOPIC = "PageView"
+SCHEMA: dict[str, Any] = {
+    "type": "record",
+    "name": "PageView",
+    "fields": [
+        {
+            "name": "header",
+            "type": {
+                "type": "record",
+                "name": "AuditHeader",
+                "fields": [
+                    {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+                    {"name": "server", "type": "string"},
+                    {"name": "service", "type": "string"},
+                    {"name": "instance", "type": "long"},
+                    {"name": "sequence", "type": "long"},
+                ],
+            },
+        },
+        {"name": "url", "type": "string"},
+    ],
+}
+SCHEMA_ID = 7
+START = 1_431_856_800_000
+"""2015-05-17T10:00:00Z in ms."""
+HOUR = 3_600_000
+
+
+def event(
+    sequence: int,
+    time_ms: int,
+    *,
+    instance: int = 1,
+    server: str = "web1",
+    schema: tuple[int, dict[str, Any]] = (SCHEMA_ID, SCHEMA),
+    **fields: Any,
+) -> Message:
+    """One encoded PageView, or whatever the schema (id, schema) makes of the fields."""
+    header = {"time": time_ms, "server": server, "service": "web", "instance": instance, "sequence": sequence}
+    body = io.BytesIO()
+    body.write(b"\0" + schema[0].to_bytes(4, "big"))
+    fastavro.schemaless_writer(body, schema[1], {"header": header, "url": f"/{sequence}", **fields})
+    return Message(time_ms, None, body.getvalue())
+
+
+def with_field(name: str, type_: Any, default: Any, schema: dict[str, Any] = SCHEMA) -> dict[str, Any]:
+    """The schema with one more field."""
+    return {**schema, "fields": [*schema["fields"], {"name": name, "type": type_, "default": default}]}
+
+
+@dataclass
+class Partition:
+    """The bytes of one partition from `start` on."""
+
+    log: bytearray = field(default_factory=bytearray)
+    high_watermark: int = 0
+    start: int = 0
+    lost: set[int] = field(default_factory=set)
+    """Bases of batches that are not served any more."""
+
+    def batches(self) -> Iterator[BatchHeader]:
+        position = self.start
+        while (header := BatchHeader.parse(self.log, position)) is not None:
+            yield header
+            position += header.size
+
+
+class MemoryLog(ClusterClient):
+    """One topic, and the client that reads it."""
+
+    bootstrap = "memory:9092"
+    cluster_id = "millrace-in-memory"
+
+    def __init__(self, partitions: int = 2, topic: str = TOPIC) -> None:
+        self.name = topic
+        self.topic_id = uuid.uuid4()
+        self.partitions = {index: Partition() for index in range(partitions)}
+        self.sequence = 0
+        self.schemas = {SCHEMA_ID: SCHEMA}
+        """What the registry knows; the one with the largest id is the newest."""
+
+    def append(self, partition: int, messages: Sequence[Message], codec: Codec = Codec.NONE) -> None:
+        """One batch, visible at once."""
+        one = self.partitions[partition]
+        one.log += build_batch(messages, codec=codec, base_offset=len(one.log))
+        *_, last = one.batches()
+        one.high_watermark = last.next_offset
+
+    def append_events(
+        self,
+        partition: int,
+        times_ms: Iterable[int],
+        *,
+        batch: int = 10,
+        schema: int = SCHEMA_ID,
+        **fields: Any,
+    ) -> None:
+        """Events with the next sequence numbers, in batches of at most `batch`."""
+        messages = []
+        for time_ms in times_ms:
+            messages.append(event(self.sequence, time_ms, schema=(schema, self.schemas[schema]), **fields))
+            self.sequence += 1
+        for index in range(0, len(messages), batch):
+            self.append(partition, messages[index : index + batch])
+
+    def append_control(self, partition: int, value: bytes = b"") -> None:
+        """A control batch; the high watermark stays, as on a broker."""
+        log = self.partitions[partition].log
+        log += control_batch(len(log), value, timestamp=START)
+
+    def lose(self, partition: int, batch: int) -> tuple[int, int]:
+        """Let a batch in the middle vanish: its offsets stay empty. [first, last) of what is missing."""
+        headers = list(self.partitions[partition].batches())
+        self.partitions[partition].lost.add(headers[batch].base_offset)
+        before = headers[batch - 1].next_offset if batch else headers[batch].base_offset
+        return before, headers[batch + 1].base_offset
+
+    def expire(self, partition: int, batches: int) -> None:
+        """Let the first batches go, as retention does."""
+        one = self.partitions[partition]
+        headers = list(one.batches())
+        one.start = headers[batches].base_offset if batches < len(headers) else len(one.log)
+
+    def topic(self, name: str) -> TopicMetadata:
+        if name != self.name:
+            raise UnknownTopicOrPartition(f"topic {name!r}")
+        return TopicMetadata(name, self.topic_id, dict.fromkeys(self.partitions, 1))
+
+    def list_offsets(
+        self, topic: str, timestamp: int, partitions: Iterable[int] | None = None
+    ) -> dict[int, int]:
+        wanted = self.partitions if partitions is None else partitions
+        if timestamp == EARLIEST:
+            return {p: min(self.partitions[p].start, self.partitions[p].high_watermark) for p in wanted}
+        if timestamp == LATEST:
+            return {p: self.partitions[p].high_watermark for p in wanted}
+        return {p: self._offset_at(self.partitions[p], timestamp) for p in wanted}
+
+    @staticmethod
+    def _offset_at(one: Partition, timestamp: int) -> int:
+        for header in (header for header in one.batches() if not header.is_control):
+            batch = one.log[header.base_offset : header.base_offset + header.size]
+            for record in iter_records(header, batch):
+                if record.timestamp >= timestamp:
+                    return record.offset
+        return one.high_watermark
+
+    def fetch(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        *,
+        max_bytes: int,
+        max_wait_ms: int,
+        partition_max_bytes: int = 1 << 20,
+        min_bytes: int = 1,
+    ) -> dict[int, FetchedPartition]:
+        return {p: self._read(self.partitions[p], offset, max_bytes) for p, offset in offsets.items()}
+
+    def _read(self, one: Partition, offset: int, max_bytes: int) -> FetchedPartition:
+        if offset < one.start and not any(h.base_offset <= offset for h in one.batches()):
+            error = ErrorCode.OFFSET_OUT_OF_RANGE
+            return FetchedPartition(error, one.high_watermark, one.high_watermark, one.start, memoryview(b""))
+        visible = [h for h in one.batches() if h.base_offset < one.high_watermark]
+        wanted = [h for h in visible if h.last_offset >= offset and h.base_offset not in one.lost]
+        begin = wanted[0].base_offset if wanted else 0
+        end = wanted[-1].base_offset + wanted[-1].size if wanted else 0
+        end = min(end, begin + max(max_bytes, wanted[0].size if wanted else 0))
+        batches = [(h.base_offset, h.base_offset + h.size) for h in wanted if h.base_offset not in one.lost]
+        cut = [bytes(one.log[first : min(last, end)]) for first, last in batches if begin <= first < end]
+        records = memoryview(b"".join(cut))
+        return FetchedPartition(0, one.high_watermark, one.high_watermark, one.start, records)
+
+    def close(self) -> None:
+        pass
+
+
+def filled_log() -> MemoryLog:
+    """Two partitions, three hours, times that step back, a control batch in the middle."""
+    log = MemoryLog()
+    log.append_events(0, [START + n * 97_003 for n in range(100)])
+    log.append_control(0)
+    log.append_events(0, [START + HOUR - n * 1_003 for n in range(50)])
+    log.append_events(1, [START + 2 * HOUR + n for n in range(30)])
+    return log
+
+
+def no_progress(step: str) -> None:
+    """Say nothing."""
+
+
+def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) -> list[Any]:
+    """Every task here and now, one after the other."""
+    return [function(task) for task in tasks]
+
+
+def pin(log: MemoryLog, topic: str, pinned: PinnedId | None) -> Pinned:
+    """The source of the log, with its newest schema unless one is pinned."""
+    schema_id = max(log.schemas) if pinned is None else pinned.schema_id
+    source = Source(lambda: log, log.schemas.get, log.schemas[schema_id])
+    return Pinned(source, schema_id, None if pinned is None else pinned.promotion)
+
+
+def load_run(
+    log: MemoryLog,
+    warehouse: Path,
+    run_id: str = "run-1",
+    *,
+    progress: Progress = no_progress,
+    counts: list[LoadManifest] | None = None,
+    **changes: Any,
+) -> LoadRun:
+    """A run that loads from memory, with small cuts."""
+    fs = LocalFilesystem(str(warehouse))
+
+    def publish_counts(editions: Sequence[LoadManifest]) -> None:
+        if counts is not None:
+            counts.extend(editions)
+
+    settings: dict[str, Any] = {
+        "fs": fs,
+        "client": log,
+        "pin": partial(pin, log),
+        "sink": DirectSink(fs, local_run),
+        "run_id": run_id,
+        "cut_bytes": 2_000,
+        "publish_counts": publish_counts,
+        "progress": progress,
+        **changes,
+    }
+    writing = Writing(**{name: settings.pop(name) for name in Writing.__slots__ if name in settings})
+    return LoadRun(writing=writing, **settings)
+
+
+def hourly_run(warehouse: Path, *, progress: Progress = no_progress) -> HourlyRun:
+    """A run that publishes hours without Spark."""
+    fs = LocalFilesystem(str(warehouse))
+    return HourlyRun(
+        fs=fs,
+        merge=DirectMerge(fs, lambda tasks: local_run(tasks, merge_files)),
+        verdict_of=lambda *_: Verdict(verdict="complete"),
+        run_id=uuid.uuid4().hex,
+        progress=progress,
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loaded row, and the file it is in."""
+
+    sequence: int
+    time: datetime
+    partition: int
+    offset: int
+    path: str
+
+
+def rows_of(warehouse: Path, pattern: str = f"{TOPIC}/load=*/date=*/hour=*/*.parquet") -> list[Row]:
+    """Every row by sequence, read from the Parquet files the plainest way."""
+    rows = []
+    for path in warehouse.glob(pattern):
+        for row in pq.read_table(path, partitioning=None).to_pylist():
+            header = row["header"]
+            place = (row["_partition"], row["_offset"], str(path))
+            rows.append(Row(header["sequence"], header["time"], *place))
+    return sorted(rows, key=lambda row: row.sequence)
