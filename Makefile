@@ -68,7 +68,7 @@ setup: .venv/.installed ## Install everything into .venv
 	@echo "It takes minutes; these are its large parts:"
 	@$(PYTHON) -m venv .venv
 	@bash -o pipefail -c "$(BIN)/pip install --disable-pip-version-check --progress-bar off \
-	  --constraint constraints.txt --editable '.[spark,airflow,postgres,dev]' \
+	  --constraint constraints.txt --editable '.[spark,objects,airflow,postgres,dev]' \
 	  | awk '/ MB\)|^Building wheel/ {print} /^Installing/ {print \"Installing\", NF - 3, \"packages\"} {fflush()}'"
 	@touch $@
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from millrace_warehouse.table.revisions import Hours, Revision
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.columns import same_but_case
@@ -28,7 +29,6 @@ from millrace_warehouse.history.manifest import HourManifest
 from millrace_warehouse.history.promotions import PROMOTIONS
 from millrace_warehouse.storage.filesystem import Filesystem, literal, open_filesystem
 from millrace_warehouse.table import revisions
-from millrace_warehouse.table.revisions import Hours, Revision
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,14 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from millrace_spark.spark_sink import SparkMerge
+from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
+from tests.unit.warehouse.table.test_tables import (
+    FIRST,
+    MORE,
+    add,
+    check_whole,
+    expire,
+    fs_of,
+    look_in_time,
+    publishing,
+)
 
 from millrace.errors import MillraceError
 from millrace_spark import tables
-from millrace_spark.spark_sink import SparkMerge
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.warehouse.memory_log import (
@@ -27,16 +37,6 @@ from tests.unit.warehouse.memory_log import (
     load_run,
     no_progress,
     with_field,
-)
-from tests.unit.warehouse.table.test_tables import (
-    FIRST,
-    MORE,
-    add,
-    check_whole,
-    expire,
-    fs_of,
-    look_in_time,
-    publishing,
 )
 
 if TYPE_CHECKING:

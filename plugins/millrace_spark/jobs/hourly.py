@@ -6,14 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from millrace_audit.client import completeness
-from millrace_spark.jobs.entry import in_tasks
-from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.commands.verbs import Hourly
-from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.history.staging import Progress
-from millrace_warehouse.load.hour_files import HOUR_MS, LAST_HOUR, hour_of
-from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
 from millrace_warehouse.table.merge import DirectMerge, Merge, merge_files
 from millrace_warehouse.table.publish import (
     HourlyRun,
@@ -22,6 +15,14 @@ from millrace_warehouse.table.publish import (
     publish_late_hours,
     publish_unpublished_hours,
 )
+
+from millrace_audit.client import completeness
+from millrace_spark.jobs.entry import in_tasks
+from millrace_warehouse.commands.steps import to_stderr
+from millrace_warehouse.commands.verbs import Hourly
+from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.load.hour_files import HOUR_MS, LAST_HOUR, hour_of
+from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,6 +12,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from millrace_warehouse.table.revisions import without_revision
+from millrace_warehouse.table.sources import UNPROVEN_AFTER_S, unpublished_note
+
 from millrace.client.cluster_client import ClusterClient
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError, UnknownTopicOrPartition
@@ -31,8 +34,6 @@ from millrace_warehouse.load.task import DirectSink, Sink, Source, write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
-from millrace_warehouse.table.revisions import without_revision
-from millrace_warehouse.table.sources import UNPROVEN_AFTER_S, unpublished_note
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from millrace_warehouse.history.staging import Progress
+from millrace_warehouse.table.expire import ExpireResult, ExpireRun, expire_topic
+
 from millrace.client.cluster_client import ClusterClient
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.commands.verbs import Expire, Promote, Verify
 from millrace_warehouse.history.promotions import HistoryEntry, PromoteResult, history, promote_registered
-from millrace_warehouse.history.staging import Progress
 from millrace_warehouse.storage.filesystem import open_filesystem
-from millrace_warehouse.table.expire import ExpireResult, ExpireRun, expire_topic
 from millrace_warehouse.verify import verify
 from millrace_warehouse.verify.report import TableReport
 

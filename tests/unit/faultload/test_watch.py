@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.table.publish import publish_hours
 from tests.faultload.produced import Ledger
 from tests.faultload.watch import Problem, Topic, grouped, hourly_rows, plain_files, rows_of
 from tests.unit.warehouse.memory_log import (

@@ -19,6 +19,9 @@ from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
+from millrace_warehouse.table.expire import ExpireRun, expire_topic
+from millrace_warehouse.table.merge import DirectMerge, merge_files
+from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
 
 from millrace.errors import MillraceError
 from millrace.records import Message
@@ -32,9 +35,6 @@ from millrace_warehouse.load.task import DirectSink, Source
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.storage.filesystem import LocalFilesystem
 from millrace_warehouse.table import revisions
-from millrace_warehouse.table.expire import ExpireRun, expire_topic
-from millrace_warehouse.table.merge import DirectMerge, merge_files
-from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.memory_log import (
     HOUR,

@@ -17,6 +17,9 @@ from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
+from millrace_warehouse.history.staging import Progress
+from millrace_warehouse.table.merge import DirectMerge, merge_files
+from millrace_warehouse.table.publish import HourlyRun
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
@@ -25,13 +28,10 @@ from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
 from millrace_warehouse.history.manifest import LoadManifest, Verdict
 from millrace_warehouse.history.promotions import PinnedId
-from millrace_warehouse.history.staging import Progress
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.task import DirectSink, Source, write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.merge import DirectMerge, merge_files
-from millrace_warehouse.table.publish import HourlyRun
 
 TOPIC = "PageView"
 SCHEMA: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from millrace_warehouse.table.publish import publish_hours
 
 import millrace_spark.jobs.submit
 from millrace.errors import ConfigError, MillraceError
@@ -17,7 +18,6 @@ from millrace_spark.commands.loading import reload
 from millrace_warehouse.commands.upkeep import expire, hourly, verify
 from millrace_warehouse.commands.words import parse_age
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from tests.unit.warehouse.interleaved import HOURS, Scenario
 from tests.unit.warehouse.memory_log import START, TOPIC
 

@@ -15,6 +15,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace.errors import MillraceError
 from millrace_spark.tables import dataset
@@ -23,7 +24,6 @@ from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.history.promotions import HistoryEntry, Promotion, history, promote, promotions
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from tests.support import REPOSITORY, WAIT_S
 from tests.unit.warehouse.memory_log import (
     HOUR,

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.publish import publish_hours, publish_late_hours
 
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours, publish_late_hours
 from tests.support import ROUNDS
 from tests.unit.warehouse.interleaved import HOURS, CutOff, Scenario
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from millrace_warehouse.history.staging import sweep_staging
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace.errors import MillraceError
 from millrace.records import Message
@@ -20,11 +22,9 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_spark.tables import dataset
 from millrace_warehouse.history.layout import STAGING, read_load
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.staging import sweep_staging
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.task import CutResult, CutTask, DirectSink, write_cut
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from tests.unit.warehouse.memory_log import (
     HOUR,
     START,

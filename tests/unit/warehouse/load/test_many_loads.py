@@ -9,13 +9,13 @@ import os
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.expire import ExpireRun, expire_topic
+from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import load_numbers
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.expire import ExpireRun, expire_topic
-from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, MemoryLog, hourly_run, load_run, no_progress
 

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, hourly_run, load_run, rows_of
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.publish import publish_hours, publish_late_hours
+from millrace_warehouse.table.revisions import newest_revisions, read_revision
+from millrace_warehouse.table.sources import hours_with_news
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.editions import read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.reload import ReloadRun, loads_of, reload_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours, publish_late_hours
-from millrace_warehouse.table.revisions import newest_revisions, read_revision
-from millrace_warehouse.table.sources import hours_with_news
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.interleaved import HOURS, Scenario, later_event, moved_event
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event, no_progress

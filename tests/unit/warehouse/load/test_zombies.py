@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import HOURLY, STAGING, load_numbers, read_load
 from millrace_warehouse.history.staging import STALE_STAGING_S, SWEPT, sweep_staging
-from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.load.task import DirectSink, write_cut
-from millrace_warehouse.storage.filesystem import LocalFilesystem
 from millrace_warehouse.table.merge import DirectMerge, merge_files
 from millrace_warehouse.table.publish import publish_hours
 from millrace_warehouse.table.revisions import newest_revisions
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import HOURLY, STAGING, load_numbers, read_load
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.task import DirectSink, write_cut
+from millrace_warehouse.storage.filesystem import LocalFilesystem
 from millrace_warehouse.verify import verify
 from tests.support import REPOSITORY, wait_until
 from tests.unit.warehouse.load.zombie import PAUSES

@@ -1,8 +1,8 @@
 """Loads whose every task is tried twice, the first time by a process that stops half-way. Started by a test.
 
 `python -m tests.unit.warehouse.load.zombie FOLDER`: the first attempt of each task is a process of its own
-that stops itself (SIGSTOP) at one of PAUSES; the second attempt, another process, finishes and counts; the stopped
-ones wake up, some just before the load is published and some after it, and go on to their end.
+that stops itself (SIGSTOP) at one of PAUSES; the second attempt, another process, finishes and counts; the
+stopped ones wake up, some just before the load is published and some after it, and go on to their end.
 """
 
 from __future__ import annotations

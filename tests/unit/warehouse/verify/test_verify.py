@@ -12,12 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import LoadManifest, decode, encode, sealed
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.memory_log import (
     START,

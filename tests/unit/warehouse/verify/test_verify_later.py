@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.table.publish import publish_hours
 
 from millrace_warehouse.history.editions import ExpiredEntry, expired_path
 from millrace_warehouse.history.manifest import HourManifest, decode, encode, sealed
@@ -15,7 +16,6 @@ from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.task import Source
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table.publish import publish_hours
 from tests.unit.warehouse.interleaved import DECODERS, HOURS, Scenario
 from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, load_run
 
