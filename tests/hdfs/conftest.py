@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-
 from millrace_warehouse.storage.hadoop import HadoopFilesystem
+
 from tests.conftest import Start
 from tests.hdfs.warehouse import HdfsWarehouse
 from tests.last_line import LastLine

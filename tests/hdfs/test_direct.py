@@ -7,10 +7,10 @@ import time
 from typing import Any
 
 import pytest
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 
 from millrace.errors import MillraceError
 from millrace_warehouse.storage.filesystem import open_filesystem
-from millrace_warehouse.storage.hadoop import HadoopFilesystem
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import HdfsWarehouse, at_each_step
 from tests.jobs import kill_at_a_step

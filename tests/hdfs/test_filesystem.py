@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from millrace_warehouse.storage.hadoop import HadoopFilesystem
 
 from millrace.errors import MillraceError
 from millrace_warehouse.storage import hadoop
 from millrace_warehouse.storage.filesystem import Filesystem, open_filesystem
-from millrace_warehouse.storage.hadoop import HadoopFilesystem
 from tests.hdfs.conftest import REPLICATION
 from tests.hdfs.warehouse import HdfsWarehouse
 from tests.support import wait_until

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from millrace_warehouse.table.revisions import FOLDER_COLUMNS
 
 from millrace_avro.schema import MAX_NODES, SchemaError
 from millrace_warehouse.columns import FOLDER_NAMES, META_FIELDS, OUR_NAMES, check_table_schema
-from millrace_warehouse.table.revisions import FOLDER_COLUMNS
 
 
 def record(*names: str, name: str = "R", type_: Any = "int") -> dict[str, Any]:

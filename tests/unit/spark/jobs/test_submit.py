@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace_warehouse.table.publish import hours_between
 
 import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
 from millrace_spark.jobs.submit import submit
-from millrace_warehouse.table.publish import hours_between
 
 
 @pytest.fixture

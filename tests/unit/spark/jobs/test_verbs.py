@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from millrace_warehouse.table.sources import UNPROVEN_AFTER_S
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
@@ -24,7 +25,6 @@ from millrace_warehouse.commands.verbs import (
     options_of,
     verb,
 )
-from millrace_warehouse.table.sources import UNPROVEN_AFTER_S
 
 REQUIRED: dict[str, Any] = {
     "topic": "T",

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.table.publish import publish_hours
+
+from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, hourly_run, load_run
 
 LOAD_STEPS = ("planned", "written", "verified", "described", "synced", "published", "recorded", "counted")

@@ -1,0 +1,1 @@
+"""From loads to the published table: publications, compaction, expiry."""
