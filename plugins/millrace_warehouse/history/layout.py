@@ -1,128 +1,251 @@
-"""Where things lie in a warehouse, and how a manifest and the file beside it are read.
+"""Where things lie in a warehouse, and how the manifests of loads are found and read.
 
-    <topic>/load=<10 digits>/_manifest.json               one load, immutable
-                             _sequences.json.gz           its sequence numbers, where they are many
-                             date=…/hour=…/*.parquet      its rows by event time, UTC
-                             _rejected/*.parquet          its records that could not be decoded
-    <topic>/_plans/<run id>.json                          how far a run reads, frozen before it reads
-    <topic>/_ledger/load=<10 digits>.json                 the load's hash, written after it was published
-    <topic>/_staging/<uuid>/                              a load on its way; readers never look here
-    <topic>/_hours/                                       a shortcut: which loads have rows of which hour
-    <topic>.hourly/date=…/hour=…/rev=<n>/                 one revision of one hour, immutable
-    <topic>.hourly/_ledger/, _staging/                    as above
+    <warehouse>/catalog.db                                   a local warehouse's SQLite catalog
+    <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
+                 /_head                                      number of a load at which a listing may begin
+    <topic>/editions/<10 digits>.<4 digits>.json             the same offsets read again
+    <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names:
+                 <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
+                 rejected-<task>-<8 hex>.parquet             its records that could not be decoded
+                 entries.avro, sequences.json.gz             for the table, and for the auditor
+    <topic>/plans/<run id>.json                              how far a run reads, frozen before it reads
+    <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
+    <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
+    <topic>/ledger/{loads,editions,publications}/<as there>  the hash of each, written after it
+    <topic>/expired/<10 digits>-<attempt>.json               written before a folder of rows is deleted
+    <topic>/compacted/<attempt>/                             published files put together
+    <topic>/table/                                           the Iceberg table's `location`
 
-Knows folders and manifests. Does not know brokers, Spark or Parquet.
+Nothing is renamed or written twice, but `_head`. Knows names and manifests; no brokers, Spark or Parquet.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
 
 from millrace.errors import MillraceError
-from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.manifest import (
-    MANIFEST,
-    LoadManifest,
-    M,
-    ProducerSequences,
-    SpilledFile,
-    check_hash,
-    decode,
-)
-from millrace_warehouse.storage.filesystem import Filesystem
+from millrace_warehouse.history.manifest import LoadManifest, M, check_follows, check_hash, decode
+from millrace_warehouse.storage.verbs import Storage
 
-LEDGER = "_ledger"
-STAGING = "_staging"
-PLANS = "_plans"
-HOURS = "_hours"
-HOURLY = ".hourly"
-SPILLED = "_sequences.json.gz"
-SPILL_ENTRIES = 100
-"""Most sequence entries that a manifest holds itself, about 20 KB; more go into a file beside it."""
+CATALOG = "catalog.db"
+"""SQLite writes files beside it whose names begin like its own."""
+HEAD = "_head"
+_LOAD = re.compile(r"(\d{10})\.json")
+_EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
+_OLD_LOAD = "load="
+"""How the folder of a load began in format 2."""
 
 
-def check_topic_name(topic: str) -> None:
-    """MillraceError for a topic whose loads would lie in the folder of another topic's hours."""
-    if topic.endswith(HOURLY):
+def check_topic(storage: Storage, topic: str) -> None:
+    """MillraceError for a topic whose loads would lie among other things, or where those of 0.1 are."""
+    if topic.startswith(CATALOG):
         raise MillraceError(
-            f"topic {topic} cannot be loaded: {topic} is the table of hours of topic"
-            f" {topic.removesuffix(HOURLY)}; give the topic another name"
+            f"topic {topic} cannot be loaded: the warehouse keeps its catalog under that name; give the"
+            " topic another name"
+        )
+    if any(name.startswith(_OLD_LOAD) for name in storage.names(topic, after=_OLD_LOAD)):
+        raise MillraceError(
+            f"{storage.root}/{topic} was loaded by Millrace 0.1, whose format this version does not read:"
+            " load into a new warehouse, and read the old one with 0.1"
         )
 
 
-def load_folder(number: int) -> str:
-    """Folder of a load inside its topic's."""
-    return f"load={number:010d}"
+def loads_folder(topic: str) -> str:
+    return f"{topic}/loads"
 
 
-def load_numbers(fs: Filesystem, topic: str) -> list[int]:
-    """Numbers of the loads that can be seen, ascending, by one listing of the topic's folder."""
-    matches = (re.fullmatch(r"load=(\d{10})", name) for name in fs.names(topic))
-    numbers = sorted(int(match[1]) for match in matches if match)
-    # A rename goes through an empty folder as if it were not there, so the next load may go where one is.
-    # An empty folder further down was emptied, and whoever reads it says so.
-    while numbers and not fs.names(f"{topic}/{load_folder(numbers[-1])}"):
-        numbers.pop()
-    return numbers
+def load_path(topic: str, load: int) -> str:
+    """The manifest of a load's first edition."""
+    return f"{loads_folder(topic)}/{load:010d}.json"
 
 
-def read_load(fs: Filesystem, topic: str, number: int) -> LoadManifest:
-    """The manifest of a load, its hash unchecked; MillraceError when it is missing or broken."""
-    return read_manifest(fs, LoadManifest, f"{topic}/{load_folder(number)}")
+def editions_folder(topic: str) -> str:
+    return f"{topic}/editions"
 
 
-def read_manifest(fs: Filesystem, cls: type[M], folder: str) -> M:
-    """The manifest in a folder, its hash unchecked; MillraceError when it is missing or broken."""
-    path = f"{folder}/{MANIFEST}"
+def edition_path(topic: str, load: int, edition: int) -> str:
+    """The manifest of any edition of a load."""
+    if edition == 1:
+        return load_path(topic, load)
+    return f"{editions_folder(topic)}/{load:010d}.{edition:04d}.json"
+
+
+def manifest_path(manifest: LoadManifest) -> str:
+    return edition_path(manifest.topic, manifest.load, manifest.edition)
+
+
+def rows_folder(topic: str, load: int, attempt: str) -> str:
+    """What one attempt to make a load, or an edition of it, writes into."""
+    return f"{topic}/rows/{load:010d}-{attempt}"
+
+
+def schema_folder(topic: str) -> str:
+    return f"{topic}/schema"
+
+
+def schema_path(topic: str, number: int) -> str:
+    return f"{schema_folder(topic)}/{number:04d}.json"
+
+
+def plans_folder(topic: str) -> str:
+    return f"{topic}/plans"
+
+
+def publications_folder(topic: str) -> str:
+    return f"{topic}/publications"
+
+
+def publication_path(topic: str, number: int, attempt: str) -> str:
+    """The record of one attempt to publish."""
+    return f"{publications_folder(topic)}/{number:010d}-{attempt}.json"
+
+
+def ledger_path(path: str) -> str:
+    """The ledger's entry of a manifest or record: `t/ledger/loads/0000000001.json` of `t/loads/…`."""
+    topic, _, inside = path.partition("/")
+    return f"{topic}/ledger/{inside}"
+
+
+def expired_folder(topic: str) -> str:
+    return f"{topic}/expired"
+
+
+def expired_path(topic: str, load: int, attempt: str) -> str:
+    """Where it is written down that the folder of rows of an attempt was deleted."""
+    return f"{expired_folder(topic)}/{load:010d}-{attempt}.json"
+
+
+def compacted_folder(topic: str) -> str:
+    """Where the files of the table lie that no load wrote: its property `write.data.path`."""
+    return f"{topic}/compacted"
+
+
+def table_folder(topic: str) -> str:
+    """The Iceberg table's `location`; nothing of Millrace's own is in it."""
+    return f"{topic}/table"
+
+
+def read_checked(storage: Storage, cls: type[M], path: str) -> M:
+    """The manifest or record at a path; MillraceError when it is missing or broken, or was edited."""
     try:
-        content = fs.read(path)
+        content = storage.read(path)
     except FileNotFoundError:
-        raise MillraceError(f"{path} is missing: restore the folder from a copy, or move it away") from None
-    return decode(cls, content, path)
-
-
-def read_checked(fs: Filesystem, cls: type[M], folder: str) -> M:
-    """The manifest in a folder; MillraceError when it is missing or broken, or was edited."""
-    manifest = read_manifest(fs, cls, folder)
+        raise MillraceError(f"{path} is missing: restore it from a copy") from None
+    manifest = decode(cls, content, path)
     if problem := check_hash(manifest):
-        raise MillraceError(f"{folder}: {problem}; restore it from a copy")
+        raise MillraceError(f"{path}: {problem}; restore it from a copy")
     return manifest
 
 
-def spill_sequences(
-    fs: Filesystem, staging: str, counts: SequenceCounts
-) -> tuple[Sequence[ProducerSequences], SpilledFile | None]:
-    """The counts as a manifest holds them: its own entries, or none and the file now written beside it."""
-    entries = counts.to_json()
-    if len(entries) <= SPILL_ENTRIES and counts.range_count <= 4 * SPILL_ENTRIES:
-        return [ProducerSequences(**entry) for entry in entries], None
-    # The same counts always make the same bytes: no time of writing inside.
-    content = gzip.compress(json.dumps(entries, separators=(",", ":")).encode(), mtime=0)
-    fs.write(f"{staging}/{SPILLED}", content)
-    digest = hashlib.sha256(content).hexdigest()
-    return (), SpilledFile(path=SPILLED, entries=len(entries), bytes=len(content), sha256=digest)
+def read_load(storage: Storage, topic: str, load: int) -> LoadManifest:
+    """The first edition of a load; MillraceError when it is missing or broken, or was edited."""
+    return read_checked(storage, LoadManifest, load_path(topic, load))
 
 
-def sequences_of(fs: Filesystem, folder: str, manifest: LoadManifest) -> SequenceCounts:
-    """Which sequences of which producers a load holds, from the manifest or from the file beside it.
+def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadManifest:
+    """An edition of a load; MillraceError when it is missing or broken, or was edited."""
+    return read_checked(storage, LoadManifest, edition_path(topic, load, edition))
 
-    MillraceError when that file is gone or not the one that was published.
+
+def load_numbers(storage: Storage, topic: str, after: int = 0) -> list[int]:
+    """Numbers of the loads above `after` that are there, ascending, by one listing; holes are not noticed."""
+    names = storage.names(loads_folder(topic), after=f"{after:010d}.json" if after else "")
+    return [int(match[1]) for match in map(_LOAD.fullmatch, names) if match]
+
+
+def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
+    """The newest load, None before the first; MillraceError when one of the last ones is gone.
+
+    To read on from there would load the same offsets twice, or skip some for ever. Costs two listings that
+    begin at `_head`, so it does not grow with history: a hole further down is for `verify` to find.
     """
-    spilled = manifest.spilled
-    if spilled is None:
-        return SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
-    path = f"{folder}/{spilled.path}"
-    try:
-        content = fs.read(path)
-    except FileNotFoundError:
-        raise MillraceError(f"{path} is missing: restore it from a copy") from None
-    if hashlib.sha256(content).hexdigest() != spilled.sha256:
+    head = _head(storage, topic)
+    numbers = load_numbers(storage, topic, head)
+    recorded = _recorded_loads(storage, topic, head)
+    newest = max([head, *numbers, *recorded])
+    if gone := set(range(head + 1, newest + 1)) - set(numbers):
+        raise _gone(topic, min(gone))
+    return read_load(storage, topic, newest) if newest else None
+
+
+def require_load(storage: Storage, topic: str) -> LoadManifest:
+    """The newest load; MillraceError when there is none, or when one of the last ones is gone."""
+    newest = newest_load(storage, topic)
+    if newest is None:
         raise MillraceError(
-            f"{path} was changed: its SHA-256 is not the published one; restore it from a copy"
+            f"no load of {topic} in {storage.root}: check the warehouse and the topic, or run `millrace load`"
         )
-    return SequenceCounts.from_json(json.loads(gzip.decompress(content)))
+    return newest
+
+
+def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManifest]:
+    """The first editions of the loads above `after`, ascending, each one checked to follow the one before.
+
+    MillraceError for the first that is gone, broken or edited, or does not continue its predecessor.
+    """
+    before = read_load(storage, topic, after) if after else None
+    present = set(load_numbers(storage, topic, after))
+    newest = max({after, *present, *_recorded_loads(storage, topic, after)})
+    for number in range(after + 1, newest + 1):
+        if number not in present:
+            raise _gone(topic, number)
+        load = read_load(storage, topic, number)
+        if problems := check_follows(load, before):
+            raise MillraceError(f"{load_path(topic, number)}: {problems[0]}; restore it from a copy")
+        yield load
+        before = load
+
+
+def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
+    """Load -> its editions after the first, ascending, by one listing; loads without any are left out.
+
+    MillraceError when one is gone: to go on without it would bring back the rows of the edition before.
+    """
+    # In this order: an edition is there before the ledger knows it.
+    recorded = _edition_numbers(storage.names(ledger_path(editions_folder(topic))))
+    editions = _edition_numbers(storage.names(editions_folder(topic)))
+    for load, numbers in sorted(recorded.items()):
+        if missing := sorted(set(numbers) - set(editions.get(load, []))):
+            raise MillraceError(
+                f"{edition_path(topic, load, missing[0])} was published and is gone: restore it from a copy"
+            )
+    return editions
+
+
+def newest_editions(storage: Storage, topic: str) -> dict[int, int]:
+    """Load -> its newest edition, for loads that were read again; MillraceError when one is gone."""
+    return {load: numbers[-1] for load, numbers in editions_of(storage, topic).items()}
+
+
+def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
+    editions: dict[int, list[int]] = {}
+    for match in map(_EDITION.fullmatch, names):
+        if match:
+            editions.setdefault(int(match[1]), []).append(int(match[2]))
+    return {load: sorted(numbers) for load, numbers in editions.items()}
+
+
+def _head(storage: Storage, topic: str) -> int:
+    """The number in `_head` if that load is there, else 0: a listing from it misses no newer load."""
+    try:
+        text = storage.read(f"{loads_folder(topic)}/{HEAD}")
+        load = int(text) if text.isdigit() else 0
+        storage.read(load_path(topic, load), 0, 1)
+    except FileNotFoundError:
+        return 0
+    return load
+
+
+def _recorded_loads(storage: Storage, topic: str, after: int) -> list[int]:
+    folder = ledger_path(loads_folder(topic))
+    names = storage.names(folder, after=f"{after:010d}.json" if after else "")
+    return [int(match[1]) for match in map(_LOAD.fullmatch, names) if match]
+
+
+def _gone(topic: str, load: int) -> MillraceError:
+    path = load_path(topic, load)
+    return MillraceError(
+        f"{path} was published and is gone: restore it from a copy; to load its offsets again on purpose,"
+        f" delete {ledger_path(path)} and every later load with its entry"
+    )

@@ -10,11 +10,15 @@ import hashlib
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import PLANS
+from millrace_warehouse.history.layout import plans_folder
 from millrace_warehouse.history.manifest import FORMAT, decode, encode
-from millrace_warehouse.storage.filesystem import Filesystem
+from millrace_warehouse.storage.verbs import Storage
+
+FILE_BY_MS = 24 * 3600 * 1000
+"""How far a producer's clock may be ahead of the planning one until its rows are filed under no hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,11 @@ class Plan:
     format: int = FORMAT
 
     @property
+    def file_by_ms(self) -> int:
+        """Rows with a time at or after it have no hour: a day after the plan, by its clock."""
+        return int(datetime.fromisoformat(self.created).timestamp() * 1000) + FILE_BY_MS
+
+    @property
     def end_offsets(self) -> Mapping[int, int]:
         return {planned.partition: planned.end for planned in self.ends}
 
@@ -51,20 +60,20 @@ def plan_path(topic: str, run_id: str) -> str:
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
         name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"
-    return f"{topic}/{PLANS}/{name}.json"
+    return f"{plans_folder(topic)}/{name}.json"
 
 
-def freeze(fs: Filesystem, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
+def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:
     """The run's plan, and True if this call made it; `propose` is called only when there is none.
 
     Two drivers of one run may both propose. The file is created exclusively, and both follow it.
     """
     path = plan_path(topic, run_id)
     try:
-        return decode(Plan, fs.read(path), path), False
+        return decode(Plan, storage.read(path), path), False
     except FileNotFoundError:
-        made = fs.create(path, encode(propose()))
-        return decode(Plan, fs.read(path), path), made
+        made = storage.create(path, encode(propose()))
+        return decode(Plan, storage.read(path), path), made
 
 
 def check_planned_log(plan: Plan, cluster_id: str, topic_id: str) -> None:
