@@ -1,1 +1,7 @@
 """What a warehouse asks of a storage. Knows no manifests."""
+
+from millrace_warehouse.storage.open import open_storage
+from millrace_warehouse.storage.streams import measure, open_file
+from millrace_warehouse.storage.verbs import Listed, Storage, Written
+
+__all__ = ["Listed", "Storage", "Written", "measure", "open_file", "open_storage"]

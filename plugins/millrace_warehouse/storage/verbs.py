@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+CHUNK_BYTES = 8 << 20
+"""Most bytes of a file that a verb holds at a time."""
+DRAFT = "."
+"""What a name begins with that is still being created, or that a crash has left; `names` does not show it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Written:
@@ -36,8 +41,9 @@ class Storage(Protocol):
     does not answer in time; FileNotFoundError where it is said.
     """
 
-    root: str
-    """The warehouse as a URI without a slash at its end: `file:///data/warehouse`, `s3://bucket/warehouse`."""
+    @property
+    def root(self) -> str:
+        """The warehouse as a URI without a slash at its end: `file:///data/warehouse`, `s3://bucket/lake`."""
 
     def uri(self, path: str) -> str:
         """The path as other programs, and the table's metadata, name it."""
@@ -52,16 +58,23 @@ class Storage(Protocol):
         """
 
     def create(self, path: str, content: bytes) -> bool:
-        """Create a file, whole and on disk, folders included; False when it is there already.
+        """Create a file, whole and on disk, folders included; False when it is there with other bytes.
 
-        An answer that was lost is asked for again: True for whoever wrote these bytes, if they are unique.
+        True says that the name now holds these bytes: also when an answer was lost and the request was sent
+        again. Whoever must be the only one puts something of its own into them, such as an attempt.
         """
 
     def names(self, folder: str, after: str = "") -> list[str]:
-        """Names in a folder that sort behind `after`, files and folders, sorted; [] without a folder."""
+        """Names in a folder that sort behind `after`, files and folders, sorted; [] without a folder.
+
+        Drafts (see DRAFT) are left out.
+        """
 
     def files(self, folder: str) -> list[Listed]:
-        """Every file below a folder, sorted by path; [] without a folder."""
+        """Every file below a folder, sorted by path; [] without a folder.
+
+        The path of a file lists that file alone, with an empty path.
+        """
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with all that is in it; nothing when it is not there."""

@@ -1,0 +1,32 @@
+"""From the address of a warehouse to its storage: the one place that knows all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from millrace.errors import ConfigError
+from millrace_warehouse.storage.local import LocalStorage
+from millrace_warehouse.storage.verbs import Storage
+
+OBJECT_STORES = ("s3", "s3a", "gs", "abfs", "abfss")
+
+
+def open_storage(warehouse: str) -> Storage:
+    """The storage of a warehouse: a path, `file://`, `hdfs://`, `s3://`, `gs://` or `abfss://`.
+
+    ConfigError when the address can be none. The address is taken as it is written: `%20` is not a space.
+    """
+    scheme = urlsplit(warehouse).scheme if "://" in warehouse else ""
+    if scheme in ("", "file"):
+        return LocalStorage(_folder(warehouse))
+    raise ConfigError(f"warehouse {warehouse!r}: {scheme}:// is no storage that Millrace knows: use file://")
+
+
+def _folder(warehouse: str) -> str:
+    path = warehouse.replace("file://localhost/", "file:///", 1).removeprefix("file://")
+    if not path:
+        raise ConfigError(f"warehouse {warehouse!r} names no folder")
+    if warehouse.startswith("file://") and not path.startswith("/"):
+        raise ConfigError(f"warehouse {warehouse!r} names a host: write file:///path with three slashes")
+    return str(Path(path).absolute())
