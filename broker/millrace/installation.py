@@ -16,8 +16,10 @@ DISTRIBUTION = "millrace-pipeline"
 """The name to install by; `millrace`, the name to import by, belongs to somebody else on PyPI."""
 
 EXTRAS = {
-    "numpy": "spark",
-    "pyarrow": "spark",
+    "numpy": "warehouse",
+    "pyarrow": "warehouse",
+    "pyiceberg": "warehouse",
+    "obstore": "objects",
     "pyspark": "spark",
     "py4j": "spark",
     "airflow": "airflow",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from millrace_spark.jobs.upkeep import expire
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
-from millrace_spark.jobs.upkeep import expire
 from millrace_warehouse.commands.verbs import Expire
 from tests.hdfs.conftest import NAMESERVICE
 from tests.hdfs.warehouse import START_MS, HdfsWarehouse

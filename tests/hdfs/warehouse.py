@@ -13,11 +13,11 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import fastavro
+from millrace_spark.jobs.hourly import publish
+from millrace_spark.jobs.upkeep import verify_warehouse
 
 from millrace_spark import tables
-from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import reload_loads
-from millrace_spark.jobs.upkeep import verify_warehouse
 from millrace_warehouse.commands.verbs import Hourly, Load, Reload, Verify
 from millrace_warehouse.load.hour_files import hour_of
 from millrace_warehouse.load.load import LoadResult

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from millrace_spark.jobs.hourly import publish
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import sink_named
 from millrace_warehouse.commands.verbs import Hourly, Load
 from millrace_warehouse.load.load import LoadResult

@@ -12,11 +12,11 @@ from uuid import uuid4
 import fastavro
 import pytest
 from confluent_kafka import Producer
+from millrace_spark.jobs.hourly import publish
 
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark import tables
-from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.load import reload_loads
 from millrace_warehouse.commands.verbs import Hourly, Load, Reload
 from tests.brokers import read_topic

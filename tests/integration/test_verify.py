@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
+from millrace_spark.jobs.hourly import publish
 
 from millrace_audit.producer import AuditedProducer
-from millrace_spark.jobs.hourly import publish
 from millrace_spark.jobs.mirror import mirror_topics
 from millrace_warehouse.commands.verbs import Hourly, Load, Mirror
 from millrace_warehouse.history.layout import read_load

@@ -12,7 +12,8 @@ import click
 from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
 from millrace_spark.commands import early
-from millrace_warehouse.commands.options import Invocation, command_of, run_job, show, table_of
+from millrace_spark.commands.job import Invocation, run_job
+from millrace_warehouse.commands.options import command_of, show, table_of
 from millrace_warehouse.commands.verbs import Load, Mirror, Reload
 from millrace_warehouse.commands.words import parse_hours
 
@@ -28,9 +29,9 @@ _COPIED = {
 }
 
 
-@command_of(Load)
+@command_of(Load, Invocation)
 def load(request: Load, invocation: Invocation) -> None:
-    """Load what is new in each TOPIC into the warehouse, exactly once, by one rename per topic.
+    """Load what is new in each TOPIC into the warehouse, exactly once, by one manifest per topic.
 
     Several topics are loaded at a time; one that fails does not stop the others. Records that cannot be
     decoded are set aside in the load, with reason and raw bytes; exit code 1 says so. A run that is repeated
@@ -99,13 +100,13 @@ def _failures(answer: Sequence[Mapping[str, Any]], accept_rejected: bool) -> lis
     return reasons
 
 
-@command_of(Reload)
+@command_of(Reload, Invocation)
 def reload(request: Reload, invocation: Invocation) -> None:
     """Read the loads of past hours of TOPIC again, from the offsets they recorded, as their next edition.
 
     For after a decoder or a registry was mended. The loads are those that have rows of the hours, or rejected
-    records that may belong to them; offsets that have expired are refused. `millrace hourly --late` then
-    publishes the hours.
+    records that may belong to them; offsets that have expired are refused. `millrace publish` then brings the
+    published hours up to date.
 
     Example: millrace reload PageView --hour 2015-05-17T10 --reason "schema 7 was missing"
     --warehouse /data/warehouse --bootstrap 127.0.0.1:9392 --registry http://127.0.0.1:8081
@@ -126,11 +127,11 @@ def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
         message = "read again" if load["published"] else "this run had read it again already"
         table.add_row(f"{load['load']:010d}", str(load["edition"]), *(f"{n:,}" for n in numbers), message)
     show(table)
-    command = f"millrace hourly {request.topic} --late --warehouse {request.warehouse} --auditor URL"
-    click.echo(f"publish the hours with `{command}`")
+    command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
+    click.echo(f"bring the table up to date with `{command}`")
 
 
-@command_of(Mirror)
+@command_of(Mirror, Invocation)
 def mirror_batch(request: Mirror, invocation: Invocation) -> None:
     """Copy what is new in TOPICs of an origin cluster into the aggregate cluster, each batch exactly once.
 

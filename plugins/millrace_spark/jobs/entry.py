@@ -16,9 +16,10 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,9 +30,15 @@ from millrace.config import from_mapping
 from millrace.errors import MillraceError
 from millrace_spark.jobs.executors import ExecutorWatch
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.commands.verbs import JOBS
+from millrace_warehouse.commands.verbs import Load, Mirror, Reload
 from millrace_warehouse.storage.hadoop_errors import explained
 
+JOBS: Mapping[str, tuple[type, str]] = {
+    "load": (Load, "millrace_spark.jobs.load:load_topics"),
+    "reload": (Reload, "millrace_spark.jobs.load:reload_loads"),
+    "mirror": (Mirror, "millrace_spark.jobs.mirror:mirror_topics"),
+}
+"""Name -> the verb that is read from JSON, and the function that is given a Spark session and it."""
 GATEWAY_S = 5.0
 """For a connection to the JVM on the same machine."""
 
@@ -48,7 +55,7 @@ def main() -> None:
     # itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     name, file = sys.argv[1:]
-    request: Any = from_mapping(JOBS[name].verb, json.loads(Path(file).read_text()), "the job's settings")
+    request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
     try:
         answer: dict[str, Any] = {"result": _result(name, request)}
     except MillraceError as error:
@@ -63,7 +70,8 @@ def main() -> None:
 
 
 def _result(name: str, request: Any) -> Any:
-    job = JOBS[name].function
+    module, _, function = JOBS[name][1].partition(":")
+    job = getattr(import_module(module), function)
     spark: SparkSession | None = None
     try:
         with ExecutorWatch(to_stderr(name), _give_up) as executors:

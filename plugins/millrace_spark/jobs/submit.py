@@ -28,7 +28,7 @@ from millrace.installation import how_to_install
 from millrace.process import start_child
 
 FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""JVM options for jobs whose JVM only schedules: a third less CPU until the first task runs (measured)."""
+"""JVM options: the JVM of a job only schedules. A third less CPU until the first task runs (measured)."""
 LAST_LINES = 40
 JOIN_S = 10
 """For the last lines of a job that has ended; something it left running may hold the pipe open."""
@@ -48,7 +48,6 @@ def submit(
     *,
     master: str,
     on_line: OnLine,
-    fast_start: bool,
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
@@ -60,9 +59,9 @@ def submit(
     last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
     with tempfile.TemporaryDirectory(prefix="millrace-job-") as name:
         folder = Path(name)
-        path = folder / "settings.json"  # a year of hours is too long for an argument
+        path = folder / "settings.json"  # a year of hours to read again is too long for an argument
         path.write_text(json.dumps(dict(settings)))
-        confs = _confs(job, master, fast_start, archives) | dict(conf or {})
+        confs = _confs(job, master, archives) | dict(conf or {})
         if confs.get("spark.submit.deployMode", "client") != "client":
             raise ConfigError(
                 "spark.submit.deployMode must be client: the command waits for the driver's answer"
@@ -122,7 +121,7 @@ def _without_answers(lines: Iterable[str], answers: list[str]) -> Iterator[str]:
             yield line
 
 
-def _confs(job: str, master: str, fast_start: bool, archives: Sequence[str]) -> dict[str, str]:
+def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
     """The settings of an application, before those that the user gives."""
     confs = {
         "spark.app.name": f"millrace {job}",
@@ -131,11 +130,10 @@ def _confs(job: str, master: str, fast_start: bool, archives: Sequence[str]) -> 
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.pyspark.driver.python": sys.executable,
+        "spark.driver.extraJavaOptions": FAST_START,
     }
     if _on_this_machine(master):
         confs |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    if fast_start:
-        confs["spark.driver.extraJavaOptions"] = FAST_START
     if archives:
         paths = [_split(archive) for archive in archives]
         # Absolute, because spark-submit runs in another folder then.

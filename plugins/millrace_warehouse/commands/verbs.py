@@ -1,4 +1,4 @@
-"""What each verb is given, said once: a command reads it from its words, a job from JSON.
+"""What each verb is given, said once: a command reads it from its words, a Spark job from JSON.
 
 A field made by `option` is what a command line spells; the other fields are for jobs alone. Airflow's
 operators pass the same names on as words. Knows neither Spark nor what the verbs do.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from importlib import import_module
 from typing import Any, TypeVar, dataclass_transform
 
-import click
-
-from millrace_spark.jobs import words
+from millrace_warehouse.commands import words
 
 V = TypeVar("V")
 
@@ -82,7 +79,7 @@ def from_words(cls: type[V], texts: Mapping[str, Any]) -> V:
 
 WAREHOUSE = (
     "--warehouse URI",
-    "Folder of the warehouse: a path, file:// or hdfs://.",
+    "Folder of the warehouse: a path, hdfs://, s3://, gs:// or abfss://.",
     words.absolute_warehouse,
 )
 REGISTRY = "--registry URL", "The schema registry."
@@ -91,8 +88,10 @@ RUN_ID = (
     "Name of the run; a repeated run of one name finishes what the first began.",
     words.run_id,
 )
-SINK = ("--sink", "Who writes Parquet: the tasks themselves (a folder they all see, or WebHDFS), or Spark.")
-SINKS = click.Choice(["direct", "spark"])
+CATALOG = (
+    "--catalog NAME",
+    "Iceberg catalog, one of pyiceberg's configuration; a local warehouse has one of its own.",
+)
 CUT_BYTES = 64 << 20
 """Log bytes per task."""
 
@@ -116,7 +115,6 @@ class Load:
     """The command adds the topics that match to `topics`."""
     run_id: str = option(*RUN_ID, default_factory=words.run_id)
     """Names the plan: the same for every try of one run."""
-    sink: str = option(*SINK, default="direct", type=SINKS)
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Take at most so much of each topic's log (500MB, 2GiB); the next run takes the next part.",
@@ -148,39 +146,62 @@ class Load:
 
 
 @verb
-class Hourly:
-    """`millrace hourly`."""
+class Publish:
+    """`millrace publish`."""
 
-    topic: str = option("TOPIC")
+    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
     warehouse: str = option(*WAREHOUSE)
     hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
     """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
-    start: str = option("--from TIME", "Publish every hour from this time on ...", default="")
+    start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
-    late: bool = option(
-        "--late", "Also publish every hour published before that has news in loads.", default=False
+    proven: bool = option(
+        "--proven", "Also publish every hour that waits and that the auditor calls complete.", default=False
     )
-    """`hours` without rows are then published as empty."""
-    unpublished: bool = option(
-        "--unpublished",
-        "Also publish hours that loads have rows of and nobody has published, once they are proven.",
-        default=False,
-    )
-    unproven_after_s: float = option(
+    unproven_after_s: float | None = option(
         "--unproven-after AGE",
-        "With --unpublished: publish what the auditor cannot judge when it has waited that long.",
-        words.parse_age,
-        default="1d",
+        "Also publish what the auditor cannot judge and has ended that long ago; never an incomplete hour.",
+        words.optional_age,
+        default=None,
     )
     auditor: str = option(
         "--auditor URL",
-        "Auditor whose verdict is written into each hour.",
+        "Auditor whose verdict is written down with each hour.",
         default="",
         envvar="MILLRACE_AUDITOR",
         repr=False,
     )
+    unasked: bool = option(
+        "--unasked", "Ask no auditor: the verdict of each hour is `unasked`.", default=False
+    )
+    catalog: str = option(*CATALOG, default="")
     run_id: str = option(*RUN_ID, default_factory=words.run_id)
-    sink: str = option(*SINK, default="direct", type=SINKS)
+    dry_run: bool = option("--dry-run", "Say what would be published, and publish nothing.", default=False)
+    rebuild: bool = option(
+        "--rebuild",
+        "Make the table again from the loads and publications, after its catalog was lost or rolled back.",
+        default=False,
+    )
+
+
+@verb
+class Compact:
+    """`millrace compact`."""
+
+    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    warehouse: str = option(*WAREHOUSE)
+    catalog: str = option(*CATALOG, default="")
+    run_id: str = option(*RUN_ID, default_factory=words.run_id)
+    dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
+
+
+@verb
+class Tables:
+    """`millrace tables`."""
+
+    topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
+    warehouse: str = option(*WAREHOUSE)
+    catalog: str = option(*CATALOG, default="")
 
 
 @verb
@@ -206,7 +227,6 @@ class Reload:
     )
     run_id: str = option(*RUN_ID, default_factory=words.run_id)
     """A repeated run of one name does not read again what it has read already."""
-    sink: str = option(*SINK, default="direct", type=SINKS)
     cut_bytes: int = CUT_BYTES
 
 
@@ -221,10 +241,11 @@ class Expire:
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
-        "Keep a revision at least that long after the next one: for queries that run.",
+        "Keep what the table named until that long ago: for queries that run.",
         words.parse_age,
         default="6h",
     )
+    catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be deleted, and delete nothing.", default=False)
 
 
@@ -248,12 +269,17 @@ class Verify:
 
     warehouse: str = option("WAREHOUSE", parse=words.absolute_warehouse)
     topic: str | None = option("--topic", "Check this topic only.", default=None)
+    rows: bool = option(
+        "--rows", "Also read every row: its hour, and the sequences of its load.", default=False
+    )
+    no_catalog: bool = option("--no-catalog", "Check the loads only, no table and no catalog.", default=False)
     bootstrap: str | None = option(
         "--bootstrap HOST:PORT",
         "Also compare with this cluster's logs.",
         words.checked_addresses,
         default=None,
     )
+    catalog: str = option(*CATALOG, default="")
 
 
 @verb
@@ -275,30 +301,3 @@ class Mirror:
         words.optional_bytes,
         default=None,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What does a verb: a function of a Spark session and the verb, imported when it is needed."""
-
-    verb: type
-    module: str
-    name: str
-    without_spark: bool = False
-    """Done without a session where the warehouse is a folder, and given a callback for its steps then."""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(import_module(self.module), self.name)
-        return function
-
-
-JOBS = {
-    "load": Job(Load, "millrace_spark.jobs.load", "load_topics"),
-    "reload": Job(Reload, "millrace_spark.jobs.load", "reload_loads"),
-    "hourly": Job(Hourly, "millrace_spark.jobs.hourly", "publish"),
-    "mirror": Job(Mirror, "millrace_spark.jobs.mirror", "mirror_topics"),
-    "expire": Job(Expire, "millrace_spark.jobs.upkeep", "expire", without_spark=True),
-    "promote": Job(Promote, "millrace_spark.jobs.upkeep", "promote", without_spark=True),
-    "verify": Job(Verify, "millrace_spark.jobs.upkeep", "verify_warehouse", without_spark=True),
-}

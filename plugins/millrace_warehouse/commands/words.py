@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
+from millrace_warehouse.history.manifest import UNFILED
 
 _BYTES: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{infix}b": base**power
@@ -42,28 +43,54 @@ def parse_age(text: str, option: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
+def optional_age(text: str, option: str) -> float | None:
+    """As `parse_age`; None for an empty word."""
+    return parse_age(text, option) if text else None
+
+
 def optional_time_ms(text: str, option: str) -> int | None:
     """A time in ms since the epoch; None for an empty word."""
     return int(parse_time(text, option).timestamp() * 1000) if text else None
 
 
-def parse_hours(hours: Sequence[str], start: str | None, end: str | None) -> list[str]:
+def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
     """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
-    from millrace_warehouse.table.publish import hours_between
-
     if (hours and (start or end)) or (not hours and not (start and end)):
         raise ConfigError("give either --hour, as often as needed, or --from and --to")
     if start and end:
-        return hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
-    return [_parse_hour(hour) for hour in hours]
+        return _hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
+    return list(dict.fromkeys(_parse_hour(hour) for hour in hours))
+
+
+def _hours_between(start: datetime, end: datetime) -> list[str]:
+    """The whole hours of [start, end): what is proved is what is published, and half an hour is neither."""
+    if start >= end:
+        raise ConfigError(
+            f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"
+        )
+    for name, time in (("--from", start), ("--to", end)):
+        if time.minute or time.second or time.microsecond:
+            raise ConfigError(
+                f"{name} {time.isoformat()} is not a whole hour in UTC, and hours are proved and published"
+                " whole: give the beginning of an hour"
+            )
+    count = (end - start) // timedelta(hours=1)
+    return [_hour_of(start + timedelta(hours=number)) for number in range(count)]
 
 
 def _parse_hour(text: str) -> str:
+    if text == UNFILED:
+        return UNFILED
     time = parse_time(text, "--hour")
     if len(text.strip()) <= len("2015-05-17"):
         raise ConfigError(
             f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
         )
+    return _hour_of(time)
+
+
+def _hour_of(time: datetime) -> str:
+    # Not strftime: it writes the year 1 as "1".
     return time.isoformat()[: len("2015-05-17T10")]
 
 
@@ -110,9 +137,9 @@ def checked_reason(text: str, option: str) -> str:
 
 def absolute_warehouse(text: str, _option: str) -> str:
     """The warehouse as every process finds it."""
-    from millrace_warehouse.storage.filesystem import absolute
+    from millrace_warehouse.storage import open_storage
 
-    return absolute(text)
+    return open_storage(text).root.removeprefix("file://")
 
 
 def distinct(names: Sequence[str], _option: str) -> list[str]:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import millrace_spark.jobs.upkeep
 import pytest
 from click.testing import CliRunner
 
 import millrace_registry.client
 import millrace_spark.jobs.submit
-import millrace_spark.jobs.upkeep
 from millrace_warehouse.commands.upkeep import promote as command
 from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, with_field

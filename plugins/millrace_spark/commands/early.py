@@ -76,8 +76,9 @@ def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
     """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
     if not _are_new(warehouse, topics):
         return
+    from millrace_warehouse.history.schemas import check_pinned
+
     from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-    from millrace_warehouse.history.promotions import check_pinned
 
     refused: list[MillraceError] = []
     with SchemaRegistryClient(registry) as client:
@@ -125,14 +126,14 @@ def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> No
     if not warehouse.startswith("/"):
         return
     from millrace.client.cluster_client import ClusterClient
-    from millrace_warehouse.history.ledger import newest_load
+    from millrace_warehouse.history.layout import newest_load
     from millrace_warehouse.history.same_log import another_log, check_same_log
-    from millrace_warehouse.storage.filesystem import LocalFilesystem
+    from millrace_warehouse.storage import open_storage
 
-    fs, loads = LocalFilesystem(warehouse), []
+    storage, loads = open_storage(warehouse), []
     for topic in topics:
         try:
-            newest = newest_load(fs, topic)
+            newest = newest_load(storage, topic)
         except MillraceError:
             continue  # the job says what is damaged there
         if newest is None:
@@ -156,5 +157,5 @@ def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:
             f"no load of {topic} in {warehouse}: check both names, or run `millrace load {topic}` first"
         )
     for load in loads:
-        if not (folder / f"load={load:010d}").is_dir():
-            raise MillraceError(f"{topic} has no load={load:010d} in {warehouse}: check --loads")
+        if not (folder / "loads" / f"{load:010d}.json").is_file():
+            raise MillraceError(f"{topic} has no load {load} in {warehouse}: check --loads")

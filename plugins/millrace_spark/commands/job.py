@@ -1,0 +1,88 @@
+"""Submits a verb's Spark job and shows its steps."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from millrace.errors import ConfigError
+from millrace_spark.commands.early import check_master
+from millrace_spark.jobs import submit
+from millrace_warehouse.commands.options import Output
+from millrace_warehouse.commands.steps import steps
+from millrace_warehouse.commands.verbs import option, verb
+
+# local-cluster[workers,cores,MB] is Spark's own, for tests.
+_MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
+
+
+def _checked_master(text: str, name: str) -> str:
+    if not _MASTER.fullmatch(text):
+        raise ConfigError(f"{name} {text!r} is none: write local[2], spark://HOST:PORT, yarn or k8s://URL")
+    return text
+
+
+def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
+    for word in words:
+        if not re.match("spark\\.[^=]*=", word):
+            raise ConfigError(f"{name} {word!r} is not of the form spark.KEY=VALUE")
+    return dict(word.split("=", 1) for word in words)
+
+
+@verb
+class Invocation(Output):
+    """Where a command's job runs, with what, and how the answer is printed; see docs/clusters.md."""
+
+    master: str = option(
+        "--master", "Spark master the job is submitted to.", _checked_master, default="local[2]"
+    )
+    conf: Mapping[str, str] = option(
+        "--conf KEY=VALUE...",
+        "A Spark setting; may be repeated, comes before ours.",
+        _parse_conf,
+        default_factory=dict,
+    )
+    archives: Sequence[str] = option(
+        "--archives FILE#NAME...",
+        "A packed environment whose Python the executors run; may be repeated, the first one is it.",
+        default=(),
+    )
+
+
+def run_job(name: str, request: Any, invocation: Invocation) -> Any:
+    """The answer of a verb's job as JSON values, its steps shown; MillraceError with the job's own line."""
+    check_master(invocation.master)
+    with steps(name) as on_line, _from_the_first_step(on_line) as on_line:
+        return submit.submit(
+            name,
+            dataclasses.asdict(request),
+            master=invocation.master,
+            on_line=on_line,
+            conf=invocation.conf,
+            archives=invocation.archives,
+        )
+
+
+@contextmanager
+def _from_the_first_step(on_line: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Holds back what Spark says while it starts, unless it fails before the first step without a reason."""
+    held: collections.deque[str] = collections.deque(maxlen=100)
+    begun = False
+
+    def pass_on(line: str) -> None:
+        nonlocal begun
+        begun = begun or line.startswith("step: ")
+        (on_line if begun else held.append)(line)
+
+    try:
+        yield pass_on
+    except (submit.JobRefused, KeyboardInterrupt):
+        raise
+    except BaseException:
+        for line in () if begun else held:
+            on_line(line)
+        raise

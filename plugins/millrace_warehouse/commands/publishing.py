@@ -1,0 +1,146 @@
+"""What makes and shows the published table: `millrace publish`, `compact`, `tables`; `hourly` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any
+
+import click
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.commands.options import Output, command_of, show, table_of
+from millrace_warehouse.commands.steps import steps
+from millrace_warehouse.commands.verbs import Compact, Publish, Tables
+from millrace_warehouse.commands.words import parse_hours
+
+SHOWN = 10
+"""Hours that wait, named one by one; the rest are counted."""
+
+
+@command_of(Publish, Output)
+def publish(request: Publish, output: Output) -> None:
+    """Bring the Iceberg table of each TOPIC up to date with its loads, in one commit for all hours.
+
+    Late rows of published hours, and what was read again, need no option. Hours that are not published yet
+    are those named by --hour or --from and --to; those the auditor has proved, by --proven; those it cannot
+    judge, by --unproven-after. The others wait, and are listed. Several topics are published one after the
+    other; one that fails does not stop the others.
+
+    Example: millrace publish PageView --proven --warehouse /data/warehouse --auditor http://127.0.0.1:8082
+    """
+    if request.hours or request.start or request.end:
+        request = replace(request, hours=parse_hours(request.hours, request.start, request.end))
+    if not (request.auditor or request.unasked):
+        raise ConfigError(
+            "who judges the hours? give --auditor URL, or --unasked to publish without a verdict"
+        )
+    if request.unasked and (request.proven or request.unproven_after_s is not None):
+        raise ConfigError("--proven and --unproven-after go by the auditor's verdict: leave out --unasked")
+    from millrace_warehouse.commands.run import publish_one
+
+    _each_topic(request, output, "publish", partial(publish_one, request), _show_publications)
+
+
+@command_of(Compact, Output)
+def compact(request: Compact, output: Output) -> None:
+    """Put the small files of quiet, published hours of each TOPIC together; the rows stay what they are.
+
+    An hour is compacted when no publication has changed it for 6 h and it has more than 8 files below 64 MiB.
+    Rows are counted by load before and after: equal, or there is no commit.
+
+    Example: millrace compact PageView --warehouse /data/warehouse
+    """
+    from millrace_warehouse.commands.run import compact_one
+
+    _each_topic(request, output, "compact", partial(compact_one, request), _show_compacted)
+
+
+@command_of(Tables, Output)
+def tables(request: Tables, output: Output) -> None:
+    """Show the table of each TOPIC: its names, its state, and for each reader a line that reads it.
+
+    Example: millrace tables PageView --warehouse /data/warehouse
+    """
+    from millrace_warehouse.commands.run import describe_one
+
+    _each_topic(request, output, "tables", partial(describe_one, request), _show_tables)
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    hidden=True,
+    add_help_option=False,
+)
+def hourly() -> None:
+    """Say that the table of hours is published by `millrace publish` now."""
+    raise ConfigError(
+        "`millrace hourly` is gone: publish hours as an Iceberg table, and late rows with them, with"
+        " `millrace publish TOPIC --proven --warehouse URI --auditor URL`"
+    )
+
+
+def _each_topic(
+    request: Publish | Compact | Tables,
+    output: Output,
+    what: str,
+    run: Callable[[str, Callable[[str], None]], Any],
+    show_answers: Callable[[Sequence[Mapping[str, Any]]], None],
+) -> None:
+    """Do a verb for every topic; print what became of each, then fail with every reason there is."""
+    answers: list[dict[str, Any]] = []
+    for topic in request.topics:
+        with steps(what, lambda _: None) as progress:
+            try:
+                answers.append(asdict(run(topic, progress)))
+            except MillraceError as error:
+                answers.append({"topic": topic, "error": str(error)})
+    output.print(answers, lambda every: show_answers([answer for answer in every if "error" not in answer]))
+    if reasons := [answer["error"] for answer in answers if "error" in answer]:
+        raise MillraceError("; ".join(reasons))
+
+
+def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
+    shown = table_of("topic", "hour", "added", "removed", "verdict", "")
+    for answer in answers:
+        for change in answer["changes"]:
+            words = (f"{change[name]:,}" for name in ("added", "removed"))
+            shown.add_row(
+                answer["topic"], change["hour"], *words, change["verdict"]["verdict"], change["kind"]
+            )
+    if shown.row_count:
+        show(shown)
+    for answer in answers:
+        click.echo(f"{answer['topic']}: {answer['message']}")
+        waiting = answer["waiting"]
+        for hour in waiting[:SHOWN]:
+            click.echo(
+                f"waits: {answer['topic']} {hour['hour']}: {hour['rows']:,} rows, {hour['reason']}", err=True
+            )
+        if len(waiting) > SHOWN:
+            click.echo(f"waits: {answer['topic']}: and {len(waiting) - SHOWN:,} more hours", err=True)
+
+
+def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
+    shown = table_of("topic", "hour", "rows", "files before", "after", "bytes", "")
+    for answer in answers:
+        for hour in answer["hours"]:
+            numbers = (hour[name] for name in ("rows", "files_before", "files_after", "bytes"))
+            shown.add_row(answer["topic"], hour["hour"], *(f"{number:,}" for number in numbers), "")
+    if shown.row_count:
+        show(shown)
+    for answer in answers:
+        if not answer["hours"]:
+            click.echo(f"{answer['topic']}: no quiet hour has more than 8 small files")
+
+
+def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
+    for answer in answers:
+        table = table_of("", "")
+        for name, value in answer.items():
+            if name != "readers":
+                table.add_row(name.replace("_", " "), "" if value is None else str(value))
+        show(table)
+        for reader, line in answer["readers"].items():
+            click.echo(f"\n# {reader}\n{line}")
