@@ -60,7 +60,7 @@ class LocalStorage:
                     size += file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
-            self._sync_above(target)
+            _sync_above(target)
         return Written(size, sha256.hexdigest())
 
     def create(self, path: str, content: bytes) -> bool:
@@ -76,7 +76,7 @@ class LocalStorage:
                 with suppress(FileExistsError):
                     os.link(draft, target)
                 # On disk whoever made it: another run may have died before its sync.
-                self._sync_above(target)
+                _sync_above(target)
                 return target.read_bytes() == content
             finally:
                 draft.unlink(missing_ok=True)
@@ -129,20 +129,21 @@ class LocalStorage:
                 f"cannot {verb} {self._path(path)}: {error.strerror or error}: {advice}"
             ) from None
 
-    def _sync_above(self, path: Path) -> None:
-        """Sync every folder that leads to the path, up to its mount point: each may be new.
 
-        Who made it does not matter: another run may have died, or stand, between making and syncing it.
-        """
-        for folder in path.parents:
-            try:
-                _sync(folder)
-            except PermissionError:
-                if folder.is_relative_to(self.folder):
-                    raise
-                return  # above the warehouse, and none that a run could have made
-            if folder.is_mount():
-                return
+def _sync_above(path: Path) -> None:
+    """Sync every folder that leads to the path, up to its mount point: each may be new.
+
+    Who made it does not matter: another run may have died, or stand, between making and syncing it.
+    """
+    for folder in path.parents:
+        try:
+            _sync(folder)
+        except PermissionError:
+            if folder.stat().st_uid == os.geteuid():
+                raise
+            return  # above the warehouse, and none that a run could have made
+        if folder.is_mount():
+            return
 
 
 def _sync(folder: Path) -> None:

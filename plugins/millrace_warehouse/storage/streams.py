@@ -1,19 +1,17 @@
-"""A stored file as a stream that pyarrow can seek in, and its hash, both over the verb `read`."""
+"""A stored file as a stream to seek in, and its hash, both over the verbs `read` and `files`."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+from functools import cached_property
 
 from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage, Written
 
 
 def open_file(storage: Storage, path: str) -> io.BufferedReader:
-    """A file to read and to seek in, at most 1 MiB ahead; FileNotFoundError when it is not there."""
-    found = storage.files(path)
-    if [listed.path for listed in found] != [""]:
-        raise FileNotFoundError(storage.uri(path))
-    return io.BufferedReader(_Ranges(storage, path, found[0].bytes), 1 << 20)
+    """A file to read and to seek in; FileNotFoundError by the first read when it is not there."""
+    return io.BufferedReader(_Ranges(storage, path), 1 << 20)
 
 
 def measure(storage: Storage, path: str) -> Written:
@@ -27,11 +25,19 @@ def measure(storage: Storage, path: str) -> Written:
     return Written(size, sha256.hexdigest())
 
 
-class _Ranges(io.RawIOBase):
-    """A file of a known size; each read is one request."""
+def size_of(storage: Storage, path: str) -> int:
+    """Bytes of a stored file; FileNotFoundError when it is not there."""
+    found = storage.files(path)
+    if [listed.path for listed in found] != [""]:
+        raise FileNotFoundError(storage.uri(path))
+    return found[0].bytes
 
-    def __init__(self, storage: Storage, path: str, size: int) -> None:
-        self._storage, self._path, self._size, self._position = storage, path, size, 0
+
+class _Ranges(io.RawIOBase):
+    """A file as ranges of bytes: each read is one request, and its size is asked for when it is needed."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage, self._path, self._position = storage, path, 0
 
     def readable(self) -> bool:
         return True
@@ -43,17 +49,26 @@ class _Ranges(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        start = 0 if whence == io.SEEK_SET else self._position if whence == io.SEEK_CUR else self._size
         if start + offset < 0:
             raise ValueError(f"seek to {start + offset}")
         self._position = start + offset
         return self._position
 
-    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+    def readall(self) -> bytes:
+        return self._read(None)
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         wanted = min(len(buffer), self._size - self._position)
-        if wanted <= 0:
-            return 0
-        content = self._storage.read(self._path, self._position, wanted)
+        content = self._read(wanted) if wanted > 0 else b""
         buffer[: len(content)] = content
-        self._position += len(content)
         return len(content)
+
+    def _read(self, length: int | None) -> bytes:
+        content = self._storage.read(self._path, self._position, length)
+        self._position += len(content)
+        return content
+
+    @cached_property
+    def _size(self) -> int:
+        return size_of(self._storage, self._path)

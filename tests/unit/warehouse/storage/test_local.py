@@ -79,9 +79,10 @@ def test_an_open_file_reads_what_is_sought(storage: LocalStorage) -> None:
         assert file.read() == content[-100:]
         file.seek(7)
         assert file.read(2 << 20) == content[7 : 7 + (2 << 20)]
-    for missing in ("t", "t/b"):
-        with pytest.raises(FileNotFoundError):
-            open_file(storage, missing)
+    with pytest.raises(FileNotFoundError):
+        open_file(storage, "t/b").read()
+    with pytest.raises(FileNotFoundError):
+        open_file(storage, "t").seek(0, io.SEEK_END)
 
 
 def test_names_are_sorted_begin_behind_a_name_and_leave_drafts_out(storage: LocalStorage) -> None:
@@ -203,3 +204,22 @@ def test_a_warehouse_is_a_path_or_a_file_uri_as_it_is_written(
 def test_an_address_that_is_no_warehouse_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="warehouse"):
         open_storage(address)
+
+
+def test_a_folder_above_that_this_user_may_not_read_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def refuse(path: Path, flags: int) -> int:
+        if path == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags)
+
+    storage = LocalStorage(str(tmp_path / "lake"))
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert storage.create("a", b"1")
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid)
+    with pytest.raises(MillraceError, match="Permission denied"):
+        storage.create("b", b"1")
