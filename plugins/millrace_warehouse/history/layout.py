@@ -12,8 +12,9 @@
     <topic>/schema/<4 digits>.json                           the columns of the rows, and who chose them
     <topic>/publications/<10 digits>-<attempt>.json          evidence of a commit of the table
     <topic>/ledger/{loads,editions,publications}/<as there>  the hash of each, written after it
-    <topic>/expired/<10 digits>-<attempt>.json               written before a folder of rows is deleted
-    <topic>/compacted/<attempt>/                             published files put together
+    <topic>/expired/<10 digits>.json                         which data files a run of `expire` deletes
+    <topic>/compacted/<attempt>/                             files of the table that no load wrote,
+                 files.json                                  and the hash of each
     <topic>/table/                                           the Iceberg table's `location`
 
 Nothing is renamed or written twice, but `_head`. Knows names and manifests; no brokers, Spark or Parquet.
@@ -111,9 +112,9 @@ def expired_folder(topic: str) -> str:
     return f"{topic}/expired"
 
 
-def expired_path(topic: str, load: int, attempt: str) -> str:
-    """Where it is written down that the folder of rows of an attempt was deleted."""
-    return f"{expired_folder(topic)}/{load:010d}-{attempt}.json"
+def expired_path(topic: str, number: int) -> str:
+    """Where it is written down which data files are deleted, before they are."""
+    return f"{expired_folder(topic)}/{number:010d}.json"
 
 
 def compacted_folder(topic: str) -> str:

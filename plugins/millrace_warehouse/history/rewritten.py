@@ -1,0 +1,87 @@
+"""Files of the table that no load wrote: `compacted/<attempt>/`, and beside them the hash of each.
+
+A load's manifest proves its files, this list proves those that `compact` and a re-load made of them: copied
+rows can be trusted as far as their source was checked. Files that other programs wrote have no such list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import (
+    compacted_folder,
+    edition_path,
+    editions_of,
+    load_path,
+    read_checked,
+)
+from millrace_warehouse.history.manifest import FORMAT, LoadManifest, StoredFile, decode, encode
+from millrace_warehouse.storage.verbs import Storage
+
+LIST = "files.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """What one attempt has written; its files are in the table if the attempt's commit was made."""
+
+    attempt: str
+    created: str
+    files: Sequence[StoredFile]
+    format: int = FORMAT
+
+
+def rewritten_folder(topic: str, attempt: str) -> str:
+    """Where one attempt to write files of the table writes them."""
+    return f"{compacted_folder(topic)}/{attempt}"
+
+
+def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:
+    """Put an attempt's list beside its files, before the table is told of them."""
+    path = f"{rewritten_folder(topic, rewritten.attempt)}/{LIST}"
+    if not storage.create(path, encode(rewritten)):
+        raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
+
+
+class KnownFiles:
+    """The data files of a topic that something vouches for, by their paths from the topic's folder."""
+
+    def __init__(self, storage: Storage, topic: str) -> None:
+        self._storage, self._topic = storage, topic
+        self._folders: dict[str, dict[str, StoredFile]] = {}
+
+    def stored(self, path: str) -> StoredFile | None:
+        """What was written at a path; None for a file that no load, compaction or re-load wrote.
+
+        MillraceError when what vouches for it is gone or was edited.
+        """
+        folder = path.rpartition("/")[0]
+        if folder not in self._folders:
+            self._folders[folder] = {file.path: file for file in self._listed(folder)}
+        return self._folders[folder].get(path)
+
+    def _listed(self, folder: str) -> Sequence[StoredFile]:
+        kind, _, name = folder.partition("/")
+        if kind == "rows" and name[:10].isdigit():
+            return self._of_load(int(name[:10]), name[11:])
+        path = f"{self._topic}/{folder}/{LIST}"
+        try:
+            return decode(Rewritten, self._storage.read(path), path).files if kind == "compacted" else ()
+        except FileNotFoundError:
+            return ()
+
+    def _of_load(self, load: int, attempt: str) -> Sequence[StoredFile]:
+        paths = [load_path(self._topic, load)]
+        paths += [edition_path(self._topic, load, number) for number in self._editions.get(load, ())]
+        for path in paths:
+            manifest = read_checked(self._storage, LoadManifest, path)
+            if manifest.attempt == attempt:
+                return manifest.files
+        return ()
+
+    @cached_property
+    def _editions(self) -> dict[int, list[int]]:
+        return editions_of(self._storage, self._topic)
