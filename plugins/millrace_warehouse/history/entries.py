@@ -1,0 +1,268 @@
+"""A load's `entries.avro`: what the table will say of each data file, written when the load is made.
+
+It is an Iceberg manifest, made without a catalog from the footers that the writers still had in their hands;
+so a publication opens no Parquet file. 2,000 entries are 467 kB: 0.15 s to write and 0.04 s to read, where
+their footers take 6.4 s. Paths in it begin at the topic's folder: a warehouse may be moved before it is
+published. Knows no storage.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
+from pyiceberg.manifest import DataFile as IcebergDataFile
+from pyiceberg.manifest import (
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    write_manifest,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import HourTransform
+from pyiceberg.typedef import Record
+
+from millrace_warehouse.history.manifest import UNFILED, DataFile
+
+TIME = "_time"
+"""The column whose hour, UTC, is the table's only partition."""
+PARTITION = "_time_hour"
+"""As Spark names a partition by `hours(_time)`."""
+_SNAPSHOT = 1
+"""Stands where the snapshot will be named: an entry gets its own when it is published."""
+# Bytes of a bound, by Iceberg's type. Text and bytes have no statistics; a float's would hide a NaN.
+_INTEGERS = {"int": 4, "date": 4, "long": 8, "time": 8, "timestamp": 8, "timestamptz": 8}
+
+
+def partition_spec(schema: Schema) -> PartitionSpec:
+    """The partitions of every table: the hour of `_time`, null for rows that no hour counts."""
+    source = schema.find_field(TIME).field_id
+    return PartitionSpec(
+        PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)
+    )
+
+
+def partition_of(hour: str) -> int | None:
+    """The partition's value, hours since 1970, of `2015-05-17T10`; None for UNFILED."""
+    if hour == UNFILED:
+        return None
+    return int(datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC).timestamp()) // 3600
+
+
+def hour_of_partition(value: int | None) -> str:
+    """`2015-05-17T10` of a partition's value; UNFILED for None."""
+    if value is None:
+        return UNFILED
+    return datetime.fromtimestamp(value * 3600, UTC).isoformat()[: len("2015-05-17T10")]
+
+
+def metrics_of(footer: pq.FileMetaData, iceberg: Mapping[str, Any]) -> bytes:
+    """What an entry says of a file's columns, some 100 bytes for each: small enough for a task's result.
+
+    `iceberg` is the schema that the file was written with, as a schema record has it. Sizes are there for
+    every column, counts and bounds for whole numbers, times, booleans and decimals that are no part of
+    another column.
+    """
+    ids = dict(_leaves(iceberg["fields"], ""))
+    tops = {field["name"]: field["type"] for field in iceberg["fields"] if isinstance(field["type"], str)}
+    columns: dict[int, list[Any]] = {}
+    splits = []
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        first = group.column(0)
+        splits.append(min(filter(None, (first.dictionary_page_offset, first.data_page_offset))))
+        for position in range(footer.num_columns):
+            column = group.column(position)
+            values = columns.setdefault(ids[column.path_in_schema], [0, 0, 0, None, None, True])
+            values[0] += column.total_compressed_size
+            _count(values, column, tops.get(column.path_in_schema, ""))
+    by_id = {
+        str(id_): [size] if not counted else [size, rows, nulls, low, high]
+        for id_, (size, rows, nulls, low, high, counted) in columns.items()
+    }
+    types = {str(ids[name]): type_ for name, type_ in tops.items()}
+    for id_, values in by_id.items():
+        if len(values) == 5:
+            values[3:] = [_bound(types[id_], bound) for bound in values[3:]]
+    return json.dumps({"columns": by_id, "splits": sorted(splits)}, separators=(",", ":")).encode()
+
+
+def _count(values: list[Any], column: pq.ColumnChunkMetaData, type_: str) -> None:
+    """Add a row group's counts and bounds to those of its column; without statistics there are none."""
+    statistics = column.statistics if column.is_stats_set else None
+    if statistics is None or not statistics.has_null_count or not _is_bounded(type_):
+        values[5] = False
+        return
+    values[1] += column.num_values
+    values[2] += statistics.null_count
+    if statistics.has_min_max:
+        low, high = _ordered(statistics.min_raw), _ordered(statistics.max_raw)
+        values[3] = low if values[3] is None else min(values[3], low)
+        values[4] = high if values[4] is None else max(values[4], high)
+    elif statistics.num_values:
+        values[5] = False
+
+
+def _is_bounded(type_: str) -> bool:
+    return type_ in _INTEGERS or type_ == "boolean" or type_.startswith("decimal")
+
+
+def _ordered(raw: int | bool | bytes) -> int:
+    """A bound as a number; Parquet keeps decimals as bytes, the highest first."""
+    return int.from_bytes(raw, "big", signed=True) if isinstance(raw, bytes) else int(raw)
+
+
+def _bound(type_: str, value: int | None) -> str | None:
+    """The bound in Iceberg's single-value serialization, as hex."""
+    if value is None:
+        return None
+    if type_ == "boolean":
+        return bytes([value]).hex()
+    if length := _INTEGERS.get(type_):
+        return value.to_bytes(length, "little", signed=True).hex()
+    return value.to_bytes((value if value >= 0 else ~value).bit_length() // 8 + 1, "big", signed=True).hex()
+
+
+def _leaves(fields: Iterable[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, int]]:
+    """Path in Parquet and field id of every column that a file stores."""
+    for field in fields:
+        yield from _leaf(f"{prefix}{field['name']}", field["id"], field["type"])
+
+
+def _leaf(path: str, id_: int, type_: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(type_, str):
+        yield path, id_
+    elif type_["type"] == "struct":
+        yield from _leaves(type_["fields"], f"{path}.")
+    elif type_["type"] == "list":
+        yield from _leaf(f"{path}.list.element", type_["element-id"], type_["element"])
+    else:
+        yield from _leaf(f"{path}.key_value.key", type_["key-id"], type_["key"])
+        yield from _leaf(f"{path}.key_value.value", type_["value-id"], type_["value"])
+
+
+def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any]) -> bytes:
+    """The Iceberg manifest of these files, at least one, each with what `metrics_of` says of it."""
+    schema = Schema.model_validate(iceberg)
+    memory = _Memory()
+    with write_manifest(
+        format_version=2,
+        spec=partition_spec(schema),
+        schema=schema,
+        output_file=memory.new_output("entries.avro"),
+        snapshot_id=_SNAPSHOT,
+        avro_compression="deflate",
+    ) as writer:
+        for file, metrics in files:
+            writer.add(
+                ManifestEntry.from_args(
+                    status=ManifestEntryStatus.ADDED,
+                    snapshot_id=_SNAPSHOT,
+                    sequence_number=None,
+                    file_sequence_number=None,
+                    data_file=data_file(file, metrics, file.path),
+                )
+            )
+    return memory.content
+
+
+def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
+    """The entry of one data file under that URI."""
+    stated = json.loads(metrics)
+    columns = {int(id_): values for id_, values in stated["columns"].items()}
+    counted = {id_: values for id_, values in columns.items() if len(values) == 5}
+    entry = IcebergDataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=Record(partition_of(file.hour)),
+        record_count=file.rows,
+        file_size_in_bytes=file.bytes,
+        column_sizes={id_: values[0] for id_, values in columns.items()},
+        value_counts={id_: values[1] for id_, values in counted.items()},
+        null_value_counts={id_: values[2] for id_, values in counted.items()},
+        nan_value_counts={},
+        lower_bounds={id_: bytes.fromhex(v[3]) for id_, v in counted.items() if v[3] is not None},
+        upper_bounds={id_: bytes.fromhex(v[4]) for id_, v in counted.items() if v[4] is not None},
+        key_metadata=None,
+        split_offsets=stated["splits"],
+        equality_ids=None,
+        sort_order_id=None,
+    )
+    entry.spec_id = 0
+    return entry
+
+
+def read_entries(content: bytes, uri_of: Callable[[str], str]) -> list[IcebergDataFile]:
+    """The entries of a load's files, each under the URI that `uri_of` gives for its path."""
+    manifest = ManifestFile.from_args(
+        manifest_path="entries.avro",
+        manifest_length=len(content),
+        partition_spec_id=0,
+        content=ManifestContent.DATA,
+        sequence_number=0,
+        min_sequence_number=0,
+        added_snapshot_id=_SNAPSHOT,
+    )
+    files = [entry.data_file for entry in manifest.fetch_manifest_entry(_Memory(content))]
+    for file in files:
+        file[1] = uri_of(file.file_path)
+    return files
+
+
+class _Memory(FileIO):
+    """One file, in memory: pyiceberg writes and reads manifests as files only."""
+
+    def __init__(self, content: bytes = b"") -> None:
+        super().__init__()
+        self.content = content
+
+    def new_input(self, location: str) -> InputFile:
+        return _MemoryFile(location, self)
+
+    def new_output(self, location: str) -> OutputFile:
+        return _MemoryFile(location, self)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        self.content = b""
+
+
+class _MemoryFile(InputFile, OutputFile):
+    def __init__(self, location: str, memory: _Memory) -> None:
+        super().__init__(location)
+        self._memory = memory
+
+    def __len__(self) -> int:
+        return len(self._memory.content)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return io.BytesIO(self._memory.content)
+
+    def create(self, overwrite: bool = False) -> OutputStream:
+        return _Buffer(self._memory)
+
+    def to_input_file(self) -> InputFile:
+        return self
+
+
+class _Buffer(io.BytesIO):
+    def __init__(self, memory: _Memory) -> None:
+        super().__init__()
+        self._memory = memory
+
+    def close(self) -> None:
+        if not self.closed:
+            self._memory.content = self.getvalue()
+        super().close()
