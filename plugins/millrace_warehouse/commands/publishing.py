@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,7 +85,7 @@ def _each_topic(
     request: Publish | Compact | Tables,
     output: Output,
     what: str,
-    run: Callable[[str, Callable[[str], None]], Any],
+    run: Callable[[str, Callable[[str], None]], dict[str, Any]],
     show_answers: Callable[[Sequence[Mapping[str, Any]]], None],
 ) -> None:
     """Do a verb for every topic; print what became of each, then fail with every reason there is."""
@@ -93,7 +93,7 @@ def _each_topic(
     for topic in request.topics:
         with steps(what, lambda _: None) as progress:
             try:
-                answers.append(asdict(run(topic, progress)))
+                answers.append(run(topic, progress))
             except MillraceError as error:
                 answers.append({"topic": topic, "error": str(error)})
     output.print(answers, lambda every: show_answers([answer for answer in every if "error" not in answer]))
@@ -112,14 +112,35 @@ def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
     if shown.row_count:
         show(shown)
     for answer in answers:
-        click.echo(f"{answer['topic']}: {answer['message']}")
-        waiting = answer["waiting"]
-        for hour in waiting[:SHOWN]:
-            click.echo(
-                f"waits: {answer['topic']} {hour['hour']}: {hour['rows']:,} rows, {hour['reason']}", err=True
-            )
-        if len(waiting) > SHOWN:
-            click.echo(f"waits: {answer['topic']}: and {len(waiting) - SHOWN:,} more hours", err=True)
+        click.echo(f"{answer['topic']}: {_outcome(answer)}")
+        _show_waiting(answer["topic"], answer["waiting"])
+
+
+def _outcome(answer: Mapping[str, Any]) -> str:
+    """One line: what was published, if anything, and how far the table is complete."""
+    hours = len(answer["changes"])
+    if not hours:
+        what = f"{answer['table']} has nothing to change"
+    elif answer["published"]:
+        what = f"publication {answer['publication']} of {answer['table']} changed {hours:,} hour(s)"
+    else:
+        what = f"would change {hours:,} hour(s) of {answer['table']}"
+    until = answer["complete_until"]
+    return f"{what}; {answer['rows'] or 0:,} rows{f', complete until {until}' if until else ''}"
+
+
+def _show_waiting(topic: str, waiting: Sequence[Mapping[str, Any]]) -> None:
+    for hour in waiting[:SHOWN]:
+        click.echo(f"waits: {topic} {hour['hour']}: {hour['rows']:,} rows, {_why(hour['verdict'])}", err=True)
+    if len(waiting) > SHOWN:
+        click.echo(f"waits: {topic}: and {len(waiting) - SHOWN:,} more hours", err=True)
+
+
+def _why(verdict: Mapping[str, Any] | None) -> str:
+    if verdict is None:
+        return "nobody was asked: give --proven, or name it by --hour"
+    reasons = f": {verdict['reasons'][0]}" if verdict["reasons"] else ""
+    return f"{verdict['verdict']}{reasons}"
 
 
 def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:

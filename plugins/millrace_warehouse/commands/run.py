@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
+from typing import Any
+
+from pyiceberg.catalog import Catalog
 
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
+from millrace_warehouse.commands.describe import describe_table
 from millrace_warehouse.commands.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
 from millrace_warehouse.history.schemas import PromoteResult, SchemaRecord, promote_registered, records
-from millrace_warehouse.publish.catalog import open_catalog
-from millrace_warehouse.publish.compact import CompactResult, CompactRun, compact_topic
-from millrace_warehouse.publish.describe import TableDescription, describe_table
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.compact import CompactRun, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
-from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
-from millrace_warehouse.storage import open_storage
+from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics
 from millrace_warehouse.verify.report import TopicReport
@@ -27,22 +31,35 @@ from millrace_warehouse.verify.report import TopicReport
 Progress = Callable[[str], None]
 
 
-def publish_one(request: Publish, topic: str, progress: Progress) -> PublishResult:
-    """Publish what a topic has to publish; what became of it."""
+@contextmanager
+def _opened(request: Publish | Compact | Expire | Tables | Verify) -> Iterator[tuple[Storage, Catalog]]:
+    """The storage of the request's warehouse, and its catalog while it is open."""
     storage = open_storage(request.warehouse)
-    run = PublishRun(
-        storage=storage,
-        catalog=open_catalog(storage, request.catalog),
-        verdict_of=partial(verdict_of, "" if request.unasked else request.auditor),
-        hours=request.hours,
-        proven=request.proven,
-        unproven_after_s=request.unproven_after_s,
-        run_id=request.run_id,
-        dry_run=request.dry_run,
-        rebuild=request.rebuild,
-        progress=progress,
-    )
-    return publish_topic(run, topic)
+    with connect(storage, request.catalog) as catalog:
+        yield storage, catalog
+
+
+def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
+    """Publish what a topic has to publish; what became of it, without the parts that grow with history."""
+    with _opened(request) as (storage, catalog):
+        run = PublishRun(
+            storage=storage,
+            catalog=catalog,
+            verdict_of=partial(verdict_of, "" if request.unasked else request.auditor),
+            hours=request.hours,
+            proven=request.proven,
+            unproven_after_s=request.unproven_after_s,
+            run_id=request.run_id,
+            dry_run=request.dry_run,
+            rebuild=request.rebuild,
+            progress=progress,
+        )
+        result = publish_topic(run, topic)
+    answer, newest = asdict(replace(result, publication=None)), result.publication
+    answer["publication"] = None if newest is None else newest.number
+    for name in ("sha256", "rows", "complete_from", "complete_until"):
+        answer[name] = None if newest is None else getattr(newest, name)
+    return answer
 
 
 def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
@@ -64,32 +81,31 @@ def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
     )
 
 
-def compact_one(request: Compact, topic: str, progress: Progress) -> CompactResult:
+def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, Any]:
     """Put the small files of a topic's quiet hours together."""
-    storage = open_storage(request.warehouse)
-    catalog = open_catalog(storage, request.catalog)
-    run = CompactRun(storage=storage, catalog=catalog, dry_run=request.dry_run, progress=progress)
-    return compact_topic(run, topic)
+    with _opened(request) as (storage, catalog):
+        run = CompactRun(storage=storage, catalog=catalog, dry_run=request.dry_run, progress=progress)
+        return asdict(compact_topic(run, topic))
 
 
-def describe_one(request: Tables, topic: str, _: Progress) -> TableDescription:
+def describe_one(request: Tables, topic: str, _: Progress) -> dict[str, Any]:
     """What there is to know of a topic's table."""
-    storage = open_storage(request.warehouse)
-    return describe_table(storage, open_catalog(storage, request.catalog), topic)
+    with _opened(request) as (storage, catalog):
+        return asdict(describe_table(storage, catalog, topic))
 
 
 def expire(request: Expire, progress: Progress) -> ExpireResult:
     """Delete what is old and not needed; what that was."""
-    storage = open_storage(request.warehouse)
-    run = ExpireRun(
-        storage=storage,
-        catalog=open_catalog(storage, request.catalog),
-        older_than_s=request.older_than_s,
-        reader_grace_s=request.reader_grace_s,
-        dry_run=request.dry_run,
-        progress=progress,
-    )
-    return expire_topic(run, request.topic)
+    with _opened(request) as (storage, catalog):
+        run = ExpireRun(
+            storage=storage,
+            catalog=catalog,
+            older_than_s=request.older_than_s,
+            reader_grace_s=request.reader_grace_s,
+            dry_run=request.dry_run,
+            progress=progress,
+        )
+        return expire_topic(run, request.topic)
 
 
 def promote(request: Promote) -> PromoteResult:
@@ -107,10 +123,12 @@ def schema_history(request: Promote) -> Sequence[SchemaRecord]:
 
 def verify(request: Verify, progress: Progress) -> list[TopicReport]:
     """Check every topic of the warehouse, or one."""
-    storage = open_storage(request.warehouse)
-    catalog = None if request.no_catalog else open_catalog(storage, request.catalog)
-    run = VerifyRun(storage=storage, catalog=catalog, rows=request.rows, on_step=progress)
-    if request.bootstrap is None:
+    with ExitStack() as stack:
+        run = VerifyRun(
+            storage=open_storage(request.warehouse),
+            catalog=None if request.no_catalog else stack.enter_context(_opened(request))[1],
+            client=stack.enter_context(ClusterClient(request.bootstrap)) if request.bootstrap else None,
+            rows=request.rows,
+            on_step=progress,
+        )
         return verify_topics(run, request.topic)
-    with ClusterClient(request.bootstrap) as client:
-        return verify_topics(replace(run, client=client), request.topic)
