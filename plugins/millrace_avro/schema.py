@@ -6,17 +6,20 @@ items take no bytes (a few bytes would stand for billions of them) and schemas o
 
     Avro                              Arrow
     int, long, float, double, boolean the same
-    bytes, fixed                      binary; so are duration, big-decimal and decimal of over 38 digits
-    string, uuid, enum                string
+    bytes                             binary; so are big-decimal and decimal of over 38 digits
+    fixed, duration                   binary of that size; so is a fixed of 16 with uuid
+    string, enum                      string; so is a string with uuid
     timestamp-millis, -micros         timestamp[us, UTC]; local-timestamp-*: without a zone
     date                              date32
     time-millis, -micros              int, long: Spark 4.3 refuses its own type TIME
     [local-]timestamp-nanos           long: Spark's timestamps have microseconds
     decimal(p, s)                     decimal128(p, s)
     record / array / map              struct / list<element> / map<string, value>
+    a record without fields           boolean, true: Parquet has no column for it
     a record inside itself            string: JSON, since no table is as deep as it may be
     ["null", T], [T]                  T
     any other union                   struct<member0, member1, ...>, one of them set; "null" counts for none
+    null alone                        boolean, null, in an array or a map; a record's field is left out
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 import fastavro.schema
@@ -134,6 +137,11 @@ class Union:
         """True if at most one branch is not null: a plain column, not a struct of members."""
         return len(self.members) <= 1
 
+    @property
+    def named_members(self) -> list[tuple[str, Node]]:
+        """The members by the names that they have in a struct."""
+        return [(f"member{number}", member) for number, member in enumerate(self.members)]
+
     def member(self, branch: int) -> int:
         """Which member a branch is, by the branch's number; its struct field is `member<number>`."""
         return sum(other != NULL for other in self.branches[:branch])
@@ -144,7 +152,7 @@ Node: TypeAlias = "Leaf | Fixed | Enum | Record | Recursion | Array | Map | Unio
 NULL = Leaf("null")
 
 _PRIMITIVES = {
-    "null": pa.null(),
+    "null": pa.bool_(),
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "long": pa.int64(),
@@ -164,7 +172,7 @@ _LOGICAL = {
     "timestamp-nanos": (("long",), pa.int64()),
     "local-timestamp-nanos": (("long",), pa.int64()),
     "uuid": (("string", "fixed of 16"), pa.string()),
-    "duration": (("fixed of 12",), pa.binary()),
+    "duration": (("fixed of 12",), pa.binary(12)),
     "big-decimal": (("bytes",), pa.binary()),
     "wide-decimal": ((), pa.binary()),  # our own name for a decimal of more than MAX_PRECISION digits
 }
@@ -286,37 +294,52 @@ def varies_in_shape(node: Node) -> bool:
     return isinstance(node, Array | Map | Recursion)
 
 
+def without_nulls(record: Record) -> Record:
+    """The record as a table has it: no fields that can only be null, at any depth."""
+    fields = (replace(field, type=_without_nulls(field.type)) for field in record.fields)
+    return replace(record, fields=tuple(field for field in fields if not _is_null(field.type)))
+
+
+def _without_nulls(node: Node) -> Node:
+    if isinstance(node, Record):
+        return without_nulls(node)
+    if isinstance(node, Array):
+        return Array(_without_nulls(node.items))
+    if isinstance(node, Map):
+        return Map(_without_nulls(node.values))
+    return Union(tuple(map(_without_nulls, node.branches))) if isinstance(node, Union) else node
+
+
+def _is_null(node: Node) -> bool:
+    return node == NULL or (isinstance(node, Union) and not node.members)
+
+
 def arrow_type(node: Node) -> pa.DataType:
     """The Arrow type of a column of this Avro type; everything in it is nullable except map keys."""
     if isinstance(node, Plain):
-        if node.logical == "decimal":
-            return pa.decimal128(node.precision, node.scale)
-        return _PRIMITIVES[node.kind] if node.logical is None else _LOGICAL[node.logical][1]
+        return _plain_type(node)
     if isinstance(node, Enum | Recursion):
         return pa.string()
     if isinstance(node, Record):
-        return pa.struct([(field.name, arrow_type(field.type)) for field in node.fields])
+        return pa.struct(arrow_fields(node)) if node.fields else pa.bool_()
     if isinstance(node, Array):
         return pa.list_(pa.field("element", arrow_type(node.items)))
     if isinstance(node, Map):
         key = pa.field("key", pa.string(), nullable=False)
         return pa.map_(key, pa.field("value", arrow_type(node.values)))
     if node.is_optional:
-        return arrow_type(node.members[0]) if node.members else pa.null()
-    return pa.struct([(f"member{index}", arrow_type(member)) for index, member in enumerate(node.members)])
+        return arrow_type(node.members[0] if node.members else NULL)
+    return pa.struct([(name, arrow_type(member)) for name, member in node.named_members])
 
 
-def arrow_fields(node: Node) -> list[pa.Field]:
-    """The columns of a table schema, which must be a record."""
-    if not isinstance(node, Record):
-        raise SchemaError("a table's schema must be an Avro record")
-    fields = [pa.field(field.name, arrow_type(field.type)) for field in node.fields]
-    for field in fields:
-        if _has_empty_struct(field.type):
-            raise SchemaError(f"{field.name}: a record in it has no fields, and Parquet no column for that")
-    return fields
+def _plain_type(node: Plain) -> pa.DataType:
+    if node.logical == "decimal":
+        return pa.decimal128(node.precision, node.scale)
+    if isinstance(node, Fixed) and node.size and node.logical in (None, "uuid"):
+        return pa.binary(node.size)
+    return _PRIMITIVES[node.kind] if node.logical is None else _LOGICAL[node.logical][1]
 
 
-def _has_empty_struct(type_: pa.DataType) -> bool:
-    inner = [type_.field(index).type for index in range(type_.num_fields)]
-    return (pa.types.is_struct(type_) and not inner) or any(map(_has_empty_struct, inner))
+def arrow_fields(record: Record) -> list[pa.Field]:
+    """The record's fields as columns."""
+    return [pa.field(field.name, arrow_type(field.type)) for field in record.fields]

@@ -26,7 +26,7 @@ from millrace_warehouse.columns import same_but_case
 from millrace_warehouse.history.layout import HOURLY
 from millrace_warehouse.history.ledger import newest_load
 from millrace_warehouse.history.manifest import HourManifest
-from millrace_warehouse.history.promotions import PROMOTIONS
+from millrace_warehouse.history.schemas import PROMOTIONS
 from millrace_warehouse.storage.filesystem import Filesystem, literal, open_filesystem
 from millrace_warehouse.table import revisions
 

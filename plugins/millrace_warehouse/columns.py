@@ -1,7 +1,7 @@
-"""Which Avro schemas a table may have: one check for the first load, for promotions and for the decoder.
+"""The columns of a table: the fields of its Avro schema, and Millrace's own beside them.
 
-Names are compared with their case folded: Spark's columns have no case. A table that an older version pinned
-keeps its names, so the decoder refuses only what it cannot write itself.
+One check says which schemas a table may have: for the first load, for promotions and for the decoder. Names
+are compared with their case folded: Spark's columns have no case.
 """
 
 from __future__ import annotations
@@ -11,51 +11,51 @@ from typing import Any
 
 import pyarrow as pa
 
-from millrace_avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, without_nulls
 
-META_FIELDS = [
-    pa.field("_partition", pa.int32()),
+TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
+"""What the row is filed by: its event time, null when no sound clock can have shown that."""
+LOG_FIELDS = [
+    pa.field("_topic_partition", pa.int32()),
     pa.field("_offset", pa.int64()),
     pa.field("_timestamp", pa.timestamp("us", tz="UTC")),
     pa.field("_key", pa.binary()),
     pa.field("_schema_id", pa.int32()),
 ]
 """Where a row comes from; the time is the record's own, null when it is none a calendar has."""
-FOLDER_NAMES = frozenset({"date", "hour", "rev"})
-"""Columns that readers of the hourly table take from its folders, and the Spark sink names them by."""
-# Apache Iceberg's own, and those that tables in its format will have: nobody shall have to rename twice.
+LOAD = pa.field("_load", pa.int64())
+"""Number of the load that the row came with: whoever counts rows by it can hold them against the loads."""
+OWN_FIELDS = [TIME, *LOG_FIELDS, LOAD]
+"""Millrace's columns of a table, behind those of its schema."""
 _ICEBERG_NAMES = {
-    "_time",
-    "_topic_partition",
-    "_load",
     "_file",
     "_pos",
     "_deleted",
     "_spec_id",
+    "_partition",
     "_row_id",
     "_last_updated_sequence_number",
     "_change_type",
     "_change_ordinal",
     "_commit_snapshot_id",
 }
-OUR_NAMES = frozenset({*FOLDER_NAMES, *_ICEBERG_NAMES, *(field.name for field in META_FIELDS)})
-"""Names that no field of a table's schema may have."""
+"""Apache Iceberg's metadata columns; Spark 4.1 refuses `select *` of a table with one of these."""
+RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS)})
+"""Names that no field of a table's schema may have, in any case."""
 
 
 def check_table_schema(schema: Mapping[str, Any]) -> Record:
-    """The schema as a record whose fields can be columns of a new table; SchemaError says why not."""
-    table = parse(schema)
-    fields = arrow_fields(table)
-    assert isinstance(table, Record)
-    check_names(fields, OUR_NAMES)
-    _check_case(pa.struct(fields), "")
+    """The schema as a record whose fields can be columns of a table; SchemaError says why not."""
+    parsed = parse(schema)
+    if not isinstance(parsed, Record):
+        raise SchemaError("a table's schema must be an Avro record")
+    table = without_nulls(parsed)
+    for field in table.fields:
+        if field.name.casefold() in RESERVED_NAMES:
+            owner = "Apache Iceberg's" if field.name.casefold() in _ICEBERG_NAMES else "Millrace's"
+            raise SchemaError(f"its field {field.name} has the name of one of {owner} columns")
+    _check_case(pa.struct(arrow_fields(table)), "")
     return table
-
-
-def check_names(fields: Collection[pa.Field], ours: Collection[str]) -> None:
-    for field in fields:
-        if field.name.casefold() in ours:
-            raise SchemaError(f"its field {field.name} has the name of one of Millrace's columns")
 
 
 def same_but_case(names: Collection[str]) -> tuple[str, str] | None:

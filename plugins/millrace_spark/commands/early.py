@@ -76,9 +76,8 @@ def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
     """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
     if not _are_new(warehouse, topics):
         return
-    from millrace_warehouse.history.schemas import check_pinned
-
     from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+    from millrace_warehouse.history.schemas import check_pinned
 
     refused: list[MillraceError] = []
     with SchemaRegistryClient(registry) as client:

@@ -26,7 +26,7 @@ from millrace_warehouse.commands.verbs import Load, Reload
 from millrace_warehouse.history.editions import edition_folder
 from millrace_warehouse.history.layout import sequences_of
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.history.schemas import PinnedId
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic

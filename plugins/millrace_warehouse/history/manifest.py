@@ -342,6 +342,8 @@ def decode(cls: type[T], content: bytes, where: str) -> T:
 
 def _build(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _build_dataclass(hint, value, where)
     if origin is types.UnionType:

@@ -19,8 +19,8 @@ from millrace_warehouse.history.layout import check_topic_name, load_folder, rea
 from millrace_warehouse.history.ledger import newest_load, record
 from millrace_warehouse.history.manifest import LoadManifest, now, sealed
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
-from millrace_warehouse.history.promotions import check_pinned, dropped_fields, pinned_id
 from millrace_warehouse.history.same_log import check_same_log
+from millrace_warehouse.history.schemas import check_pinned, dropped_fields, pinned_id
 from millrace_warehouse.history.staging import publish, staged, sweep_staging
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.writing import UNREAD, PartitionProgress, Pinned

@@ -18,8 +18,8 @@ from millrace_warehouse.history import editions
 from millrace_warehouse.history.layout import load_folder
 from millrace_warehouse.history.ledger import record, recorded_folders, require_load
 from millrace_warehouse.history.manifest import REJECTED, LoadManifest, PartitionRange, sealed
-from millrace_warehouse.history.promotions import pinned_id
 from millrace_warehouse.history.same_log import another_log
+from millrace_warehouse.history.schemas import pinned_id
 from millrace_warehouse.history.staging import publish, staged, sweep_staging
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.rejections import RejectedLimit

@@ -23,7 +23,7 @@ from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.layout import spill_sequences
 from millrace_warehouse.history.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
-from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.history.schemas import PinnedId
 from millrace_warehouse.history.staging import Progress, check_files
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_warehouse.load.task import CutResult, Sink, Source

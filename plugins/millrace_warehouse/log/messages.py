@@ -6,7 +6,7 @@ row or rejected with a reason and its bytes; none is dropped. Does not fetch, wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from millrace_avro.resolution import SCALES
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, varies_in_shape
 from millrace_avro.vectorised import ColumnDecoder
-from millrace_warehouse.columns import META_FIELDS, check_names
+from millrace_warehouse.columns import LOAD, LOG_FIELDS, TIME, check_table_schema
 from millrace_warehouse.log.framing import BrokenBatch, Frames, frame_batches
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import FetchedBatches
@@ -28,6 +28,7 @@ from millrace_warehouse.log.reading import FetchedBatches
 SLICE_ROWS = 10_000
 """Rows decoded at a time: fewer cost calls, more leave the processor's cache (measured)."""
 PREFIX_BYTES = 5
+_TIMESTAMP = [field.name for field in LOG_FIELDS].index("_timestamp")
 
 Lookup: TypeAlias = Callable[[int], Mapping[str, Any] | None]
 BodyDecoder: TypeAlias = ColumnDecoder | RowDecoder
@@ -38,6 +39,16 @@ def body_decoder(writer: Record, table: Record) -> BodyDecoder:
     if varies_in_shape(writer) or varies_in_shape(table):
         return RowDecoder(writer, table)
     return ColumnDecoder(writer, table)
+
+
+@dataclass(frozen=True, slots=True)
+class Filing:
+    """What the rows of one load have in common."""
+
+    load: int
+    """Its number: the column `_load`."""
+    file_by_ms: int
+    """Event times at or after it, ms since the epoch, are null in `_time`, as are those before 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +78,16 @@ class Decoder:
     when the registry cannot be asked: an unknown id rejects a record, an unreachable registry fails the task.
     """
 
-    def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup) -> None:
-        table = parse(table_schema)
-        fields = arrow_fields(table)
-        assert isinstance(table, Record)
-        check_names(fields, {meta.name for meta in META_FIELDS})
-        self.table = table
-        self.arrow_schema = pa.schema([*fields, *META_FIELDS])
-        """The table schema's fields, then META_FIELDS. Everything nullable: Parquet readers lose the rest."""
+    def __init__(self, table_schema: Mapping[str, Any], lookup: Lookup, filing: Filing | None = None) -> None:
+        self.table = check_table_schema(table_schema)
+        self._fields = arrow_fields(self.table)
+        own = LOG_FIELDS if filing is None else [TIME, *LOG_FIELDS, LOAD]
+        self.arrow_schema = pa.schema([*self._fields, *own])
+        """The table schema's fields, then LOG_FIELDS; for a load with `_time` before and `_load` behind them.
+
+        All of it nullable. A file's schema has field ids beside, and its own type for UUIDs.
+        """
+        self._filing = filing
         self._lookup = lookup
         self._decoders: dict[int, BodyDecoder | str] = {}
 
@@ -115,7 +128,7 @@ class Decoder:
         if isinstance(decoder, str):
             faults = Faults(len(frames))
             faults.mark(np.arange(len(frames)), decoder)
-            columns = [pa.nulls(0, field.type) for field in arrow_fields(self.table)]
+            columns = [pa.nulls(0, field.type) for field in self._fields]
         else:
             body = frames.value + PREFIX_BYTES
             columns, faults = decoder.decode(frames.buffer, body, frames.value + frames.value_size)
@@ -124,12 +137,17 @@ class Decoder:
             for row, reason in sorted(faults.reasons.items())
         ]
         good = frames.select(np.flatnonzero(~faults.bad)) if faults else frames
-        meta = _meta_columns(partition, good, schema_id)
-        batch = pa.RecordBatch.from_arrays([*columns, *meta], schema=self.arrow_schema)
+        log_columns = _log_columns(partition, good, schema_id)
+        times = _event_times(self._fields, columns, log_columns)
+        if self._filing is not None:
+            loads = np.full(len(good), self._filing.load, np.int64)
+            load = FixedWidth(pa.int64(), loads, None).array(len(good), Faults(0))
+            log_columns = [filed_times(times, self._filing.file_by_ms), *log_columns, load]
+        batch = pa.RecordBatch.from_arrays([*columns, *log_columns], schema=self.arrow_schema)
         stats.rejected += len(rejected)
         if len(good):
             stats.schema_ids[schema_id] = stats.schema_ids.get(schema_id, 0) + len(good)
-            _note_times(batch, stats)
+            _note_times(times, stats)
         return DecodedBatch(batch, rejected)
 
     def _decoder(self, schema_id: int) -> BodyDecoder | str:
@@ -186,7 +204,7 @@ def _rejected(partition: int, frames: Frames, row: int, schema_id: int | None, r
     return Rejected(partition, int(frames.offset[row]), 1, schema_id, reason, raw)
 
 
-def _meta_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:
+def _log_columns(partition: int, frames: Frames, schema_id: int) -> list[pa.Array]:
     rows, none = len(frames), Faults(0)
 
     def same(value: int) -> pa.Array:  # an id above 2**31 wraps
@@ -208,7 +226,7 @@ def timestamps(frames: Frames) -> pa.Array:
     valid = (frames.timestamp >= scale.smallest) & (frames.timestamp <= scale.largest)
     at = None if valid.all() else np.flatnonzero(valid)
     values = (frames.timestamp if at is None else frames.timestamp[at]) * scale.factor
-    return FixedWidth(META_FIELDS[2].type, values, at).array(len(frames), Faults(0))
+    return FixedWidth(TIME.type, values, at).array(len(frames), Faults(0))
 
 
 def keys(frames: Frames) -> pa.Array:
@@ -226,20 +244,40 @@ def nullable_bytes(frames: Frames, start: Longs, size: Longs) -> pa.Array:
     return Slices(pa.binary(), frames.buffer, start, start + size, at, "").array(len(frames), Faults(0))
 
 
-def _note_times(batch: pa.RecordBatch, stats: RangeStats) -> None:
-    """Widen the times by the rows' event times: the audit header's, or else the records' own."""
-    times = event_times(batch)
+def _note_times(times: pa.Array, stats: RangeStats) -> None:
+    """Widen the times by the rows' event times."""
     if times.null_count < len(times):
-        span = pc.min_max(times.cast(pa.int64()))
+        span = pc.min_max(times.view(pa.int64()))
         stats.saw_times(span["min"].as_py() // 1000, span["max"].as_py() // 1000)
 
 
-def event_times(batch: pa.RecordBatch) -> pa.Array:
-    """When each row happened: `header.time`, or the record's timestamp in a table without audit headers."""
-    header = batch.schema.get_field_index("header")
-    type_ = batch.schema.types[header] if header >= 0 else None
-    if type_ is not None and pa.types.is_struct(type_) and type_.get_field_index("time") >= 0:
-        times = batch.column(header).field("time")
-        if pa.types.is_timestamp(times.type):
-            return times
-    return batch.column("_timestamp")
+def _event_times(
+    fields: Sequence[pa.Field], columns: Sequence[pa.Array], log_columns: Sequence[pa.Array]
+) -> pa.Array:
+    """When each row happened, in microseconds: `header.time`, null without a header.
+
+    In a table without audit headers the record's own timestamp.
+    """
+    header = pa.schema(fields).get_field_index("header")
+    type_ = fields[header].type if header >= 0 else None
+    if type_ is None or not pa.types.is_struct(type_) or (time := type_.get_field_index("time")) < 0:
+        return log_columns[_TIMESTAMP]
+    if not pa.types.is_timestamp(type_.field(time).type):
+        return log_columns[_TIMESTAMP]
+    # `struct_field` and not `.field()`: that one takes no notice of headers that are null.
+    return pc.struct_field(columns[header], [time])
+
+
+def filed_times(times: pa.Array, file_by_ms: int) -> pa.Array:
+    """The times that rows are filed by: null before 1970 and from `file_by_ms` on.
+
+    A producer's clock may show any time. Of what lies outside, some readers know no date, and an hour far
+    ahead would be taken for the newest one.
+    """
+    span = pc.min_max(times.view(pa.int64()))
+    first, last = span["min"].as_py(), span["max"].as_py()
+    if first is None or (first >= 0 and last < file_by_ms * 1000):  # nearly always, and nothing is copied
+        return times.view(TIME.type)
+    micros = times.view(pa.int64())
+    sound = pc.and_(pc.greater_equal(micros, 0), pc.less(micros, file_by_ms * 1000))
+    return pc.if_else(sound, micros, pa.scalar(None, pa.int64())).view(TIME.type)

@@ -27,7 +27,7 @@ from millrace.records import BatchHeader, Message, build_batch, control_batch, i
 from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
 from millrace_warehouse.history.manifest import LoadManifest, Verdict
-from millrace_warehouse.history.promotions import PinnedId
+from millrace_warehouse.history.schemas import PinnedId
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.task import DirectSink, Source, write_cut
 from millrace_warehouse.load.writing import Pinned, Writing

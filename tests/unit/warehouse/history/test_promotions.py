@@ -21,7 +21,7 @@ from millrace.errors import MillraceError
 from millrace_spark.tables import dataset
 from millrace_warehouse.commands.upkeep import promote as command
 from millrace_warehouse.history.layout import read_load
-from millrace_warehouse.history.promotions import HistoryEntry, Promotion, history, promote, promotions
+from millrace_warehouse.history.schemas import HistoryEntry, Promotion, history, promote, promotions
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.storage.filesystem import LocalFilesystem
 from tests.support import REPOSITORY, WAIT_S
@@ -359,7 +359,7 @@ def test_the_history_names_every_schema_and_the_first_load_that_has_it(
 KILLED = """
 import os, sys
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.history.promotions import promote, promotions
+from millrace_warehouse.history.schemas import promote, promotions
 from tests.unit.warehouse.memory_log import with_field
 
 fs, calls = LocalFilesystem(sys.argv[1]), 0

@@ -19,7 +19,7 @@ from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_warehouse.history.layout import PLANS, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_hash, check_law
-from millrace_warehouse.history.promotions import promote, promotions
+from millrace_warehouse.history.schemas import promote, promotions
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.task import DirectSink
 from millrace_warehouse.log.bounds import Bounds

@@ -11,7 +11,7 @@ from millrace_warehouse.table.publish import publish_hours
 
 from millrace_warehouse.history.editions import ExpiredEntry, expired_path
 from millrace_warehouse.history.manifest import HourManifest, decode, encode, sealed
-from millrace_warehouse.history.promotions import PinnedId, promote
+from millrace_warehouse.history.schemas import PinnedId, promote
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.task import Source
 from millrace_warehouse.load.writing import Pinned

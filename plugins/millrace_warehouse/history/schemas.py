@@ -1,0 +1,378 @@
+"""A table's schema: pinned by its first load, changed only by a promotion; each one is a record of its own.
+
+    <topic>/schema/<4 digits>.json     the columns from then on, created exclusively, never changed
+
+A load decodes with the newest record's schema; its manifest names the record. The record holds the Iceberg
+schema with the ids that the columns have in our files and in the table. Older files stay as they are: a
+column they lack is null there, and a number that was promoted is widened when it is read. So a promotion is
+refused unless the new schema can read the messages of the old one, and Iceberg takes every change of type.
+Knows schemas, storage and the registry; no Spark.
+"""
+
+from __future__ import annotations
+
+import bisect
+import getpass
+import os
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    PrimitiveType,
+    StructType,
+)
+
+from millrace.errors import MillraceError
+from millrace_avro.schema import Record, SchemaError
+from millrace_registry.client import SchemaRegistryClient, UnknownSchema
+from millrace_warehouse.columns import check_table_schema
+from millrace_warehouse.history import iceberg_types, layout
+from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
+from millrace_warehouse.log.messages import body_decoder
+from millrace_warehouse.storage.verbs import Storage
+
+FIRST_REASON = "the newest registered one when the first load began"
+_WIDER = frozenset({(IntegerType, LongType), (FloatType, DoubleType)})
+_RECORD = re.compile(r"(\d{4,})\.json")
+
+Lookup = Callable[[int], Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaRecord:
+    """One schema that a table has had: `schema/<4 digits>.json`."""
+
+    topic: str
+    number: int
+    """1 for what the first load pinned, one more for each promotion."""
+    schema_id: int
+    """Id of the Avro schema in the registry."""
+    iceberg: Mapping[str, Any]
+    """The Iceberg schema as JSON, with field ids."""
+    last_column_id: int
+    """The highest field id that any schema of the table has had."""
+    created: str
+    by: str
+    """user@machine."""
+    reason: str
+    previous_schema_id: int | None
+    format: int = FORMAT
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.model_validate(self.iceberg)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The schema of a Parquet file of the table, with field ids."""
+        return iceberg_types.arrow_schema(self.schema)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromoteResult:
+    """What a promotion did, for people and for scripts."""
+
+    topic: str
+    schema_id: int
+    record: SchemaRecord | None
+    """None when it was the table's schema already."""
+    changes: Sequence[str]
+
+
+def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
+    """One record; MillraceError when it is missing or cannot be read."""
+    path = layout.schema_path(topic, number)
+    try:
+        return decode(SchemaRecord, storage.read(path), path)
+    except FileNotFoundError:
+        raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
+
+
+def record_numbers(storage: Storage, topic: str) -> list[int]:
+    """Numbers of the records that are there, ascending."""
+    names = map(_RECORD.fullmatch, storage.names(layout.schema_folder(topic)))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def records(storage: Storage, topic: str) -> list[SchemaRecord]:
+    """Every schema the table has had, in order; MillraceError when one is missing or cannot be read."""
+    numbers = record_numbers(storage, topic)
+    return [read_record(storage, topic, number) for number in range(1, max(numbers, default=0) + 1)]
+
+
+def pinned(storage: Storage, topic: str, used: int = 0) -> SchemaRecord | None:
+    """The newest record, which the next load decodes with; None before the first one.
+
+    MillraceError when record `used`, which a load names, is gone: nobody falls back to an older schema.
+    """
+    newest = max([used, *record_numbers(storage, topic)])
+    return read_record(storage, topic, newest) if newest else None
+
+
+def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str, Any]) -> SchemaRecord:
+    """The table's first record: this schema, or what somebody else has pinned at the same moment.
+
+    MillraceError unless a new table may have the schema.
+    """
+    columns = iceberg_types.iceberg_schema(check_pinned(topic, schema_id, schema))
+    record = SchemaRecord(
+        topic=topic,
+        number=1,
+        schema_id=schema_id,
+        iceberg=columns.model_dump(mode="json"),
+        last_column_id=iceberg_types.last_id(columns),
+        created=now(),
+        by=_who(),
+        reason=FIRST_REASON,
+        previous_schema_id=None,
+    )
+    if storage.create(layout.schema_path(topic, 1), encode(record)):
+        return record
+    return read_record(storage, topic, 1)
+
+
+def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
+    """The columns of a topic's first load with that schema; MillraceError unless it may pin it."""
+    try:
+        return check_table_schema(schema)
+    except SchemaError as error:
+        raise MillraceError(
+            f"{topic} cannot be loaded with schema {schema_id}: {error}; mend the schema, register it,"
+            " then load again"
+        ) from None
+
+
+def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
+    """The registry's schema of a record; MillraceError when its columns are not the record's.
+
+    Another registry may know another schema by the same id: its rows would not be the table's.
+    """
+    schema = _look_up_schema(lookup, record.schema_id)
+    table = check_pinned(record.topic, record.schema_id, schema)
+    columns = iceberg_types.evolved(record.schema, record.last_column_id, table)
+    if not record.arrow_schema.equals(iceberg_types.arrow_schema(columns), check_metadata=True):
+        raise MillraceError(
+            f"schema {record.schema_id} has other columns than {record.topic} was given by"
+            f" {layout.schema_path(record.topic, record.number)}: give the registry that the table was"
+            " loaded with"
+        )
+    return schema
+
+
+def promote_registered(
+    storage: Storage, registry: SchemaRegistryClient, topic: str, schema_id: int | None, reason: str
+) -> PromoteResult:
+    """Promote to a schema that is registered under the topic's name: that of an id, or the newest."""
+    try:
+        if schema_id is None:
+            schema_id = registry.latest(topic).schema_id
+        elif registry.lookup(topic, registry.schema(schema_id)) is None:
+            raise UnknownSchema
+    except UnknownSchema:
+        what = "no schema" if schema_id is None else f"no schema {schema_id}"
+        raise MillraceError(
+            f"{what} is registered for subject {topic!r} at {registry.url}: register it with"
+            " `millrace schemas apply`, then promote again"
+        ) from None
+    return promote(storage, topic, schema_id, reason, partial(_look_up, registry))
+
+
+def _look_up(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] | None:
+    try:
+        schema: Mapping[str, Any] = registry.schema(schema_id)
+    except UnknownSchema:
+        return None
+    return schema
+
+
+def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
+    """Record that loads from now on decode with that schema, unless it is the table's schema already.
+
+    MillraceError when old messages or files could not be read with it, or when another promotion was
+    recorded at the same moment.
+    """
+    newest = layout.require_load(storage, topic)
+    # Before anything is compared: a promotion that comes in between then takes the next number.
+    before = pinned(storage, topic, newest.schema)
+    assert before is not None
+    if before.schema_id == schema_id:
+        return PromoteResult(topic=topic, schema_id=schema_id, record=None, changes=[])
+    old, new = avro_schema(before, lookup), _look_up_schema(lookup, schema_id)
+    table = check_promotion(topic, (before.schema_id, old), (schema_id, new))
+    columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
+    record = SchemaRecord(
+        topic=topic,
+        number=before.number + 1,
+        schema_id=schema_id,
+        iceberg=columns.model_dump(mode="json"),
+        last_column_id=max(before.last_column_id, iceberg_types.last_id(columns)),
+        created=now(),
+        by=_who(),
+        reason=reason,
+        previous_schema_id=before.schema_id,
+    )
+    if not storage.create(layout.schema_path(topic, record.number), encode(record)):
+        raise MillraceError(
+            f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
+            " --list`, then promote again if it is still needed"
+        )
+    changes = _changes(before.schema, columns)
+    return PromoteResult(topic=topic, schema_id=schema_id, record=record, changes=changes)
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _look_up_schema(lookup: Lookup, schema_id: int) -> Mapping[str, Any]:
+    schema = lookup(schema_id)
+    if schema is None:
+        raise MillraceError(
+            f"the registry has no schema {schema_id}: give the registry that the table was loaded with, and"
+            " the id of a registered schema"
+        )
+    return schema
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One schema a table has had, for people."""
+
+    number: int
+    schema_id: int
+    first_load: int | None
+    """The first load that has it; None before there is one."""
+    created: str
+    by: str
+    reason: str
+
+
+def history(storage: Storage, topic: str) -> list[HistoryEntry]:
+    """Every schema a table has had, in order."""
+    newest = layout.require_load(storage, topic)
+    # Loads keep the order of the records, so a binary search reads few manifests for each of them.
+    loads = range(1, newest.load + 1)
+
+    def schema_of(load: int) -> int:
+        return layout.read_load(storage, topic, load).schema
+
+    def first_load(number: int) -> int | None:
+        load = bisect.bisect_left(loads, number, key=schema_of)
+        return loads[load] if load < len(loads) and schema_of(loads[load]) == number else None
+
+    return [
+        HistoryEntry(r.number, r.schema_id, first_load(r.number), r.created, r.by, r.reason)
+        for r in records(storage, topic)
+    ]
+
+
+def check_promotion(
+    topic: str, old: tuple[int, Mapping[str, Any]], new: tuple[int, Mapping[str, Any]]
+) -> Record:
+    """The new table; MillraceError unless one of schema `old` (id, schema) can become one of `new`."""
+    where = f"{topic} cannot be promoted from schema {old[0]} to {new[0]}"
+    before = check_table_schema(old[1])
+    try:
+        table = check_table_schema(new[1])
+    except SchemaError as error:
+        raise MillraceError(f"{where}: {error}; mend the schema, register it, then promote again") from None
+    try:
+        body_decoder(before, table)
+    except SchemaError as error:
+        raise MillraceError(
+            f"{where}, it cannot read what was written with the old one: {error}; give new fields a default,"
+            " or load into a new warehouse"
+        ) from None
+    old_columns, new_columns = map(iceberg_types.iceberg_schema, (before, table))
+    if refused := _not_promoted(old_columns.as_struct(), new_columns.as_struct(), ""):
+        raise MillraceError(
+            f"{where}: column {refused}, which cannot be read from the files that are there; load into a new"
+            " warehouse"
+        )
+    if renamed := _renamed(before, table):
+        raise MillraceError(
+            f"{where}: it renames column {renamed}, and rows that are there would lose it; keep the old name,"
+            " or load into a new warehouse"
+        )
+    return table
+
+
+def _not_promoted(old: IcebergType, new: IcebergType, path: str) -> str:
+    """Which column would get a type that Iceberg does not promote its own to; empty when none would."""
+    if old == new or _is_wider(old, new):
+        return ""
+    if isinstance(old, StructType) and isinstance(new, StructType):
+        before = {field.name: field.field_type for field in old.fields}
+        refused = (
+            _not_promoted(before[field.name], field.field_type, f"{path}{field.name}.")
+            for field in new.fields
+            if field.name in before
+        )
+        return next(filter(None, refused), "")
+    if isinstance(old, ListType) and isinstance(new, ListType):
+        return _not_promoted(old.element_type, new.element_type, path)
+    if isinstance(old, MapType) and isinstance(new, MapType):
+        return _not_promoted(old.value_type, new.value_type, path)
+    return f"{path.rstrip('.')} would change from {old} to {new}"
+
+
+def _is_wider(old: IcebergType, new: IcebergType) -> bool:
+    """The promotions that Iceberg's format has; pyiceberg's own `promote` takes text for bytes, too."""
+    if isinstance(old, DecimalType) and isinstance(new, DecimalType):
+        return old.scale == new.scale and old.precision <= new.precision
+    return (type(old), type(new)) in _WIDER
+
+
+def _renamed(old: Record, new: Record) -> str:
+    names = {field.name for field in old.fields}
+    for field in new.fields:
+        if field.name not in names and (before := names & set(field.aliases)):
+            return f"{min(before)} to {field.name}"
+    return ""
+
+
+def _changes(old: Schema, new: Schema) -> list[str]:
+    before = {field.name: field.field_type for field in old.fields}
+    after = {field.name: field.field_type for field in new.fields}
+    gained = [f"new column {name}: null in rows loaded before" for name in after if name not in before]
+    lost = [f"column {name} is in new rows no more" for name in before if name not in after]
+    wider = [
+        f"column {name} is {type_} from now on, it was {before[name]}"
+        for name, type_ in after.items()
+        if isinstance(type_, PrimitiveType) and before.get(name, type_) != type_
+    ]
+    return gained + lost + wider
+
+
+def dropped_fields(table: Mapping[str, Any], writer_ids: Iterable[int], lookup: Lookup) -> dict[str, int]:
+    """Fields that messages have and the table has not, each with the newest writer schema that has it."""
+    columns = set(_field_names(table)) | {a for field in table["fields"] for a in field.get("aliases", ())}
+    dropped: dict[str, int] = {}
+    for schema_id in sorted(writer_ids):
+        writer = lookup(schema_id)
+        for name in _field_names(writer) if writer is not None else ():
+            if name not in columns:
+                dropped[name] = schema_id
+    return dropped
+
+
+def _field_names(schema: Mapping[str, Any]) -> list[str]:
+    return [field["name"] for field in schema["fields"]]
