@@ -4,7 +4,7 @@
     <topic>/loads/<10 digits>.json                           a load's manifest; creating it is the load
                  /_head                                      number of a load at which a listing may begin
     <topic>/editions/<10 digits>.<4 digits>.json             the same offsets read again
-    <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names:
+    <topic>/rows/<10 digits>-<attempt>/                      what one attempt wrote, under final names
                  <hour>-<task>-<8 hex>.parquet               its rows of one hour of event time, UTC
                  rejected-<task>-<8 hex>.parquet             its records that could not be decoded
                  entries.avro, sequences.json.gz             for the table, and for the auditor
@@ -22,18 +22,30 @@ Nothing is renamed or written twice, but `_head`. Knows names and manifests; no 
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.manifest import LoadManifest, M, check_follows, check_hash, decode
+from millrace_warehouse.history.manifest import (
+    LoadManifest,
+    M,
+    Publication,
+    check_follows,
+    check_hash,
+    decode,
+)
 from millrace_warehouse.storage.verbs import Storage
 
 CATALOG = "catalog.db"
 """SQLite writes files beside it whose names begin like its own."""
 HEAD = "_head"
+HEAD_EVERY = 100
+"""A listing of up to as many names costs as much as one of none, on every storage."""
 _LOAD = re.compile(r"(\d{10})\.json")
 _EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
+_ATTEMPT = re.compile(r"(\d{10})-(\d{4,})-[0-9a-f]+")
 _OLD_LOAD = "load="
 """How the folder of a load began in format 2."""
 
@@ -77,8 +89,14 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
-    """What one attempt to make a load, or an edition of it, writes into."""
+    """What one attempt to make a load, or an edition of it, writes into; `attempted` reads its name."""
     return f"{topic}/rows/{load:010d}-{attempt}"
+
+
+def attempted(name: str) -> tuple[int, int] | None:
+    """The load and the edition that a folder of rows was to become, by its name; None for no such folder."""
+    match = _ATTEMPT.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def schema_folder(topic: str) -> str:
@@ -170,6 +188,16 @@ def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
     return read_load(storage, topic, newest) if newest else None
 
 
+def remember_newest(storage: Storage, load: LoadManifest) -> None:
+    """Let listings begin at this load from now on, if it is one of every HEAD_EVERY; else do nothing.
+
+    A hint that is lost, old or cut costs a longer listing, so a storage that refuses it stops nobody.
+    """
+    if load.load % HEAD_EVERY == 0:
+        with suppress(MillraceError):
+            storage.put(f"{loads_folder(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
+
+
 def require_load(storage: Storage, topic: str) -> LoadManifest:
     """The newest load; MillraceError when there is none, or when one of the last ones is gone."""
     newest = newest_load(storage, topic)
@@ -196,6 +224,20 @@ def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManife
             raise MillraceError(f"{load_path(topic, number)}: {problems[0]}; restore it from a copy")
         yield load
         before = load
+
+
+def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
+    """The first load that the newest publication has not looked at; None when there is no such load.
+
+    A publication that the table has lost meanwhile counts: only the catalog knows, and a load asks none.
+    """
+    recorded = storage.names(ledger_path(publications_folder(topic)))
+    through = 0
+    if recorded:
+        path = f"{publications_folder(topic)}/{recorded[-1]}"
+        through = read_checked(storage, Publication, path).loads.load
+    newest = newest_load(storage, topic)
+    return read_load(storage, topic, through + 1) if newest and newest.load > through else None
 
 
 def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:

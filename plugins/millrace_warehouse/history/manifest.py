@@ -135,7 +135,10 @@ class LoadManifest:
     edition: int = 1
     """1 for the first reading of these offsets; each re-load of the same ones is the next."""
     attempt: str
-    """Which try wrote the files: they lie in `rows/<10 digits>-<attempt>/`, and nobody lists that folder."""
+    """Which try wrote the files: they lie in `rows/<10 digits>-<attempt>/`, and nobody lists that folder.
+
+    The edition in four digits and a random number, so that no attempt of one edition has another's name.
+    """
     run_id: str
     created: str
     schema: int

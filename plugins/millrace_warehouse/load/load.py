@@ -1,9 +1,9 @@
-"""One load: what is new in a topic, read once, accounted for, made visible by one rename.
+"""One load: what is new in a topic, read once, accounted for, made to count by one exclusive create.
 
-A run heals what a crash left and freezes the end. Until one attempt is published or nothing is left to do it
-starts at the published end, has the rows written and accounted for (`writing`), and renames. When another
-driver was first, the rename fails and the run starts over from what that one published. Written without
-Spark: sinks bring it along.
+A run heals what a crash left and freezes the end. Until one attempt has won or nothing is left to do it
+starts at the published end, has the rows written and accounted for (`writing`), and creates the manifest
+(`attempt`). When another driver was first, the run starts over from what that one published. Written without
+Spark: the job brings a function that runs the tasks. Asks no catalog: loads go on while it is down.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_warehouse.history.editions import expired_path
-from millrace_warehouse.history.layout import check_topic_name, load_folder, read_load
-from millrace_warehouse.history.ledger import newest_load, record
-from millrace_warehouse.history.manifest import LoadManifest, now, sealed
+from millrace_warehouse.history.layout import (
+    check_topic,
+    manifest_path,
+    newest_load,
+    read_load,
+    remember_newest,
+)
+from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import check_same_log
-from millrace_warehouse.history.schemas import check_pinned, dropped_fields, pinned_id
-from millrace_warehouse.history.staging import publish, staged, sweep_staging
+from millrace_warehouse.history.schemas import dropped_fields
 from millrace_warehouse.load import writing
-from millrace_warehouse.load.writing import UNREAD, PartitionProgress, Pinned
+from millrace_warehouse.load.attempt import make
+from millrace_warehouse.load.task import Source
+from millrace_warehouse.load.writing import UNREAD, PartitionProgress
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
 from millrace_warehouse.log.reading import has_byte_positions
-from millrace_warehouse.storage.filesystem import Filesystem
+from millrace_warehouse.storage.verbs import Storage
 
 ATTEMPTS = 20
 """Most races that a run loses in a row before it gives up: each means that another load got through."""
@@ -69,21 +75,20 @@ class LoadResult:
 
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
     """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
-    fs, client = run.writing.fs, run.writing.client
-    check_topic_name(topic)
+    storage, client = run.writing.storage, run.writing.client
+    check_topic(storage, topic)
     metadata = _metadata(client, topic)
     topic_id = metadata.topic_id.hex
-    _check_same_log(run, topic_id, newest_load(fs, topic))  # before anything is written or counted
+    _check_same_log(run, topic_id, newest_load(storage, topic))  # before anything is written or counted
     newest = _heal(run, topic, None)
-    sweep_staging(fs, topic)
-    plan, fresh = freeze(fs, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
+    plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
     for _ in range(ATTEMPTS):
         newest = _heal(run, topic, newest)
         check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
-            return _with_lag(run, newest, _nothing_to_do(fs, plan, newest, fresh))
+            return _with_lag(run, newest, _nothing_to_do(storage, plan, newest, fresh))
         if (result := _attempt(run, plan, newest)) is not None:
             return result
     raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
@@ -102,12 +107,13 @@ def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest |
     """The newest load, its ledger entry and its counts made good unless it is the one seen before.
 
     Called before every attempt: whoever publishes the next load hides this one from all later runs, and the
-    driver that published it may have died right after its rename.
+    driver that made it may have died right after its manifest was there.
     """
-    fs = run.writing.fs
-    newest = newest_load(fs, topic)
+    storage = run.writing.storage
+    newest = newest_load(storage, topic)
     if newest is not None and newest != seen:
-        record(fs, topic, load_folder(newest.load), newest)
+        record(storage, manifest_path(newest), newest)
+        remember_newest(storage, newest)
         run.writing.publish_counts([newest])
         run.writing.progress("healed")
     return newest
@@ -175,65 +181,45 @@ def _covered(plan: Plan, newest: LoadManifest | None) -> bool:
 
 def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResult | None:
     """One try to load from the published end to the plan's; None when another driver was first."""
-    fs, progress = run.writing.fs, run.writing.progress
-    with staged(fs, plan.topic) as staging:
-        manifest, notes = _write(run, plan, newest, staging)
-        progress("verified")
-        won = publish(fs, plan.topic, staging, load_folder(manifest.load), manifest, progress)
-    if not won:
+    storage, progress = run.writing.storage, run.writing.progress
+    parts = writing.parts_of(
+        run.writing.client, plan.topic, plan.topic_id, _progress(plan.topic_id, newest), plan.end_offsets
+    )
+    source = run.writing.pin(plan.topic, 0 if newest is None else newest.schema)
+    load = 1 if newest is None else newest.load + 1
+
+    def write(attempt: str) -> LoadManifest:
+        draft = LoadManifest(
+            topic=plan.topic,
+            topic_id=plan.topic_id,
+            cluster_id=plan.cluster_id,
+            load=load,
+            attempt=attempt,
+            run_id=run.writing.run_id,
+            created=now(),
+            schema=source.record.number,
+            file_by_ms=plan.file_by_ms,
+            partitions=(),
+            files=(),
+            previous=None if newest is None else newest.sha256,
+        )
+        return writing.write_ranges(run.writing, draft, source, parts)
+
+    manifest = make(storage, plan.topic, load, 1, write, progress)
+    if manifest is None:
         return None
+    record(storage, manifest_path(manifest), manifest)
+    remember_newest(storage, manifest)
+    progress("recorded")
     run.writing.publish_counts([manifest])
     progress("counted")
-    return _with_lag(run, manifest, _published(manifest, notes))
+    return _with_lag(run, manifest, _published(manifest, _dropped_fields(source, manifest)))
 
 
-def _write(
-    run: LoadRun, plan: Plan, newest: LoadManifest | None, staging: str
-) -> tuple[LoadManifest, list[str]]:
-    fs = run.writing.fs
-    topic, progress = plan.topic, _progress(plan.topic_id, newest)
-    parts = writing.parts_of(run.writing.client, topic, plan.topic_id, progress, plan.end_offsets)
-    load = 1 if newest is None else newest.load + 1
-    _check_not_expired(fs, topic, load_folder(load))
-    pinned_before = pinned_id(fs, topic, newest)
-    pinned = run.writing.pin(topic, pinned_before)
-    if pinned_before is None:
-        check_pinned(topic, pinned.table_schema_id, pinned.source.table_schema)
-    draft = LoadManifest(
-        topic=topic,
-        topic_id=plan.topic_id,
-        cluster_id=plan.cluster_id,
-        load=load,
-        run_id=run.writing.run_id,
-        created=now(),
-        sink=run.writing.sink.name,
-        table_schema_id=pinned.table_schema_id,
-        promotion=pinned.promotion,
-        partitions=(),
-        files=(),
-        previous=None if newest is None else newest.sha256,
-    )
-    manifest = sealed(writing.write_ranges(run.writing, draft, pinned.source, parts, staging))
-    return manifest, _dropped_fields(pinned, manifest)
-
-
-def _check_not_expired(fs: Filesystem, topic: str, folder: str) -> None:
-    """MillraceError when a load of that number is said to have expired: this one would be taken for it."""
-    path = expired_path(topic, folder)
-    try:
-        fs.read(path)
-    except FileNotFoundError:
-        return
-    raise MillraceError(
-        f"{path} says that {folder} has expired, a load made anew would be deleted: restore the folder from a"
-        " copy, or move it away together with that file"
-    )
-
-
-def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
+def _dropped_fields(source: Source, manifest: LoadManifest) -> list[str]:
     """A note for the fields of the messages that the table has no column for."""
-    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.table_schema_id}
-    fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {source.record.schema_id}
+    fields = dropped_fields(source.table_schema, writers, source.lookup)
     if not fields:
         return []
     return [
@@ -257,21 +243,21 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
     return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
 
 
-def _nothing_to_do(fs: Filesystem, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
+def _nothing_to_do(storage: Storage, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
         return _unpublished(plan, None, f"{empty}, there is nothing to load")
     if fresh:
-        message = f"nothing new{' within its bounds' if bounded else ''} since {load_folder(newest.load)}"
+        message = f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
         return _unpublished(plan, newest, message)
     holder = newest
     while holder.load > 1:
-        earlier = read_load(fs, plan.topic, holder.load - 1)
+        earlier = read_load(storage, plan.topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    return _unpublished(plan, holder, f"{load_folder(holder.load)} holds it already")
+    return _unpublished(plan, holder, f"load {holder.load} holds it already")
 
 
 def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadResult:
@@ -298,6 +284,6 @@ def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:
         rejected=manifest.rejected,
         hours=manifest.rows_by_hour(),
         gaps=gaps,
-        message=f"published {load_folder(manifest.load)}",
+        message=f"made load {manifest.load}",
         notes=notes,
     )

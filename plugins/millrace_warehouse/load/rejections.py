@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace.errors import ConfigError
-from millrace_warehouse.history.manifest import REJECTED, DataFile
-from millrace_warehouse.load.hour_files import data_file
 from millrace_warehouse.log.messages import Rejected
 
 REJECTED_SCHEMA = pa.schema(
@@ -29,7 +27,7 @@ REJECTED_SCHEMA = pa.schema(
         ("raw", pa.binary()),
     ]
 )
-"""`_rejected/*.parquet`: a row is one record, or `records` of them where a batch cannot be unpacked."""
+"""A row is one record, or `records` of them where a batch cannot be unpacked."""
 HELD_BYTES = 16 << 20
 """Most raw bytes that a task holds before it writes them: a cut may be nothing but rejected records."""
 REASONS = 20
@@ -90,12 +88,21 @@ DEFAULT_LIMIT = RejectedLimit(records=100, percent=0.1)
 """A share alone would refuse one broken record of ten; a number alone would not notice a broken hour."""
 
 
-class RejectedFile:
-    """One task's file in `_rejected/`, made when there is something to put into it."""
+@dataclass(frozen=True, slots=True)
+class LocalRejected:
+    """A task's file of rejected records, before it is stored."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder = folder
-        self._path = f"{REJECTED}/{name}.parquet"
+    path: Path
+    rows: int
+    records: int
+    """Records the rows stand for."""
+
+
+class RejectedRecords:
+    """One task's file of rejected records, made when there is something to put into it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "rejected.parquet"
         self._held: list[Rejected] = []
         self._held_bytes = 0
         self._writer: pq.ParquetWriter | None = None
@@ -107,21 +114,20 @@ class RejectedFile:
         if self._held_bytes >= HELD_BYTES:
             self._write()
 
-    def close(self) -> list[DataFile]:
+    def close(self) -> list[LocalRejected]:
         """Write what is held; the file, if there is one."""
         self._write()
         if self._writer is None:
             return []
         self._writer.close()
-        return [data_file(self._folder, self._path, self._rows, self._records)]
+        return [LocalRejected(self._path, self._rows, self._records)]
 
     def _write(self) -> None:
         if not self._held:
             return
         rows = [{name: getattr(record, name) for name in REJECTED_SCHEMA.names} for record in self._held]
         if self._writer is None:
-            (self._folder / self._path).parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._folder / self._path, REJECTED_SCHEMA, compression="zstd")
+            self._writer = pq.ParquetWriter(self._path, REJECTED_SCHEMA, compression="zstd")
         self._writer.write_table(pa.Table.from_pylist(rows, REJECTED_SCHEMA))
         self._rows += len(rows)
         self._records += sum(record.records for record in self._held)

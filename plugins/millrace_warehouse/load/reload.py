@@ -1,9 +1,9 @@
 """Reads loads again from the log, after a decoder or a schema was mended: the next edition of each.
 
 A run reads exactly the offsets that the load recorded. It refuses what has expired, before anything is
-written, and a log that has lost something since. The first edition stays as it is. The next one is published
-under `_reloads/` by one exclusive rename, names the manifest it replaces and why, and the auditor is told
-what changed. Hours follow with the next `hourly`. Written without Spark, like `load`.
+written, and a log that has lost something since. The first edition stays as it is. The next one is made by
+one exclusive create in `editions/`, names the manifest it replaces and why, and the auditor is told what
+changed. The table follows with the next `publish`. Written without Spark, like `load`.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_warehouse.history import editions
-from millrace_warehouse.history.layout import load_folder
-from millrace_warehouse.history.ledger import record, recorded_folders, require_load
-from millrace_warehouse.history.manifest import REJECTED, LoadManifest, PartitionRange, sealed
+from millrace_warehouse.history.layout import (
+    edition_path,
+    editions_of,
+    load_numbers,
+    loads_after,
+    manifest_path,
+    read_edition,
+    require_load,
+)
+from millrace_warehouse.history.ledger import read_entry, record
+from millrace_warehouse.history.manifest import UNFILED, LoadManifest, PartitionRange
 from millrace_warehouse.history.same_log import another_log
-from millrace_warehouse.history.schemas import pinned_id
-from millrace_warehouse.history.staging import publish, staged, sweep_staging
 from millrace_warehouse.load import writing
+from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit
+from millrace_warehouse.load.task import Source
 from millrace_warehouse.log.ranges import Gap
-from millrace_warehouse.storage.filesystem import Filesystem
-from millrace_warehouse.table.index import hour_index
-from millrace_warehouse.table.revisions import read_revision, revision_numbers
-from millrace_warehouse.table.sources import LoadHistory
+from millrace_warehouse.storage.verbs import Storage
 
 ATTEMPTS = 5
-COUNTED = "_counted"
-"""Folder of `_reloads/` that says which editions the auditor was told of."""
+"""Most races that a run loses in a row, for one load, before it gives up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class ReloadResult:
     load: int
     edition: int
     published: bool
-    """True if this call published the edition."""
+    """True if this call made the edition."""
     rows: int
     rejected: int
     rows_before: int
@@ -59,26 +62,26 @@ class ReloadResult:
     """Hours that have rows of the edition now or had some of the one before -> rows now."""
 
 
-def loads_of(fs: Filesystem, topic: str, hours: Sequence[str]) -> list[int]:
-    """The loads that have rows of one of these hours, or rejected records that may be; ascending.
+def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
+    """The loads with rows of one of these hours in any edition, or with rejected records that may be.
 
     A rejected record has no time that can be read: its load counts if it has rows on both sides, or none.
+    Reads every manifest of the topic.
     """
-    require_load(fs, topic)
-    history = LoadHistory.of(fs, topic)
-    index = hour_index(fs, topic, len(history.numbers))
-    loads: set[int] = set()
-    for hour in hours:
-        loads |= set(history.loads_with_rows(hour, index))
-        if numbers := revision_numbers(fs, topic, hour):
-            parts = read_revision(fs, topic, hour, numbers[-1]).manifest.loads
-            loads |= {part.load for part in parts if part.rows}
-    for load in history.numbers:
-        if load not in loads and REJECTED in fs.names(history.folder(load)):
-            present = history.manifest(load).rows_by_hour()
-            if not present or any(min(present) <= hour <= max(present) for hour in hours):
-                loads.add(load)
-    return sorted(loads)
+    require_load(storage, topic)
+    later = editions_of(storage, topic)
+    loads = []
+    for first in loads_after(storage, topic, 0):
+        editions = [first, *(read_edition(storage, topic, first.load, n) for n in later.get(first.load, ()))]
+        present = {hour for edition in editions for hour in edition.rows_by_hour()}
+        if present & set(hours) or (editions[-1].rejected and _may_have(present - {UNFILED}, hours)):
+            loads.append(first.load)
+    return loads
+
+
+def _may_have(present: set[str], hours: Sequence[str]) -> bool:
+    """True if one of the hours lies among those present, or none is."""
+    return not present or any(min(present) <= hour <= max(present) for hour in hours)
 
 
 def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[ReloadResult]:
@@ -86,18 +89,16 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
 
     MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
     """
-    fs = run.writing.fs
-    newest = require_load(fs, topic)
-    history = LoadHistory.of(fs, topic)
-    if unknown := sorted(set(loads) - set(history.numbers)):
-        raise MillraceError(f"{topic} has no {load_folder(unknown[0])}: its loads are 1 to {newest.load}")
-    table = editions.reloads_table(topic)
+    storage = run.writing.storage
+    newest = require_load(storage, topic)
+    if unknown := sorted(set(loads) - set(load_numbers(storage, topic))):
+        raise MillraceError(f"{topic} has no load {unknown[0]}: its loads are 1 to {newest.load}")
     _heal(run, topic)
-    sweep_staging(fs, table)
-    manifests = [history.manifest(load) for load in loads]
+    later = editions_of(storage, topic)
+    manifests = [read_edition(storage, topic, load, later.get(load, [1])[-1]) for load in loads]
     _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
-    pinned = run.writing.pin(topic, pinned_id(fs, topic, newest))
-    return [_reload(run, topic, load, pinned) for load in loads]
+    source = run.writing.pin(topic, newest.schema)
+    return [_reload(run, topic, load, source) for load in loads]
 
 
 def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
@@ -105,28 +106,22 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 
 
 def _heal(run: ReloadRun, topic: str) -> None:
-    """Make good what a crash behind a rename left undone: the ledger's entry, the counts for the auditor."""
-    fs = run.writing.fs
-    table = editions.reloads_table(topic)
-    recorded, counted = set(recorded_folders(fs, table)), set(fs.names(f"{table}/{COUNTED}"))
-    for load, numbers in editions.later_editions(fs, topic).items():
-        for edition in numbers:
-            if (folder := editions.reload_folder(load, edition)) not in recorded:
-                record(fs, table, folder, editions.read_edition(fs, topic, load, edition))
-        if _counted_name(load, numbers[-1]) not in counted:
-            _count(run, topic, load, numbers[-1])
+    """Make good what a crash behind a create left undone: the counts for the auditor, the ledger's entry."""
+    storage = run.writing.storage
+    for load, numbers in editions_of(storage, topic).items():
+        for number in numbers:
+            if read_entry(storage, edition_path(topic, load, number)) is None:
+                _count(run, read_edition(storage, topic, load, number))
 
 
-def _counted_name(load: int, edition: int) -> str:
-    return f"{editions.reload_folder(load, edition).replace('/', ',')}.json"
-
-
-def _count(run: ReloadRun, topic: str, load: int, newest: int) -> None:
-    fs = run.writing.fs
-    numbers = range(1, newest + 1)
-    run.writing.publish_counts([editions.read_edition(fs, topic, load, number) for number in numbers])
-    fs.create(f"{editions.reloads_table(topic)}/{COUNTED}/{_counted_name(load, newest)}", b"{}\n")
+def _count(run: ReloadRun, edition: LoadManifest) -> None:
+    """Tell the auditor of an edition, then the ledger: an entry of an edition says that it is counted."""
+    storage, topic, load = run.writing.storage, edition.topic, edition.load
+    before = [read_edition(storage, topic, load, number) for number in range(1, edition.edition)]
+    run.writing.publish_counts([*before, edition])
     run.writing.progress("counted")
+    record(storage, manifest_path(edition), edition)
+    run.writing.progress("recorded")
 
 
 def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest]) -> None:
@@ -140,16 +135,15 @@ def _check_retained(run: ReloadRun, topic: str, manifests: Sequence[LoadManifest
     earliest = run.writing.client.list_offsets(topic, EARLIEST)
     problems = []
     for manifest in manifests:
-        folder = editions.edition_folder(manifest.load, manifest.edition)
         if different := another_log(run.writing.client, topic_id, manifest):
-            problems.append(f"{folder}: {different}")
+            problems.append(f"load {manifest.load}: {different}")
             continue
         for part in manifest.partitions:
             first = earliest.get(part.partition, part.end)
             if part.end > part.start and not _is_retained(part, first):
                 problems.append(
-                    f"{folder} needs {topic}-{part.partition} offsets [{_start(part)[0]}, {part.end}),"
-                    f" the log begins at {first}"
+                    f"load {manifest.load} needs {topic}-{part.partition} offsets"
+                    f" [{_start(part)[0]}, {part.end}), the log begins at {first}"
                 )
     if problems:
         raise MillraceError(
@@ -169,46 +163,41 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
     return first <= start or first == base or start >= part.end
 
 
-def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
+def _reload(run: ReloadRun, topic: str, load: int, source: Source) -> ReloadResult:
+    storage = run.writing.storage
     for _ in range(ATTEMPTS):
-        number = editions.later_editions(run.writing.fs, topic).get(load, [1])[-1]
-        newest = editions.read_edition(run.writing.fs, topic, load, number)
+        number = editions_of(storage, topic).get(load, [1])[-1]
+        newest = read_edition(storage, topic, load, number)
         if _is_own(run, newest):
-            before = editions.read_edition(run.writing.fs, topic, load, newest.edition - 1)
+            before = read_edition(storage, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
-        manifest = _attempt(run, newest, pinned)
+        manifest = _attempt(run, newest, source)
         if manifest is not None:
-            _count(run, topic, load, manifest.edition)
+            _count(run, manifest)
             return _result(manifest, newest, published=True)
-    raise MillraceError(
-        f"{topic}: other runs read {load_folder(load)} again {ATTEMPTS} times; run one at a time"
-    )
+    raise MillraceError(f"{topic}: other runs read load {load} again {ATTEMPTS} times; run one at a time")
 
 
-def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
-    """One try to publish the next edition; None when another run was first."""
-    fs, progress = run.writing.fs, run.writing.progress
-    table = editions.reloads_table(replaced.topic)
-    draft = dataclasses.replace(
-        replaced,
-        edition=replaced.edition + 1,
-        run_id=run.writing.run_id,
-        sink=run.writing.sink.name,
-        table_schema_id=pinned.table_schema_id,
-        promotion=pinned.promotion,
-        reason=run.reason,
-        previous=replaced.sha256,
-    )
-    with staged(fs, table) as staging:
-        limited, parts = _limited(run, replaced), _parts(run, replaced)
-        written = writing.write_ranges(limited, draft, pinned.source, parts, staging)
+def _attempt(run: ReloadRun, replaced: LoadManifest, source: Source) -> LoadManifest | None:
+    """One try to make the next edition; None when another run was first."""
+    limited, edition = _limited(run, replaced), replaced.edition + 1
+
+    def write(attempt: str) -> LoadManifest:
+        draft = dataclasses.replace(
+            replaced,
+            edition=edition,
+            attempt=attempt,
+            run_id=run.writing.run_id,
+            reason=run.reason,
+            previous=replaced.sha256,
+        )
+        written = writing.write_ranges(limited, draft, source, _parts(run, replaced))
         check_same_offsets(written, replaced)
-        manifest = sealed(written)
-        progress("verified")
-        folder = editions.reload_folder(manifest.load, manifest.edition)
-        won = publish(fs, table, staging, folder, manifest, progress)
-    return manifest if won else None
+        return written
+
+    storage, topic = run.writing.storage, replaced.topic
+    return make(storage, topic, replaced.load, edition, write, run.writing.progress)
 
 
 def _limited(run: ReloadRun, replaced: LoadManifest) -> writing.Writing:
@@ -243,7 +232,7 @@ def check_same_offsets(manifest: LoadManifest, replaced: LoadManifest) -> None:
     new = {part.partition: part for part in manifest.partitions}
     for old in replaced.partitions:
         part = new[old.partition]
-        where = f"{manifest.topic}-{old.partition} of {load_folder(replaced.load)}"
+        where = f"{manifest.topic}-{old.partition} of load {replaced.load}"
         if (part.start, part.end) != (old.start, old.end):
             raise MillraceError(
                 f"{where}: [{part.start}, {part.end}) was read instead of [{old.start}, {old.end})"

@@ -1,34 +1,35 @@
-"""A sink writes a load's Parquet files into its staging folder and accounts for every record.
+"""One task of a load: reads a cut of the log, decodes it, writes Parquet and stores the files.
 
-`direct`: each task reads its cut, decodes it and writes Parquet with pyarrow; Spark only schedules. It takes
-a quarter of the CPU of `spark` (`spark_sink`), and needs a storage that tasks see as a folder or reach
-through WebHDFS. Tasks write into a folder beside the staging folder, and the driver moves over the files that
-count: an attempt that was given up, or woke up later, cannot put anything into a published folder, because it
-never knew that one. Publishes nothing: `warehouse.staging.publish` does.
+Spark only schedules. pyarrow writes into a folder of this machine; what is finished is stored under its final
+name in the folder of the attempt, hashed on its way. A task may run twice: each run has file names of its
+own, and the load's manifest names those of the run whose result the driver has got.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.manifest import DataFile
-from millrace_warehouse.history.staging import tasks_folder
+from millrace_warehouse.history.entries import metrics_of
+from millrace_warehouse.history.manifest import DataFile, RejectedFile
+from millrace_warehouse.history.schemas import SchemaRecord
 from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.load.rejections import Reasons, RejectedFile
+from millrace_warehouse.load.rejections import Reasons, RejectedRecords
 from millrace_warehouse.load.sequences import count_sequences
-from millrace_warehouse.log.messages import Decoder
+from millrace_warehouse.log.messages import Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
-from millrace_warehouse.storage.filesystem import Filesystem
-from millrace_warehouse.storage.task_storage import TaskStorage
+from millrace_warehouse.storage.verbs import Storage, Written
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +39,35 @@ class Source:
     connect: Callable[[], ClusterClient]
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
+    """The Avro schema that messages are resolved to."""
+    record: SchemaRecord
+    """The columns that it has in the table."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutTask:
-    """One task of the direct sink: a cut and the folder its files go to."""
+    """A cut, and where its files go."""
 
     source: Source
     cut: Cut
     index: int
-    storage: TaskStorage
+    storage: Storage
     folder: str
+    """Of the attempt, from the topic's folder."""
+    filing: Filing
 
 
 @dataclass(frozen=True, slots=True)
 class CutResult:
-    """What one task did: its account, its files by path in the staging folder, its packed sequences."""
+    """What one task did; small, because the driver holds the result of every task."""
 
     stats: RangeStats
-    files: list[DataFile]
+    files: Sequence[tuple[DataFile, bytes]]
+    """Each file of rows with its metrics, as `history.entries` packs them."""
+    rejected: Sequence[RejectedFile]
     packed_sequences: bytes
-    """Small, because the driver holds the result of every task."""
     reasons: Mapping[str, int]
     """Why records were rejected, and how many."""
-
-    @classmethod
-    def of(
-        cls, stats: RangeStats, files: list[DataFile], counts: SequenceCounts, reasons: Reasons
-    ) -> CutResult:
-        packed = zlib.compress(json.dumps(counts.to_json()).encode(), 1)
-        return cls(stats, files, packed, reasons.counts)
 
     @property
     def sequences(self) -> SequenceCounts:
@@ -78,46 +78,58 @@ Run = Callable[[Sequence[CutTask]], list[CutResult]]
 """Runs `write_cut` on every task, somewhere: a Spark job, or one after the other."""
 
 
-class Sink(Protocol):
-    """Writes the rows of some cuts into a staging folder."""
-
-    name: str
-
-    def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
-        """Every cut's result; what is in the folder afterwards is what the results name, nothing else."""
-
-
-class DirectSink:
-    """Tasks that write their own Parquet files."""
-
-    name = "direct"
-
-    def __init__(self, fs: Filesystem, run: Run) -> None:
-        self._fs = fs
-        self._storage = fs.for_tasks()
-        self._run = run
-
-    def write(self, source: Source, cuts: Sequence[Cut], staging: str) -> list[CutResult]:
-        with tasks_folder(self._fs, staging) as work:
-            folder = self._fs.uri(work)
-            tasks = [CutTask(source, cut, index, self._storage, folder) for index, cut in enumerate(cuts)]
-            results = self._run(tasks)
-            self._fs.gather(work, staging, [file.path for result in results for file in result.files])
-        return results
-
-
 def write_cut(task: CutTask) -> CutResult:
-    """Read, decode and write one cut. May run twice for one cut: every attempt has file names of its own."""
+    """Read, decode and store one cut. May run twice for one cut: every run has file names of its own."""
     stats, counts, reasons = RangeStats.of(task.cut), SequenceCounts(), Reasons()
-    decoder = Decoder(task.source.table_schema, task.source.lookup)
-    # In the order of the cuts, so that a table reads in the order of the log; unique by the attempt.
-    name = f"part-{task.index:05d}-{uuid.uuid4().hex[:12]}"
-    with task.storage.writing(task.folder) as folder, closing(task.source.connect()) as client:
-        files, rejected = HourFiles(folder, name, decoder.arrow_schema), RejectedFile(folder, name)
+    source = task.source
+    decoder = Decoder(source.table_schema, source.lookup, task.filing)
+    with _scratch() as folder, closing(source.connect()) as client:
+        files, rejected = (
+            HourFiles(folder, f"{task.index:05d}", source.record.arrow_schema),
+            RejectedRecords(folder),
+        )
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             files.add(batch.rows)
             count_sequences(batch.rows, counts)
             rejected.add(batch.rejected)
             reasons.add(batch.rejected)
-        written = files.close() + rejected.close()
-    return CutResult.of(stats, written, counts, reasons)
+        stored = []
+        for file in files.close():
+            path, written = _store(task, file.path, file.hour)
+            rows = DataFile(
+                path=path, hour=file.hour, rows=file.rows, bytes=written.bytes, sha256=written.sha256
+            )
+            stored.append((rows, metrics_of(file.metadata, source.record.iceberg)))
+        aside = []
+        for left in rejected.close():
+            path, written = _store(task, left.path, "rejected")
+            aside.append(
+                RejectedFile(
+                    path=path,
+                    rows=left.rows,
+                    records=left.records,
+                    bytes=written.bytes,
+                    sha256=written.sha256,
+                )
+            )
+    packed = zlib.compress(json.dumps(counts.to_json()).encode(), 1)
+    return CutResult(stats, stored, aside, packed, reasons.counts)
+
+
+def _store(task: CutTask, local: Path, what: str) -> tuple[str, Written]:
+    """Store a finished file under a name that nobody else has; its path from the topic's folder."""
+    # In the order of the cuts, so that a load's files are listed in the order of the log.
+    path = f"{task.folder}/{what}-{task.index:05d}-{uuid.uuid4().hex[:8]}.parquet"
+    with open(local, "rb") as file:
+        written = task.storage.put(f"{task.cut.range.topic}/{path}", file)
+    local.unlink()
+    return path, written
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder in Spark's local directory, if there is one: Spark deletes it after a task that was killed."""
+    spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    parent = spark if spark and Path(spark).is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="millrace-", dir=parent) as name:
+        yield Path(name)

@@ -1,15 +1,17 @@
-"""From ranges of a log to the checked, unsealed manifest of a staging folder: what every load has in common.
+"""From ranges of a log to the checked, unsealed manifest of one attempt: what every load has in common.
 
-Reads each range once through a sink, checks that the folder holds what the tasks say, accounts for every
-offset and record, and refuses what does not close. Decides neither what to read nor whether it is published.
+Reads each range once, checks that the storage holds what the tasks say, accounts for every offset and record,
+refuses what does not close, and stores what the table and the auditor need of it. Decides neither what to
+read nor whether it counts.
 
     parts = parts_of(writing.client, topic, topic_id, progress, ends)   what of each partition is read
-    manifest = write_ranges(writing, draft, source, parts, staging)     the draft with what was read
+    manifest = write_ranges(writing, draft, source, parts)              the draft with what was read
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,41 +23,43 @@ from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader, split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.layout import spill_sequences
-from millrace_warehouse.history.manifest import LoadManifest, OriginPartition, PartitionRange, check_law, now
-from millrace_warehouse.history.schemas import PinnedId
-from millrace_warehouse.history.staging import Progress, check_files
+from millrace_warehouse.history.entries import write_entries
+from millrace_warehouse.history.layout import rows_folder
+from millrace_warehouse.history.manifest import (
+    DataFile,
+    LoadManifest,
+    OriginPartition,
+    PartitionRange,
+    StoredFile,
+    check_law,
+    now,
+)
+from millrace_warehouse.history.sequences import store_sequences
+from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
-from millrace_warehouse.load.task import CutResult, Sink, Source
+from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
+from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import has_byte_positions
-from millrace_warehouse.storage.filesystem import Filesystem
+from millrace_warehouse.storage.verbs import Storage
 
+ENTRIES = "entries.avro"
 ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pinned:
-    """What a load decodes with: the source, and the id of the schema whose fields are the columns."""
-
-    source: Source
-    table_schema_id: int
-    promotion: int | None = None
-    """Number of the promotion that pinned it, None for the schema the first load pinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
     """What a load and a reading again write with; built in one place, by the job."""
 
-    fs: Filesystem
+    storage: Storage
     client: ClusterClient
-    sink: Sink
+    run: Run
     run_id: str
     cut_bytes: int
-    pin: Callable[[str, PinnedId | None], Pinned]
-    """The source of a topic, with the newest registered schema where none is pinned; called per attempt."""
+    pin: Callable[[str, int], Source]
+    """The source of a topic with its newest schema record, which is not before the one that a load has used:
+    the number given, or 0 for the first load, which pins the newest registered schema. Called per attempt."""
     publish_counts: Callable[[Sequence[LoadManifest]], None]
     """Tells the auditor what the editions of one load hold, the first one first; harmless to repeat."""
     progress: Progress
@@ -172,18 +176,18 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 
 
 def write_ranges(
-    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], staging: str
+    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart]
 ) -> LoadManifest:
-    """Write the rows of the parts into the staging folder; the draft with what was read, not sealed yet.
+    """Write the rows of the parts into the attempt's folder; the draft with what was read, not sealed yet.
 
     MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
     """
-    writing.fs.make_folder(staging)
-    ranges = [part.range for part in parts if part.range is not None]
-    results = writing.sink.write(source, cut_ranges(ranges, writing.cut_bytes), staging)
+    folder = rows_folder(draft.topic, draft.load, draft.attempt)
+    results = _write(writing, draft, source, parts, folder)
     writing.progress("written")
-    files = [file for result in results for file in result.files]
-    check_files(writing.fs, staging, files)
+    files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
+    rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
+    _check_stored(writing.storage, draft.topic, folder, [*(file for file, _ in files), *rejected])
     cuts: dict[int, list[RangeStats]] = {}
     counts = SequenceCounts()
     for result in results:
@@ -192,20 +196,66 @@ def write_ranges(
     partitions = [_account(writing, part, cuts.get(part.partition, [])) for part in parts]
     _check_gaps(writing, draft.topic, partitions)
     _check_rejected(writing, draft.topic, partitions, results)
-    sequences, spilled = spill_sequences(writing.fs, staging, counts)
     manifest = dataclasses.replace(
         draft,
         created=now(),
+        schema=source.record.number,
         partitions=partitions,
-        files=sorted(files, key=lambda file: file.path),
-        sequences=sequences,
-        spilled=spilled,
+        files=[file for file, _ in files],
+        rejected_files=rejected,
     )
     if problems := check_law(manifest):
         raise MillraceError(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
-    return manifest
+    sequences, sequences_file = store_sequences(writing.storage, draft.topic, folder, counts)
+    entries = _store_entries(writing.storage, source, folder, files) if files else None
+    return dataclasses.replace(manifest, entries=entries, sequences=sequences, sequences_file=sequences_file)
+
+
+def _write(
+    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart], folder: str
+) -> list[CutResult]:
+    ranges = [part.range for part in parts if part.range is not None]
+    filing = Filing(draft.load, draft.file_by_ms)
+    return writing.run(
+        [
+            CutTask(
+                source=source,
+                cut=cut,
+                index=index,
+                storage=writing.storage,
+                folder=folder.removeprefix(f"{draft.topic}/"),
+                filing=filing,
+            )
+            for index, cut in enumerate(cut_ranges(ranges, writing.cut_bytes))
+        ]
+    )
+
+
+def _check_stored(storage: Storage, topic: str, folder: str, files: Sequence[StoredFile]) -> None:
+    """MillraceError unless the storage lists every file with the bytes that its task has stored.
+
+    What else is there comes from tasks that ran twice, and nobody will read it. The bytes themselves are
+    hashed by the task on their way in, and by `verify` later: the driver does not read them.
+    """
+    sizes = {f"{folder}/{listed.path}": listed.bytes for listed in storage.files(folder)}
+    for file in files:
+        path = f"{topic}/{file.path}"
+        if (size := sizes.get(path)) != file.bytes:
+            raise MillraceError(
+                f"{storage.uri(path)} has {size} bytes, its task stored {file.bytes}: the storage does not"
+                " keep what is written; check that all executors see the same warehouse, then run again"
+            )
+
+
+def _store_entries(
+    storage: Storage, source: Source, folder: str, files: Sequence[tuple[DataFile, bytes]]
+) -> StoredFile:
+    path = f"{folder}/{ENTRIES}"
+    written = storage.put(path, io.BytesIO(write_entries(files, source.record.iceberg)))
+    inside = path.removeprefix(f"{source.record.topic}/")
+    return StoredFile(path=inside, bytes=written.bytes, sha256=written.sha256)
 
 
 def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:

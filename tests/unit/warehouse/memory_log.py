@@ -1,7 +1,7 @@
 """A topic in memory that reads like one behind a broker: real batches, offsets that are byte positions.
 
-Stands in for a `ClusterClient`, and builds the runs that load from it; the sink, the decoder and
-every file they write are the real ones.
+Stands in for a `ClusterClient`, and builds the runs that load from it; the tasks, the decoder, the storage
+and every file they write are the real ones.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
-from millrace_warehouse.history.staging import Progress
-from millrace_warehouse.table.merge import DirectMerge, merge_files
-from millrace_warehouse.table.publish import HourlyRun
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
 from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
-from millrace_warehouse.history.manifest import LoadManifest, Verdict
-from millrace_warehouse.history.schemas import PinnedId
+from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.schemas import avro_schema, pin_first, pinned
+from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.load import LoadRun
-from millrace_warehouse.load.task import DirectSink, Source, write_cut
-from millrace_warehouse.load.writing import Pinned, Writing
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.load.task import Source, write_cut
+from millrace_warehouse.load.writing import Writing
+from millrace_warehouse.storage import Storage, open_storage
 
 TOPIC = "PageView"
 SCHEMA: dict[str, Any] = {
@@ -229,16 +228,19 @@ def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) 
     return [function(task) for task in tasks]
 
 
-def pin(log: MemoryLog, topic: str, pinned: PinnedId | None) -> Pinned:
-    """The source of the log, with its newest schema unless one is pinned."""
-    schema_id = max(log.schemas) if pinned is None else pinned.schema_id
-    source = Source(lambda: log, log.schemas.get, log.schemas[schema_id])
-    return Pinned(source, schema_id, None if pinned is None else pinned.promotion)
+def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Source:
+    """The source of the log with its newest schema record; the first one is made of its newest schema."""
+    record = pinned(storage, topic, used)
+    if record is None:
+        newest = max(log.schemas)
+        record = pin_first(storage, topic, newest, log.schemas[newest])
+    lookup = log.schemas.get
+    return Source(lambda: log, lookup, avro_schema(record, lookup), record)
 
 
 def load_run(
     log: MemoryLog,
-    warehouse: Path,
+    warehouse: Path | Storage,
     run_id: str = "run-1",
     *,
     progress: Progress = no_progress,
@@ -246,17 +248,17 @@ def load_run(
     **changes: Any,
 ) -> LoadRun:
     """A run that loads from memory, with small cuts."""
-    fs = LocalFilesystem(str(warehouse))
+    storage = open_storage(str(warehouse)) if isinstance(warehouse, Path) else warehouse
 
     def publish_counts(editions: Sequence[LoadManifest]) -> None:
         if counts is not None:
             counts.extend(editions)
 
     settings: dict[str, Any] = {
-        "fs": fs,
+        "storage": storage,
         "client": log,
-        "pin": partial(pin, log),
-        "sink": DirectSink(fs, local_run),
+        "pin": partial(pin, log, storage),
+        "run": local_run,
         "run_id": run_id,
         "cut_bytes": 2_000,
         "publish_counts": publish_counts,
@@ -267,18 +269,6 @@ def load_run(
     return LoadRun(writing=writing, **settings)
 
 
-def hourly_run(warehouse: Path, *, progress: Progress = no_progress) -> HourlyRun:
-    """A run that publishes hours without Spark."""
-    fs = LocalFilesystem(str(warehouse))
-    return HourlyRun(
-        fs=fs,
-        merge=DirectMerge(fs, lambda tasks: local_run(tasks, merge_files)),
-        verdict_of=lambda *_: Verdict(verdict="complete"),
-        run_id=uuid.uuid4().hex,
-        progress=progress,
-    )
-
-
 @dataclass(frozen=True)
 class Row:
     """One loaded row, and the file it is in."""
@@ -287,15 +277,29 @@ class Row:
     time: datetime
     partition: int
     offset: int
-    path: str
+    load: int
+    hour: str
+    """What the manifest says of its file."""
 
 
-def rows_of(warehouse: Path, pattern: str = f"{TOPIC}/load=*/date=*/hour=*/*.parquet") -> list[Row]:
-    """Every row by sequence, read from the Parquet files the plainest way."""
-    rows = []
-    for path in warehouse.glob(pattern):
-        for row in pq.read_table(path, partitioning=None).to_pylist():
-            header = row["header"]
-            place = (row["_partition"], row["_offset"], str(path))
-            rows.append(Row(header["sequence"], header["time"], *place))
+def rows_of(warehouse: Path | Storage, topic: str = TOPIC) -> list[Row]:
+    """Every row of the newest edition of each load, by sequence, read from the files the plainest way."""
+    storage = open_storage(str(warehouse)) if isinstance(warehouse, Path) else warehouse
+    newest, rows = newest_editions(storage, topic), []
+    for first in loads_after(storage, topic, 0):
+        manifest = read_edition(storage, topic, first.load, newest.get(first.load, 1))
+        for file in manifest.files:
+            table = pq.read_table(io.BytesIO(storage.read(f"{topic}/{file.path}")))
+            assert table.num_rows == file.rows
+            rows += [
+                Row(
+                    row["header"]["sequence"],
+                    row["header"]["time"],
+                    row["_topic_partition"],
+                    row["_offset"],
+                    row["_load"],
+                    file.hour,
+                )
+                for row in table.to_pylist()
+            ]
     return sorted(rows, key=lambda row: row.sequence)

@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
+from millrace_warehouse.history.editions import ExpiredEntry, expired_path
 from millrace_warehouse.table.publish import publish_hours
 
-from millrace_warehouse.history.editions import ExpiredEntry, expired_path
 from millrace_warehouse.history.manifest import HourManifest, decode, encode, sealed
 from millrace_warehouse.history.schemas import PinnedId, promote
 from millrace_warehouse.load.load import load_topic

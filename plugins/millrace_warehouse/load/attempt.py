@@ -1,0 +1,77 @@
+"""One attempt to make a load or an edition: a folder of its own, and the one create that makes it count.
+
+Files get their final names at once, in a folder that no manifest names until the attempt has won. What a
+task writes that was given up, or wakes up days later, lies in a folder that nobody reads: nothing needs to be
+moved, swept or waited for. An attempt that did not win leaves at most a folder, which `expire` deletes when
+another attempt has taken its number.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import manifest_path, read_edition, rows_folder
+from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
+from millrace_warehouse.storage.verbs import Storage
+
+CREATE_TRIES = 3
+"""Most times that a manifest is created when the storage does not answer; it has tried itself before."""
+
+Progress = Callable[[str], None]
+"""Called with the name of each step when it is done: a progress line, or a test that ends the process."""
+Write = Callable[[str], LoadManifest]
+"""Writes the rows of an attempt, by its name, and says what it wrote; the manifest is not sealed yet."""
+
+
+def new_attempt(edition: int) -> str:
+    """A name that no other attempt has; it begins with the edition, which `layout.attempted` reads."""
+    return f"{edition:04d}-{uuid.uuid4().hex[:16]}"
+
+
+def make(
+    storage: Storage, topic: str, load: int, edition: int, write: Write, progress: Progress
+) -> LoadManifest | None:
+    """Write a load's edition and create its manifest; None when another attempt has taken that number.
+
+    MillraceError when it cannot be written, or when the storage does not say whether the manifest is there.
+    """
+    attempt = new_attempt(edition)
+    try:
+        manifest = sealed(write(attempt))
+    except BaseException:
+        _discard(storage, topic, load, attempt)
+        raise
+    progress("described")
+    # From here on the folder may only go when another attempt surely has the number: a create without an
+    # answer may have happened, or happen later.
+    if not _create(storage, manifest):
+        _discard(storage, topic, load, attempt)
+        return None
+    progress("published")
+    return manifest
+
+
+def _create(storage: Storage, manifest: LoadManifest) -> bool:
+    """True if the number is this attempt's now, however often its answers were lost."""
+    path, content = manifest_path(manifest), encode(manifest)
+    for turn in range(1, CREATE_TRIES + 1):
+        try:
+            if storage.create(path, content):
+                return True
+            there = read_edition(storage, manifest.topic, manifest.load, manifest.edition)
+            return there.attempt == manifest.attempt
+        except MillraceError as error:
+            if turn == CREATE_TRIES:
+                raise MillraceError(
+                    f"{error}; whether {path} was created is not known: run again, which finds out"
+                ) from None
+    raise AssertionError  # the loop returns or raises
+
+
+def _discard(storage: Storage, topic: str, load: int, attempt: str) -> None:
+    """Delete what a lost attempt wrote; the storage that made it fail may refuse this as well."""
+    with suppress(MillraceError):
+        storage.delete(rows_folder(topic, load, attempt))
