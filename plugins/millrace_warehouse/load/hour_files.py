@@ -17,12 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace_warehouse.columns import TIME
+from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
 from millrace_warehouse.history.manifest import UNFILED
-from millrace_warehouse.load.encodings import encodings
 
-ROW_GROUP_ROWS = 200_000
-ROW_GROUP_BYTES = 128 << 20
-"""Most bytes of rows in memory that become one row group, which then has fewer rows than ROW_GROUP_ROWS."""
 HELD_BYTES = 256 << 20
 """Most bytes of rows that a task holds in memory; beyond, it writes those of the fullest hour."""
 OPEN_FILES = 200

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace_avro.schema import arrow_type, parse
-from millrace_warehouse.load.encodings import encodings
+from millrace_warehouse.encodings import encodings
 from millrace_warehouse.load.hour_files import HourFiles
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)

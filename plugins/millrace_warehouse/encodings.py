@@ -15,6 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SAMPLE_ROWS = 10_000
+ROW_GROUP_ROWS = 200_000
+ROW_GROUP_BYTES = 128 << 20
+"""Most bytes of rows in memory that become one row group, which then has fewer rows than ROW_GROUP_ROWS."""
 
 
 def encodings(rows: pa.Table) -> dict[str, Any]:
