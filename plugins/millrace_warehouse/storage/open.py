@@ -6,6 +6,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from millrace.errors import ConfigError
+from millrace_warehouse.storage.hadoop_settings import find_webhdfs, read_settings
+from millrace_warehouse.storage.hdfs import HdfsStorage
 from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
 
@@ -20,6 +22,8 @@ def open_storage(warehouse: str) -> Storage:
     scheme = urlsplit(warehouse).scheme if "://" in warehouse else ""
     if scheme in ("", "file"):
         return LocalStorage(_folder(warehouse))
+    if scheme == "hdfs":
+        return HdfsStorage(*find_webhdfs(warehouse, read_settings()))
     raise ConfigError(f"warehouse {warehouse!r}: {scheme}:// is no storage that Millrace knows: use file://")
 
 

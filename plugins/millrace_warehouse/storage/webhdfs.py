@@ -1,83 +1,45 @@
-"""Files to and from HDFS without Java: two requests of WebHDFS, which every NameNode and DataNode serves.
+"""Requests of WebHDFS, which every NameNode and DataNode serves, repeated until they are answered.
 
-    create(path, file)   PUT op=CREATE: the NameNode names a DataNode, which takes the bytes
-    fetch(path, file)    GET op=OPEN: the same, the other way round
+    ask(...)     of the active NameNode: names, status, renames
+    store(...)   PUT op=CREATE: the NameNode names a DataNode, which takes the bytes
+    fetch(...)   GET op=OPEN: the same, the other way round
 
 What may be better a moment later (no answer, safe mode, a standby, a broken pipeline) is asked again within
-`patience_s`, of another NameNode and another DataNode where there is one. A file that is created again
-replaces what the attempt before has left: its name must be the caller's own. A closed file is not synced.
-
-Knows HTTP, paths and Hadoop's settings for the addresses. Knows no Parquet, renames and publishes nothing.
+`patience_s`, of another NameNode and another DataNode where there is one. Every request must therefore bear
+to be repeated. Knows HTTP; renames, drafts and folders are the caller's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from millrace.errors import MillraceError
-from millrace_warehouse.storage.hadoop_errors import HdfsNotReady, explained
+from millrace_warehouse.storage.errors import HdfsNotReady, explained
+from millrace_warehouse.storage.hadoop_settings import WebHdfs
+from millrace_warehouse.storage.verbs import CHUNK_BYTES, Written
 
 T = TypeVar("T")
-PATIENCE_S = 120.0
-"""How long a request is repeated, which is as long as a job waits for a NameNode before it begins."""
 PAUSE_S = 1.0
+"""Between two tries of a request."""
 _NAMENODE_S = httpx.Timeout(30.0, connect=10.0)
 # A DataNode answers when its pipeline has closed: one that has lost a node takes a minute for it.
 _DATANODE_S = httpx.Timeout(120.0, connect=10.0)
-_RPC_PORT = 8020
-_WEB = "0.0.0.0:9870"
-"""Hadoop's default: this port, on the NameNode's own host."""
+# On the disks of every DataNode of the pipeline before it is confirmed: a closed file may be in memory only.
+_DURABLE = "create,sync_block"
 # Exceptions whose message says nothing about the file: the DataNode's own client has met some trouble.
 _PASSING = (
     "java.io.IOException",
     "org.apache.hadoop.ipc.RetriableException",
     "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException",
 )
-
-
-def web_addresses(setting: Callable[[str], str | None], authority: str) -> list[str]:
-    """WebHDFS of the NameNodes behind `hdfs://<authority>`, as `host:port`, by the Hadoop configuration."""
-    addresses = []
-    for service in _listed(setting("dfs.nameservices")):
-        for node in _listed(setting(f"dfs.ha.namenodes.{service}")) or [""]:
-            name = f"{service}.{node}" if node else service
-            rpc = setting(f"dfs.namenode.rpc-address.{name}") or ""
-            if rpc and (service == authority or _with_port(rpc) == _with_port(authority)):
-                addresses.append(_on_host(setting(f"dfs.namenode.http-address.{name}") or _WEB, rpc))
-    return addresses or [_on_host(setting("dfs.namenode.http-address") or _WEB, authority)]
-
-
-def _listed(names: str | None) -> list[str]:
-    return [name.strip() for name in (names or "").split(",") if name.strip()]
-
-
-def _with_port(address: str) -> str:
-    return address if ":" in address else f"{address}:{_RPC_PORT}"
-
-
-def _on_host(web: str, rpc: str) -> str:
-    """The web address; one that stands for every interface is on the host of the RPC address."""
-    host, _, port = web.rpartition(":")
-    return f"{rpc.partition(':')[0]}:{port}" if host == "0.0.0.0" else web
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebHdfs:
-    """Where WebHDFS is and who asks; travels to the tasks."""
-
-    addresses: Sequence[str]
-    """`host:port` of the NameNodes, of which one is active."""
-    user: str
-    new_files: Mapping[str, str] = field(default_factory=dict)
-    """Permission, replication and block size of what is created, as parameters of CREATE."""
-    patience_s: float = PATIENCE_S
+_BEHIND_THE_END = "out of the range [0,"
 
 
 class _NotNow(Exception):
@@ -93,69 +55,81 @@ class _NoDataNode(_NotNow):
 
 
 class WebHdfsClient:
-    """One caller's connections; closed with `close`."""
+    """The connections of one process; threads may share them."""
 
     def __init__(self, where: WebHdfs, transport: httpx.BaseTransport | None = None) -> None:
         self._where = where
-        self._addresses = list(where.addresses)
+        self._addresses = where.addresses
         # Inside the cluster: no proxy of the environment stands in between.
         self._http = httpx.Client(timeout=_NAMENODE_S, trust_env=False, transport=transport)
 
-    def close(self) -> None:
-        self._http.close()
+    def ask(self, method: str, path: str, **parameters: str) -> Any:
+        """The active NameNode's answer, parsed; None when it is empty.
 
-    def check(self) -> None:
-        """MillraceError when no NameNode answers as the active one."""
-        self._until_done("/", lambda _, __: self._ask("GET", "/", op="GETFILESTATUS"))
-
-    def create(self, path: str, source: Path) -> None:
-        """Create a file with the bytes of a local one, folders included; it is closed and has their length.
-
-        FileExistsError when it was there before.
+        FileNotFoundError and FileExistsError as Hadoop has them.
         """
-        size = source.stat().st_size
+        return self._until_answered(path, lambda _: self._ask(method, path, **parameters))
 
-        def attempt(turn: int, without: Mapping[str, str]) -> None:
-            again = "true" if turn else "false"
+    def store(self, path: str, content: BinaryIO) -> Written:
+        """Create a file with the bytes of a local stream, folders included; what is there is replaced.
+
+        It is closed, has the right length and is on the disks of its DataNodes.
+        """
+        start = content.tell()
+        size = content.seek(0, io.SEEK_END) - start
+
+        def attempt(without: Mapping[str, str]) -> Written:
+            content.seek(start)
+            sha256 = hashlib.sha256()
+            parameters = {**self._where.new_files, **without}
             url = self._data_url(
-                "PUT", path, op="CREATE", overwrite=again, **self._where.new_files, **without
+                "PUT", path, op="CREATE", overwrite="true", createflag=_DURABLE, **parameters
             )
-            with open(source, "rb") as content:
-                answer = self._data(url, "PUT", content=content)
+            body = _hashed(content, sha256.update)
+            answer = self._data(url, "PUT", content=body, headers={"Content-Length": str(size)})
             if answer.status_code != httpx.codes.CREATED:
                 raise _refusal(answer, path)
-            length = self._ask("GET", path, op="GETFILESTATUS")["FileStatus"]["length"]
-            if length != size:
-                raise _NotNow(f"{length} bytes arrived of {size}")
+            status = self._ask("GET", path, op="GETFILESTATUS")["FileStatus"]
+            if status.get("ecBit"):
+                raise MillraceError(
+                    f"{path} is erasure coded, and HDFS cannot sync such a file: give the warehouse's folder"
+                    " replicas (hdfs ec -setPolicy -replicate -path ...), then run again"
+                )
+            if status["length"] != size:
+                raise _NotNow(f"{status['length']} bytes arrived of {size}")
+            return Written(size, sha256.hexdigest())
 
-        self._until_done(path, attempt)
+        return self._until_answered(path, attempt)
 
-    def fetch(self, path: str, target: Path) -> None:
-        """Write the bytes of a file into a local one; FileNotFoundError when it is not there."""
+    def fetch(self, path: str, start: int, length: int | None) -> bytes:
+        """The bytes of a file, or of a range that may end behind it; FileNotFoundError without a file."""
+        bounds = {"offset": str(start)} | ({} if length is None else {"length": str(length)})
 
-        def attempt(_: int, without: Mapping[str, str]) -> None:
-            url = self._data_url("GET", path, op="OPEN", **without)
-            with open(target, "wb") as content:
-                answer = self._data(url, "GET", into=content.write)
+        def attempt(without: Mapping[str, str]) -> bytes:
+            try:
+                url = self._data_url("GET", path, op="OPEN", **bounds, **without)
+            except EOFError:
+                return b""
+            answer = self._data(url, "GET")
             if answer.status_code != httpx.codes.OK:
                 raise _refusal(answer, path)
+            return answer.content
 
-        self._until_done(path, attempt)
+        return self._until_answered(path, attempt)
 
-    def _until_done(self, path: str, attempt: Callable[[int, Mapping[str, str]], T]) -> T:
-        deadline, turn, without = time.monotonic() + self._where.patience_s, 0, dict[str, str]()
+    def _until_answered(self, path: str, attempt: Callable[[Mapping[str, str]], T]) -> T:
+        deadline, without = time.monotonic() + self._where.patience_s, dict[str, str]()
         while True:
             try:
-                return attempt(turn, without)
+                return attempt(without)
             except _NotNow as error:
                 if time.monotonic() > deadline:
                     raise MillraceError(
                         f"{path}: WebHDFS does not answer within {self._where.patience_s:.0f} s ({error}):"
-                        " check the NameNode and the DataNodes, then run again, or take --sink spark"
+                        " check the NameNode and the DataNodes, then run again"
                     ) from None
                 # It may be believed alive for minutes, and the one nearest to us is chosen every time.
                 without = {"excludedatanodes": error.host} if isinstance(error, _NoDataNode) else {}
-            turn += 1
             time.sleep(PAUSE_S)
 
     def _data_url(self, method: str, path: str, **parameters: str) -> str:
@@ -164,33 +138,30 @@ class WebHdfsClient:
     def _ask(self, method: str, path: str, **parameters: str) -> Any:
         """What the active NameNode answers; the one that did is the first to be asked the next time."""
         refusals = []
-        for address in list(self._addresses):
+        for address in self._addresses:
             url = f"http://{address}/webhdfs/v1{quote(path)}"
             try:
                 answer = self._http.request(method, url, params={**parameters, "user.name": self._where.user})
                 if answer.status_code == httpx.codes.OK:
-                    self._addresses.remove(address)
-                    self._addresses.insert(0, address)
-                    return answer.json()
+                    others = tuple(other for other in self._addresses if other != address)
+                    self._addresses = (address, *others)
+                    return answer.json() if answer.content else None
                 raise _refusal(answer, path)
             except (httpx.TransportError, _NotNow) as error:
                 refusals.append(f"NameNode {address}: {error}")
         raise _NotNow("; ".join(refusals))
 
-    def _data(
-        self, url: str, method: str, into: Callable[[bytes], object] | None = None, **body: Any
-    ) -> httpx.Response:
-        """A DataNode's answer; the bytes of a good one go `into` the callable."""
+    def _data(self, url: str, method: str, **body: Any) -> httpx.Response:
         try:
-            with self._http.stream(method, url, timeout=_DATANODE_S, **body) as answer:
-                if into is None or answer.status_code != httpx.codes.OK:
-                    answer.read()
-                else:
-                    for chunk in answer.iter_bytes(1 << 20):
-                        into(chunk)
-                return answer
+            return self._http.request(method, url, timeout=_DATANODE_S, **body)
         except httpx.TransportError as error:
             raise _NoDataNode(urlsplit(url).netloc, f"{type(error).__name__} {error}") from None
+
+
+def _hashed(content: BinaryIO, update: Callable[[bytes], object]) -> Iterator[bytes]:
+    while chunk := content.read(CHUNK_BYTES):
+        update(chunk)
+        yield chunk
 
 
 def _refusal(answer: httpx.Response, path: str) -> Exception:
@@ -201,12 +172,14 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
         reason = f"{answer.request.url.netloc.decode()} answers {answer.status_code} {answer.reason_phrase}"
         if answer.is_server_error:
             return _NotNow(reason)
-        return MillraceError(f"{path}: {reason} to a request of WebHDFS: take --sink spark")
+        return MillraceError(f"{path}: {reason} to a request of WebHDFS: check what stands at that address")
     if name.endswith(".FileNotFoundException"):
         return FileNotFoundError(f"{path}: {message}")
     if name.endswith(".FileAlreadyExistsException"):
         return FileExistsError(f"{path}: {message}")
-    explanation = explained(f"{name}: {message}", of_hadoop=True)
+    if _BEHIND_THE_END in message:
+        return EOFError(f"{path}: {message}")
+    explanation = explained(name, message)
     if name in _PASSING or isinstance(explanation, HdfsNotReady):
         return _NotNow(str(explanation or message))
     return MillraceError(f"{path}: {explanation or f'{name}: {message}'}")

@@ -1,0 +1,98 @@
+"""A warehouse on HDFS, by WebHDFS alone: no Java and no libhdfs, in the driver and in tasks.
+
+A closed file may be in the memory of its DataNodes only, so every file is written with SYNC_BLOCK: each
+DataNode of the pipeline has it on disk before it confirms. `create` is such a file under a private name, and
+RENAME with renameoptions=NONE, which the NameNode does atomically, logs before it answers, and refuses when
+the target is there. The better known RENAME without options would move the file INTO a folder of that name.
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from millrace_warehouse.storage.hadoop_settings import WebHdfs
+from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
+from millrace_warehouse.storage.webhdfs import WebHdfsClient
+
+
+class HdfsStorage:
+    """The storage verbs on HDFS."""
+
+    def __init__(self, root: str, where: WebHdfs) -> None:
+        self.root = root
+        self._where = where
+
+    def __reduce__(self) -> tuple[type[HdfsStorage], tuple[str, WebHdfs]]:
+        return HdfsStorage, (self.root, self._where)
+
+    @cached_property
+    def _client(self) -> WebHdfsClient:
+        return WebHdfsClient(self._where)
+
+    def uri(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._client.fetch(self._path(path), start, length)
+
+    def put(self, path: str, content: BinaryIO) -> Written:
+        return self._client.store(self._path(path), content)
+
+    def create(self, path: str, content: bytes) -> bool:
+        folder, _, name = path.rpartition("/")
+        draft = f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}"
+        self.put(draft, io.BytesIO(content))
+        try:
+            self._rename(draft, path)
+            return True
+        except (FileExistsError, FileNotFoundError):
+            # Taken by somebody else, or by an own request whose answer was lost: then the draft is gone.
+            self.delete(draft)
+            return self.read(path) == content
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        names = [status["pathSuffix"] for status in self._statuses(folder, after)]
+        return sorted(name for name in names if name and not name.startswith(DRAFT))
+
+    def files(self, folder: str) -> list[Listed]:
+        return sorted(self._files(folder, ""), key=lambda found: found.path)
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all that is in it, past the trash; nothing without one."""
+        self._client.ask("DELETE", self._path(path), op="DELETE", recursive="true")
+
+    def _path(self, path: str) -> str:
+        return f"{urlsplit(self.root).path}/{path}".rstrip("/") or "/"
+
+    def _rename(self, source: str, target: str) -> None:
+        destination = self._path(target)
+        self._client.ask(
+            "PUT", self._path(source), op="RENAME", destination=destination, renameoptions="NONE"
+        )
+
+    def _statuses(self, folder: str, after: str) -> Iterator[dict[str, Any]]:
+        """The NameNode's entries of a folder behind a name; of a file its own, without a name."""
+        while True:
+            try:
+                answer = self._client.ask("GET", self._path(folder), op="LISTSTATUS_BATCH", startAfter=after)
+            except FileNotFoundError:
+                return
+            listing = answer["DirectoryListing"]
+            statuses = listing["partialListing"]["FileStatuses"]["FileStatus"]
+            yield from statuses
+            if not listing["remainingEntries"] or not statuses:
+                return
+            after = statuses[-1]["pathSuffix"]
+
+    def _files(self, folder: str, inside: str) -> Iterator[Listed]:
+        for status in self._statuses(f"{folder}/{inside}".rstrip("/"), ""):
+            path = f"{inside}/{status['pathSuffix']}".strip("/")
+            if status["type"] == "DIRECTORY":
+                yield from self._files(folder, path)
+            else:
+                yield Listed(path, int(status["length"]), status["modificationTime"] / 1000)
