@@ -5,7 +5,8 @@ interval names the hour to wait for and to publish. It selects no offsets: a loa
 what it was too early for, the next run's load brings. So runs overlap: while one waits for a slow
 datacenter, the next ones go on loading.
 
-Publishing an hour also publishes the hours before that have late rows by now, as their next revision.
+Each topic has an Iceberg table. Publishing an hour also publishes the late rows of the hours before, in the
+same commit. A topic whose hour is not complete holds up its own table alone.
 
 Trigger it with `start` and `end` to publish any hours of the past in one run. Addresses come from the
 connection `millrace_default`. MILLRACE_SCHEMAS names another folder of schemas, MILLRACE_WAIT_MINUTES how
@@ -21,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from airflow.providers.standard.sensors.date_time import DateTimeSensorAsync
-from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TriggerRule, task
+from airflow.sdk import DAG, CronDataIntervalTimetable, Param, TriggerRule, task, task_group
 
 from millrace_airflow.command_line import WHOLE_HOUR
 from millrace_airflow.hooks.millrace import MillraceHook
-from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, PublishHourOperator
+from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator
+from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 
@@ -38,6 +40,7 @@ HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 
 START = "{{ params.start or data_interval_start }}"
 END = "{{ params.end or data_interval_end }}"
+TOPIC = "{{ task.topic }}"
 # Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
 SETTLED = "{{ params.end or data_interval_end + macros.timedelta(minutes=5) }}"
 
@@ -46,6 +49,22 @@ SETTLED = "{{ params.end or data_interval_end + macros.timedelta(minutes=5) }}"
 def origins() -> list[str]:
     """The datacenters to mirror from."""
     return sorted(MillraceHook().get_conn().origins)
+
+
+@task_group
+def table(topic: str) -> None:
+    """One topic: wait for the proof, then publish."""
+    wait = CompletenessSensor(
+        task_id="wait",
+        topic=topic,
+        start=START,
+        end=END,
+        timeout=WAIT,
+        accept_unknown_after=WAIT / 2,
+        deferrable=True,
+        map_index_template=TOPIC,
+    )
+    wait >> PublishOperator(task_id="publish", topic=topic, start=START, end=END, map_index_template=TOPIC)
 
 
 with DAG(
@@ -75,17 +94,4 @@ with DAG(
         mirror = MirrorTopicOperator.partial(task_id="mirror_search_query", topic=MIRRORED_BY_BATCH)
         schemas >> mirror.expand(origin=origins()) >> load
 
-    for topic in TOPICS:
-        wait = CompletenessSensor(
-            task_id=f"wait_{topic}",
-            topic=topic,
-            start=START,
-            end=END,
-            timeout=WAIT,
-            accept_unknown_after=WAIT / 2,
-            deferrable=True,
-        )
-        publish = PublishHourOperator(
-            task_id=f"publish_{topic}", topic=topic, start=START, end=END, late=True, max_active_tis_per_dag=1
-        )
-        load >> wait >> publish
+    load >> table.expand(topic=TOPICS)

@@ -1,12 +1,12 @@
-"""A warehouse besides its loads: forgotten hours published, old files deleted, past hours read again.
+"""A warehouse besides its loads: forgotten hours published, small files put together, old ones deleted.
 
 `warehouse_upkeep` publishes, every day, the hours that were loaded and that no run of `warehouse_load` has
 published: those the audit has proved, and those it cannot judge after MILLRACE_UNPROVEN_AFTER (1d; make it
-longer than MILLRACE_WAIT_MINUTES). Then it deletes the files of loads older than MILLRACE_KEEP (30d) whose
-rows are all in published hours. `warehouse_reload` is triggered with `topic`, `start`, `end` and `reason`
-after a decoder or a schema was mended: the loads of these hours are read again from the log, while it has
-them, and the hours that are published get their next revision. Addresses come from the connection
-`millrace_default`.
+longer than MILLRACE_WAIT_MINUTES). Then it puts the small files of quiet hours together, and deletes the
+files of loads older than MILLRACE_KEEP (30d) that the table needs no more. `warehouse_reload` is triggered
+with `topic`, `start`, `end` and `reason` after a decoder or a schema was mended: the loads of these hours are
+read again from the log, while it has them, and the table gets their rows in place of the old ones. Addresses
+come from the connection `millrace_default`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,46 @@ import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from airflow.sdk import DAG, Param, TriggerRule
+from airflow.sdk import DAG, Param, TriggerRule, task_group
 
 from millrace_airflow.command_line import WHOLE_HOUR
-from millrace_airflow.operators.load import PublishLateHoursOperator, PublishUnpublishedHoursOperator
-from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
+from millrace_airflow.operators.load import ReloadHoursOperator
+from millrace_airflow.operators.publish import PublishOperator
+from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 
 TOPICS = os.environ.get("MILLRACE_TOPICS", "PageView,SearchQuery").split(",")
 KEEP = os.environ.get("MILLRACE_KEEP", "30d")
 UNPROVEN_AFTER = os.environ.get("MILLRACE_UNPROVEN_AFTER", "1d")
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 DEFAULTS = {"retries": 2, "retry_delay": timedelta(minutes=5)}
+TOPIC = "{{ task.topic }}"
+
+
+@task_group
+def table(topic: str) -> None:
+    """One topic: publish, compact, expire."""
+    publish = PublishOperator(
+        task_id="publish",
+        topic=topic,
+        start=None,
+        end=None,
+        proven=True,
+        unproven_after=UNPROVEN_AFTER,
+        map_index_template=TOPIC,
+    )
+    # What could not be published or compacted is kept by the steps behind it.
+    compact = CompactOperator(
+        task_id="compact", topic=topic, trigger_rule=TriggerRule.ALL_DONE, map_index_template=TOPIC
+    )
+    expire = ExpireOperator(
+        task_id="expire",
+        topic=topic,
+        older_than=KEEP,
+        trigger_rule=TriggerRule.ALL_DONE,
+        map_index_template=TOPIC,
+    )
+    publish >> compact >> expire
+
 
 with DAG(
     dag_id="warehouse_upkeep",
@@ -37,15 +66,7 @@ with DAG(
     tags=["millrace"],
     doc_md=__doc__,
 ):
-    for topic in TOPICS:
-        publish = PublishUnpublishedHoursOperator(
-            task_id=f"publish_{topic}", topic=topic, unproven_after=UNPROVEN_AFTER
-        )
-        # Whatever could not be published is kept by it.
-        expire = ExpireLoadsOperator(
-            task_id=f"expire_{topic}", topic=topic, older_than=KEEP, trigger_rule=TriggerRule.ALL_DONE
-        )
-        publish >> expire
+    table.expand(topic=TOPICS)
 
 with DAG(
     dag_id="warehouse_reload",
@@ -69,4 +90,4 @@ with DAG(
         end="{{ params.end }}",
         reason="{{ params.reason }}",
     )
-    reload >> PublishLateHoursOperator(task_id="publish", topic="{{ params.topic }}")
+    reload >> PublishOperator(task_id="publish", topic="{{ params.topic }}", start=None, end=None)

@@ -125,7 +125,7 @@ def demo(kafka: tuple[str, ...], keep: Path | None, **chosen: Any) -> None:
 
     Example: millrace demo --events 20000 --hours 2
     """
-    require("airflow", "numpy", "pyarrow", "pyspark")
+    require("airflow", "numpy", "pyarrow", "pyiceberg", "pyspark")
     from millrace_demo.run import DemoOptions, run_demo
 
     clusters = dict(map(_cluster, kafka))

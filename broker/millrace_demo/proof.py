@@ -7,6 +7,7 @@ readers cannot hide one in its writers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,12 @@ def compare(published: Iterable[Published], files: Mapping[str, Sequence[Path]])
             findings.append(Finding("never acknowledged", topic, "unknown", int(stranger), ranges))
     total = sum(entry.count for entries in by_topic.values() for entry in entries)
     return Proof(total, loaded, findings)
+
+
+def loaded_files(topic: Path) -> list[Path]:
+    """The Parquet files that the manifests of a topic's loads name."""
+    manifests = [json.loads(path.read_text()) for path in sorted((topic / "loads").glob("*.json"))]
+    return [topic / file["path"] for manifest in manifests for file in manifest["files"]]
 
 
 def _rows(files: Sequence[Path]) -> tuple[Sequences, Sequences]:

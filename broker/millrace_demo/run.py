@@ -1,7 +1,7 @@
 """The demo from end to end: start, publish, run the DAG, compare, tell.
 
 Every step uses what a user would use: the supervised processes of `millrace up`, the producer, the DAG
-through Airflow, the auditor's answer. Only the proof at the end reads the files by itself.
+through Airflow, the auditor's answer. Only the proof at the end reads loads and tables by itself.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from millrace.wire.fetch import error_name
 from millrace_audit.answer import Completeness
 from millrace_audit.client import completeness
 from millrace_audit.reports.ranges import merged
-from millrace_demo.proof import Finding, Proof, Published, compare
+from millrace_demo.proof import Finding, Proof, Published, compare, loaded_files
 from millrace_demo.publish import Span, publish_access_log, publish_made_events, register_schemas, span_of_log
 from millrace_demo.report import Hour, hours_of, print_hours
+from millrace_demo.table import metadata_location, rows_by_duckdb, rows_by_hour
 from millrace_demo.up import ClusterConfig, Deployment, Endpoints, Supervisor, UpConfig
 
 FETCH_BYTES = 4 << 20
@@ -101,12 +102,19 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
 
     print_step("stopped all processes")
     warehouse = options.scratch / "warehouse"
-    loads = {topic: sorted((warehouse / topic).glob("load=*/date=*/hour=*/*.parquet")) for topic in topics}
-    proof = compare(published, loads)
-    hours = hours_of(answers, warehouse)
+    proof = compare(published, {topic: loaded_files(warehouse / topic) for topic in topics})
     print_step(f"compared {proof.published:,} acknowledged messages with {proof.loaded:,} rows")
+    tables = {topic: metadata_location(warehouse, topic) for topic in topics}
+    rows = {topic: rows_by_hour(table) if table else {} for topic, table in tables.items()}
+    hours = hours_of(answers, rows)
     print_hours(hours, console)
     failures = _failures(proof, answers, hours, mirrored, dag_failure)
+    for topic, table in tables.items():
+        counted, expected = rows_by_duckdb(table) if table else None, sum(rows[topic].values())
+        if counted is not None:
+            print_step(f"DuckDB counts {counted:,} rows in {table}")
+        if counted not in (None, expected):
+            failures.append(f"DuckDB counts {counted} rows in the table of {topic}, pyiceberg {expected}")
     if options.fault and not failures:
         failures = [f"nobody noticed the fault {options.fault!r}: see logs/{endpoints.aggregate}-1.log"]
     return Outcome(proof=proof, mirrored=mirrored, hours=hours, failures=failures)

@@ -20,11 +20,12 @@ from millrace_airflow.settings import MillraceSettings
 WHOLE_HOUR = r"^\d{4}-\d\d-\d\d[T ]\d\d(:00){0,2}(\.0+)?(Z|[+-]\d\d(:?00)?)?$"
 """What `interval` takes, for the forms of DAGs: Airflow checks a pattern, and of `date-time` nothing."""
 COMMANDS = {
-    "load": ("bootstrap", "warehouse", "sink", "run_id"),
-    "hourly": ("warehouse", "sink", "run_id"),
-    "reload": ("bootstrap", "warehouse", "sink", "run_id"),
-    "expire": ("warehouse",),
-    "mirror-batch": ("bootstrap",),
+    "load": ("bootstrap", "warehouse", "run_id", "master"),
+    "publish": ("warehouse", "catalog", "run_id"),
+    "compact": ("warehouse", "catalog"),
+    "reload": ("bootstrap", "warehouse", "run_id", "master"),
+    "expire": ("warehouse", "catalog"),
+    "mirror-batch": ("bootstrap", "master"),
 }
 """Command -> its options that connection and task have the values of."""
 
@@ -38,8 +39,8 @@ def command_line(
     settings: MillraceSettings, command: str, topics: Sequence[str], run_id: str, **options: object
 ) -> list[str]:
     """`millrace COMMAND` for a task; an option that is None, empty or False is left to the command."""
-    values = {**dataclasses.asdict(settings), "run_id": run_id}
-    options = {name: values[name] for name in COMMANDS[command]} | {"master": settings.spark_master} | options
+    values = {**dataclasses.asdict(settings), "run_id": run_id, "master": settings.spark_master}
+    options = {name: values[name] for name in COMMANDS[command]} | options
     words: list[str] = []
     for name, value in options.items():
         if value is not None and value is not False and value != "":
@@ -68,7 +69,7 @@ def run_id_of_task(dag_id: str, run_id: str, task_id: str, map_index: int = -1) 
 def interval(start: str, end: str) -> tuple[datetime, datetime]:
     """The interval [start, end) of whole hours in UTC; ConfigError when a text is no time, or it is none.
 
-    What is proved is what is published: the audit could answer for half an hour, a revision cannot.
+    What is proved is what is published: the audit could answer for half an hour, a publication cannot.
     """
     first, last = parse_time(start, "start"), parse_time(end, "end")
     if first >= last:

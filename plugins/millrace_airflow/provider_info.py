@@ -19,7 +19,9 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Load event streams into the warehouse; publish an hour once it is proved complete.",
         "integrations": [{"integration-name": _INTEGRATION, "tags": ["software"]}],
         "hooks": [_modules("hooks.millrace")],
-        "operators": [_modules("operators.load", "operators.schemas", "operators.upkeep")],
+        "operators": [
+            _modules("operators.load", "operators.publish", "operators.schemas", "operators.upkeep")
+        ],
         "sensors": [_modules("sensors.completeness")],
         "triggers": [_modules("triggers.completeness", "triggers.job")],
         "connection-types": [_connection_type()],
@@ -52,8 +54,8 @@ def _connection_type() -> dict[str, Any]:
             "warehouse": _field("Warehouse", "Path or URI of the folder that holds the tables."),
             "origins": _field("Origins", "JSON: brokers of each datacenter's cluster, by its name."),
             "spark_master": _field("Spark master", "Where Spark jobs are submitted to; default: local."),
-            "sink": _field(
-                "Sink", "direct: Spark's tasks write the files; spark: any Hadoop storage.", "direct", "spark"
+            "catalog": _field(
+                "Catalog", "Iceberg catalog of pyiceberg's configuration; default: a local warehouse's own."
             ),
             "job_dir": _field(
                 "Job folder", "Logs of running jobs; workers and triggerers need the same one."
@@ -62,8 +64,5 @@ def _connection_type() -> dict[str, Any]:
     }
 
 
-def _field(label: str, description: str, *choices: str) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": ["string", "null"]}
-    if choices:
-        schema["enum"] = [*choices, None]
-    return {"label": label, "description": description, "schema": schema}
+def _field(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"]}}

@@ -35,8 +35,8 @@ class MillraceSettings:
     """Bootstrap addresses of the datacenters' clusters, by cluster name."""
     spark_master: str = ""
     """Spark master the jobs are submitted to; empty takes the commands' own default."""
-    sink: str = ""
-    """Who writes Parquet, `direct` or `spark`; empty takes the commands' own default."""
+    catalog: str = ""
+    """Iceberg catalog by its name in pyiceberg's configuration; empty for a local warehouse's own."""
     job_dir: str = ""
     """Folder for the logs and results of running jobs, the same one for workers and triggerers."""
 

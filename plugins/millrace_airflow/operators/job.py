@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,24 +42,24 @@ class MillraceJobOperator(BaseOperator):
         conn_id: str = DEFAULT_CONN_ID,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         poll_s: float = 1.0,
-        spark_conf: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """`spark_conf` is the command's `--conf`, which comes before `spark-defaults.conf`."""
         super().__init__(**kwargs)
         self.conn_id = conn_id
         self.deferrable = deferrable
         self.poll_s = poll_s
-        self.spark_conf = dict(spark_conf or {})
         self._job: Job | None = None
 
     def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
         """The command's options that the parameters stand for; ConfigError for a mistake in one."""
         return {}
 
+    def named_topics(self) -> Sequence[str]:
+        return [self.topic]
+
     def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
         """The words of the command line to run."""
-        return command_line(settings, self.verb, [self.topic], run_id, **self.options(settings))
+        return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
 
     def finish(self, result: Any, context: Context) -> Any:
         """What the task returns, from what the command printed."""
@@ -104,8 +104,7 @@ class MillraceJobOperator(BaseOperator):
         task = context["ti"]
         map_index = task.map_index if task.map_index is not None else -1
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
-        confs = (word for key, value in self.spark_conf.items() for word in ("--conf", f"{key}={value}"))
-        command = [*self.command(settings, run_id), *confs]
+        command = self.command(settings, run_id)
         self._job = Job.start(command, settings.job_directory, run_id, environment(settings))
         # Airflow hides the passwords of a connection's own fields only.
         self.log.info("%s", " ".join(map(without_secret, command)))
@@ -118,3 +117,16 @@ class MillraceJobOperator(BaseOperator):
         finally:
             job.remove()
         return self.finish(result, context)
+
+
+class SparkJobOperator(MillraceJobOperator):
+    """Runs a millrace command that submits a Spark job: one that reads a log."""
+
+    def __init__(self, *, spark_conf: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        """`spark_conf` is the command's `--conf`, which comes before `spark-defaults.conf`."""
+        super().__init__(**kwargs)
+        self.spark_conf = dict(spark_conf or {})
+
+    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+        confs = (word for key, value in self.spark_conf.items() for word in ("--conf", f"{key}={value}"))
+        return [*super().command(settings, run_id), *confs]

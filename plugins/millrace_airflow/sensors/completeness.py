@@ -116,7 +116,7 @@ class CompletenessSensor(BaseSensorOperator):
         start, end = (time.strftime("%Y-%m-%dT%H:%MZ") for time in interval(self.start, self.end))
         return AirflowSensorTimeout(
             f"timed out after {timedelta(seconds=self.timeout)}: {reason}; clear this task to wait again, or"
-            f" publish the hours as they are: millrace hourly {self.topic} --from {start} --to {end}"
+            f" publish the hours as they are: millrace publish {self.topic} --from {start} --to {end}"
         )
 
     def _deadlines(self, began: datetime) -> tuple[datetime, datetime | None]:

@@ -1,0 +1,65 @@
+"""The published tables as a stranger reads them: the catalog's row, Iceberg's metadata, no code of Millrace.
+
+The catalog of a local warehouse is a SQLite file; its row of a table names the metadata that is the table.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+from pyiceberg.table import StaticTable
+
+
+def metadata_location(warehouse: Path, topic: str) -> str | None:
+    """The newest metadata of a topic's table; None before the first publication."""
+    catalog = warehouse / "catalog.db"
+    if not catalog.is_file():
+        return None
+    query = (
+        "SELECT metadata_location FROM iceberg_tables WHERE table_namespace = 'millrace' AND table_name = ?"
+    )
+    with closing(sqlite3.connect(f"file:{catalog}?mode=ro", uri=True)) as database:
+        row = database.execute(query, (topic,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def rows_by_hour(location: str) -> Counter[str]:
+    """The rows of a table by hour, `2015-05-17T10`, read by pyiceberg."""
+    scan = StaticTable.from_metadata(location).scan(selected_fields=("_time",))
+    times = scan.to_arrow()["_time"].to_numpy()
+    hours, counts = np.unique(np.datetime_as_string(times.astype("datetime64[h]")), return_counts=True)
+    return Counter(dict(zip(hours.tolist(), counts.tolist(), strict=True)))
+
+
+def rows_by_duckdb(location: str) -> int | None:
+    """The rows of a table, counted by DuckDB with its iceberg extension alone; None where that is missing.
+
+    Installed is what DuckDB finds by itself, or the PyPI packages `duckdb-extension-iceberg` and
+    `duckdb-extension-avro` of the same version. Nothing is downloaded.
+    """
+    if importlib.util.find_spec("duckdb") is None:
+        return None
+    import duckdb
+
+    with duckdb.connect(config={"autoinstall_known_extensions": False}) as connection:
+        try:
+            for name in ("avro", "iceberg"):  # the second needs the first
+                connection.load_extension(_extension(name, duckdb.__version__))
+        except duckdb.Error:
+            return None
+        row = connection.execute("SELECT count(*) FROM iceberg_scan(?)", [location]).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _extension(name: str, version: str) -> str:
+    """The file of an extension from PyPI, if it is for this DuckDB; else the name that DuckDB looks up."""
+    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
+    if spec is None or spec.origin is None:
+        return name
+    file = Path(spec.origin).parent / "extensions" / f"v{version}" / f"{name}.duckdb_extension"
+    return str(file) if file.is_file() else name

@@ -1,0 +1,97 @@
+"""PublishOperator, and the asset that stands for a topic's published table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, AssetAlias
+
+from millrace.errors import ConfigError
+from millrace_airflow.command_line import hour_options
+from millrace_airflow.hooks.millrace import DEFAULT_CONN_ID, MillraceHook
+from millrace_airflow.operators.job import MillraceJobOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from millrace_airflow.settings import MillraceSettings
+
+PUBLISHED = AssetAlias("millrace.published", group="millrace")
+"""Stands for every published table: which one an event is of is known when a publication was made."""
+EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows")
+"""What an event says of a publication, besides its hours."""
+
+WAITING_SHOWN = 24
+"""Hours that wait, named in the task's log; the rest are counted."""
+
+
+def table_asset(topic: str, catalog: str = DEFAULT_CONN_ID) -> Asset:
+    """The asset of a topic's published table, for the DAGs that read it.
+
+    `catalog` is the connection's `catalog`, or the connection's own name where it has none: a local warehouse
+    keeps a catalog of its own.
+    """
+    table = topic.replace(".", "_").replace("-", "_")
+    return Asset(uri=f"iceberg://{catalog}/millrace/{table}", group="millrace")
+
+
+class PublishOperator(MillraceJobOperator):
+    """Brings a topic's Iceberg table up to date with its loads, in one commit.
+
+    Late rows of published hours, and what was read again, are always part of it. The hours of [start, end)
+    are published whatever the audit says of them: a `CompletenessSensor` before it decides. With None for
+    both no hour is named. With `proven` every hour that waits and that the audit calls complete is published
+    too, with `unproven_after` ("3d") those it cannot judge after that time.
+
+    An event of the table's asset follows only when a publication was made. The event, and what the task
+    returns, stay below 1 kB whatever was published.
+    """
+
+    verb = "publish"
+    template_fields = ("topic", "start", "end", "unproven_after", "conn_id")
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        start: str | None = "{{ data_interval_start }}",
+        end: str | None = "{{ data_interval_end }}",
+        proven: bool = False,
+        unproven_after: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{**kwargs, "outlets": [*kwargs.get("outlets", []), PUBLISHED]})
+        self.topic = topic
+        self.start = start
+        self.end = end
+        self.proven = proven
+        self.unproven_after = unproven_after
+
+    def options(self, settings: MillraceSettings) -> dict[str, str | bool]:
+        if (self.start is None) != (self.end is None):
+            raise ConfigError("give start and end, or None for both")
+        hours = {} if self.start is None or self.end is None else hour_options(self.start, self.end)
+        return {"proven": self.proven, "unproven_after": self.unproven_after, **hours}
+
+    def finish(self, result: Any, context: Context) -> Any:
+        """Hand what was published on to the DAGs that wait for the asset."""
+        (answer,) = result
+        for hour in answer["waiting"][:WAITING_SHOWN]:
+            self.log.info("waits: %s, %s rows", hour["hour"], hour["rows"])
+        summary = _summary(answer)
+        if answer["published"]:
+            catalog = MillraceHook(self.conn_id).get_conn().catalog or self.conn_id
+            context["outlet_events"][PUBLISHED].add(table_asset(self.topic, catalog), extra=summary)
+        return {**summary, "published": answer["published"], "waiting": len(answer["waiting"])}
+
+
+def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What a publication was, in a bounded number of bytes."""
+    hours = sorted(change["hour"] for change in answer["changes"])
+    return {
+        **{name: answer[name] for name in EVENT},
+        "hours": len(hours),
+        "first_hour": hours[0] if hours else None,
+        "last_hour": hours[-1] if hours else None,
+    }
