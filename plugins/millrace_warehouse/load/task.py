@@ -112,8 +112,12 @@ def write_cut(task: CutTask) -> CutResult:
                     sha256=written.sha256,
                 )
             )
-    packed = zlib.compress(json.dumps(counts.to_json()).encode(), 1)
-    return CutResult(stats, stored, aside, packed, reasons.counts)
+    return CutResult(stats, stored, aside, pack_sequences(counts), reasons.counts)
+
+
+def pack_sequences(counts: SequenceCounts) -> bytes:
+    """The counts as `CutResult.sequences` reads them."""
+    return zlib.compress(json.dumps(counts.to_json()).encode(), 1)
 
 
 def _store(task: CutTask, local: Path, what: str) -> tuple[str, Written]:

@@ -15,7 +15,8 @@ from millrace_warehouse.history.manifest import (
     OriginPartition,
     PartitionRange,
     ProducerSequences,
-    SpilledFile,
+    RejectedFile,
+    StoredFile,
     check_follows,
     check_hash,
     check_law,
@@ -25,8 +26,8 @@ from millrace_warehouse.history.manifest import (
 )
 from millrace_warehouse.log.ranges import Gap
 
-FILE = DataFile(path="date=2015-05-17/hour=10/a.parquet", rows=9, records=9, bytes=100, sha256="00")
-BAD_FILE = DataFile(path="_rejected/a.parquet", rows=1, records=1, bytes=100, sha256="00")
+FILE = DataFile(path="rows/a/1.parquet", hour="2015-05-17T10", rows=9, bytes=100, sha256="00")
+BAD_FILE = RejectedFile(path="rows/a/rejected-1.parquet", rows=1, records=1, bytes=100, sha256="00")
 PART = PartitionRange(
     partition=0,
     start=0,
@@ -48,15 +49,17 @@ def manifest(**changes: Any) -> LoadManifest:
         "load": 1,
         "run_id": "run",
         "created": "2015-05-17T10:00:00Z",
-        "sink": "direct",
-        "table_schema_id": 7,
-        "promotion": 2,
+        "attempt": "0001-ab",
+        "schema": 2,
+        "file_by_ms": 1_431_943_200_000,
         "partitions": (PART,),
-        "files": (FILE, BAD_FILE),
+        "files": (FILE,),
+        "rejected_files": (BAD_FILE,),
+        "entries": StoredFile(path="rows/a/entries.avro", bytes=9, sha256="00"),
         "sequences": (
             ProducerSequences(server="web1", service="web", instance=1, window=0, ranges=((0, 8),)),
         ),
-        "spilled": SpilledFile(path="_sequences.json.gz", entries=1, bytes=9, sha256="00"),
+        "sequences_file": StoredFile(path="rows/a/sequences.json.gz", bytes=9, sha256="00"),
         "previous": None,
     }
     return sealed(LoadManifest(**{**values, **changes}))
@@ -103,7 +106,7 @@ def test_the_law_closes_on_a_whole_account() -> None:
     ("changes", "words"),
     [
         ({"written": 8}, "10 records read, but 8 written"),
-        ({"rejected": 0}, "stands for 1 records"),
+        ({"rejected": 0}, "stand for 1 records"),
         ({"start": 101}, "before the start"),
         ({"data_batches": 0}, "neither a batch nor a gap"),
         ({"gaps": (Gap(start=90, end=110, reason="expired"),)}, "lies outside"),
@@ -118,13 +121,13 @@ def test_the_law_names_what_does_not_close(changes: dict[str, Any], words: str) 
 
 def test_a_gap_alone_accounts_for_a_range() -> None:
     part = PartitionRange(partition=0, start=0, end=100, gaps=(Gap(start=0, end=100, reason="expired"),))
-    assert check_law(manifest(partitions=(part,), files=(), sequences=())) == []
+    assert check_law(manifest(partitions=(part,), files=(), rejected_files=(), sequences=())) == []
 
 
 def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     first = manifest()
     part = PartitionRange(partition=0, start=100, end=150, read=9, written=9, data_batches=1)
-    second = manifest(load=2, partitions=(part,), files=(FILE,), previous=first.sha256)
+    second = manifest(load=2, partitions=(part,), rejected_files=(), previous=first.sha256)
     assert check_follows(first, None) == []
     assert check_follows(second, first) == []
     late = manifest(load=2, partitions=(dataclasses.replace(part, start=110),), previous=first.sha256)
@@ -133,12 +136,12 @@ def test_a_load_must_begin_where_the_one_before_it_ended() -> None:
     assert check_follows(early, first) == ["partition 0, offsets [90, 100) are there twice"]
     none = manifest(load=2, partitions=(), previous=first.sha256)
     assert "left out" in check_follows(none, first)[0]
-    stranger = manifest(load=2, partitions=(part,), files=(FILE,), previous="00")
+    stranger = manifest(load=2, partitions=(part,), rejected_files=(), previous="00")
     assert "follows a load" in check_follows(stranger, first)[0]
     assert check_follows(second, None) == ["the first load names one before it that is not there"]
 
 
-def test_rows_by_hour_count_data_files_only() -> None:
+def test_rows_by_hour_do_not_count_rejected_records() -> None:
     assert manifest().rows_by_hour() == {"2015-05-17T10": 9}
     assert (manifest().rows, manifest().rejected) == (9, 1)
 

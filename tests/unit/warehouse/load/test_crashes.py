@@ -1,4 +1,4 @@
-"""Killed at every step of a load and of an hourly run, then run again: the same rows, once each.
+"""Killed at every step of a load and of a re-load, then run again: the same rows, once each.
 
 No JVM: the steps are those of the driver, and what they leave behind is the same under Spark.
 """
@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace_spark.tables import dataset
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
 from tests.support import REPOSITORY
-from tests.unit.warehouse.load.crashing import HOUR_STEPS, LOAD_STEPS
-from tests.unit.warehouse.memory_log import TOPIC, no_progress, rows_of
+from tests.unit.warehouse.load.crashing import LOAD_STEPS, RELOAD_STEPS
+from tests.unit.warehouse.memory_log import TOPIC, rows_of
+from tests.unit.warehouse.storages import problems
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +32,13 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def problems(warehouse: Path) -> list[str]:
-    reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
-    return [problem for report in reports for problem in report.problems]
-
-
 @pytest.mark.parametrize("step", LOAD_STEPS)
 def test_a_load_killed_at_any_step_and_run_again_loads_every_row_once(crashed: Path, step: str) -> None:
     warehouse = crashed / "load" / step
     assert [row.sequence for row in rows_of(warehouse)] == list(range(180))
-    assert [path.name for path in (warehouse / TOPIC).glob("load=*")] == ["load=0000000001"]
-    assert [path.name for path in (warehouse / TOPIC / "_ledger").iterdir()] == ["load=0000000001.json"]
-    assert problems(warehouse) == []
+    assert [path.name for path in (warehouse / TOPIC / "loads").iterdir()] == ["0000000001.json"]
+    assert [path.name for path in (warehouse / TOPIC / "ledger/loads").iterdir()] == ["0000000001.json"]
+    assert problems(warehouse, TOPIC) == []
 
 
 @pytest.mark.parametrize("step", LOAD_STEPS)
@@ -55,10 +48,12 @@ def test_a_load_killed_at_any_step_has_told_the_auditor_once_it_has_run_again(
     assert set((crashed / "load" / step / "counts").read_text().split()) == {"1"}
 
 
-@pytest.mark.parametrize("step", HOUR_STEPS)
-def test_hours_killed_at_any_step_and_run_again_are_published_once(crashed: Path, step: str) -> None:
-    warehouse = crashed / "hourly" / step
-    table = dataset(str(warehouse), TOPIC).to_table()
-    assert sorted(row["sequence"] for row in table["header"].to_pylist()) == list(range(180))
-    assert {path.name for path in (warehouse / f"{TOPIC}.hourly").glob("date=*/hour=*/*")} == {"rev=1"}
-    assert problems(warehouse) == []
+@pytest.mark.parametrize("step", RELOAD_STEPS)
+def test_a_re_load_killed_at_any_step_and_run_again_makes_one_edition_that_is_counted(
+    crashed: Path, step: str
+) -> None:
+    warehouse = crashed / "reload" / step
+    assert [row.sequence for row in rows_of(warehouse)] == list(range(180))
+    assert [path.name for path in (warehouse / TOPIC / "editions").iterdir()] == ["0000000001.0002.json"]
+    assert set((warehouse / "counts").read_text().split()) == {"2"}
+    assert problems(warehouse, TOPIC) == []

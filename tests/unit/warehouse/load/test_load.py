@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import uuid
 from collections.abc import Sequence
@@ -12,19 +11,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from millrace_warehouse.history.staging import sweep_staging
-from millrace_warehouse.table.publish import publish_hours
 
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_spark.tables import dataset
-from millrace_warehouse.history.layout import STAGING, read_load
-from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.entries import read_entries
+from millrace_warehouse.history.layout import load_numbers, read_load
+from millrace_warehouse.history.manifest import UNFILED, LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
-from millrace_warehouse.load.task import CutResult, CutTask, DirectSink, write_cut
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.load.task import CutResult, CutTask, write_cut
+from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.memory_log import (
     HOUR,
     START,
@@ -32,25 +29,50 @@ from tests.unit.warehouse.memory_log import (
     MemoryLog,
     event,
     filled_log,
-    hourly_run,
     load_run,
     local_run,
     rows_of,
 )
+from tests.unit.warehouse.storages import UnansweredStorage, problems
 
 
 def manifest_of(warehouse: Path, number: int) -> LoadManifest:
-    return read_load(LocalFilesystem(str(warehouse)), TOPIC, number)
+    return read_load(open_storage(str(warehouse)), TOPIC, number)
 
 
-def test_every_record_is_a_row_in_the_folder_of_its_hour(tmp_path: Path) -> None:
+def loads(warehouse: Path) -> list[int]:
+    return load_numbers(open_storage(str(warehouse)), TOPIC)
+
+
+def attempts(warehouse: Path) -> list[str]:
+    """The folders that attempts have left, whether they count or not."""
+    return open_storage(str(warehouse)).names(f"{TOPIC}/rows")
+
+
+def test_every_record_is_a_row_in_a_file_of_its_hour_with_its_load(tmp_path: Path) -> None:
     log = filled_log()
     result = load_topic(load_run(log, tmp_path), TOPIC)
     assert (result.load, result.published, result.rows, result.rejected) == (1, True, 180, 0)
     assert result.hours == {"2015-05-17T10": 87, "2015-05-17T11": 38, "2015-05-17T12": 55}
-    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
-    for row in rows_of(tmp_path):
-        assert f"date={row.time:%Y-%m-%d}/hour={row.time:%H}/" in row.path
+    rows = rows_of(tmp_path)
+    assert [row.sequence for row in rows] == list(range(180))
+    assert all((row.hour, row.load) == (f"{row.time:%Y-%m-%dT%H}", 1) for row in rows)
+    manifest = manifest_of(tmp_path, 1)
+    folder = f"rows/0000000001-{manifest.attempt}/"
+    for file in manifest.files:
+        assert re.fullmatch(rf"{folder}{file.hour}-\d{{5}}-[0-9a-f]{{8}}\.parquet", file.path)
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_load_describes_its_files_as_the_table_will(tmp_path: Path) -> None:
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    manifest = manifest_of(tmp_path, 1)
+    assert manifest.entries is not None
+    content = (tmp_path / TOPIC / manifest.entries.path).read_bytes()
+    entries = {file.file_path: file for file in read_entries(content, lambda path: f"file:///{path}")}
+    assert {path: (f.record_count, f.file_size_in_bytes) for path, f in entries.items()} == {
+        f"file:///{file.path}": (file.rows, file.bytes) for file in manifest.files
+    }
 
 
 def test_the_manifest_accounts_for_every_record_and_offset(tmp_path: Path) -> None:
@@ -93,7 +115,7 @@ def test_a_retried_run_finds_its_plan_and_names_the_load_that_did_it(tmp_path: P
     load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
     again = load_topic(load_run(log, tmp_path), TOPIC)
     assert (again.load, again.published, again.rows) == (1, False, 180)
-    assert again.message == "load=0000000001 holds it already"
+    assert again.message == "load 1 holds it already"
     assert len(rows_of(tmp_path)) == 181
 
 
@@ -115,8 +137,8 @@ def test_nothing_new_is_a_success_that_says_so_and_makes_no_load(tmp_path: Path)
     log = filled_log()
     load_topic(load_run(log, tmp_path), TOPIC)
     result = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
-    assert (result.load, result.published, result.message) == (1, False, "nothing new since load=0000000001")
-    assert not (tmp_path / TOPIC / "load=0000000002").exists()
+    assert (result.load, result.published, result.message) == (1, False, "nothing new since load 1")
+    assert loads(tmp_path) == [1]
 
 
 def test_an_empty_topic_is_a_success_without_a_load(tmp_path: Path) -> None:
@@ -131,7 +153,7 @@ def test_an_unknown_topic_is_one_clear_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_what_cannot_be_decoded_lies_in_rejected_with_reason_and_bytes(tmp_path: Path) -> None:
+def test_what_cannot_be_decoded_lies_in_a_file_beside_the_rows_with_reason_and_bytes(tmp_path: Path) -> None:
     log = MemoryLog(1)
     unknown = Message(START, None, b"\0\0\0\0\x63body")
     broken = Message(START, None, event(0, START).value[:-1])  # type: ignore[index]
@@ -141,8 +163,9 @@ def test_what_cannot_be_decoded_lies_in_rejected_with_reason_and_bytes(tmp_path:
     assert (result.rows, result.rejected) == (3, 3)
     (part,) = manifest_of(tmp_path, 1).partitions
     assert (part.read, part.written, part.rejected) == (6, 3, 3)
-    (file,) = (tmp_path / TOPIC / "load=0000000001" / "_rejected").iterdir()
-    found = {row["raw"]: row["reason"] for row in pq.read_table(file).to_pylist()}
+    (file,) = manifest_of(tmp_path, 1).rejected_files
+    assert (file.rows, file.records) == (3, 3)
+    found = {row["raw"]: row["reason"] for row in pq.read_table(tmp_path / TOPIC / file.path).to_pylist()}
     assert found.keys() == {unknown.value, broken.value, bare.value}
     assert all(found.values())
 
@@ -182,7 +205,7 @@ def test_a_hole_in_the_middle_of_the_log_is_refused_until_it_is_accepted(
     start, end = log.lose(0, 7)
     with pytest.raises(MillraceError, match=rf"PageView-0: offsets \[{start}, {end}\) are missing"):
         load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes), TOPIC)
-    assert not list((tmp_path / TOPIC).glob("load=*"))
+    assert (loads(tmp_path), attempts(tmp_path)) == ([], [])
     result = load_topic(load_run(log, tmp_path, cut_bytes=cut_bytes, accept_gaps=True), TOPIC)
     assert result.rows == 170
     assert result.gaps == [f"{TOPIC}-0 offsets [{start}, {end}) are absent"]
@@ -289,7 +312,7 @@ def test_the_loser_of_a_race_starts_over_and_loads_nothing_twice(tmp_path: Path)
     raced: list[int | None] = []
 
     def overtaken(step: str) -> None:
-        if step == "synced" and not raced:
+        if step == "described" and not raced:
             raced.append(None)
             log.append_events(1, [START])
             raced[0] = load_topic(load_run(log, tmp_path, "other"), TOPIC).load
@@ -298,7 +321,7 @@ def test_the_loser_of_a_race_starts_over_and_loads_nothing_twice(tmp_path: Path)
     assert raced == [1]
     assert (result.load, result.published) == (1, False)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(181))
-    assert not list((tmp_path / TOPIC / "_staging").iterdir())
+    assert len(attempts(tmp_path)) == 1, "the loser's folder is gone"
 
 
 def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path) -> None:
@@ -315,7 +338,7 @@ def test_the_loser_of_a_race_still_loads_what_only_it_had_planned(tmp_path: Path
     done: list[bool] = []
 
     def overtaken(step: str) -> None:
-        if step == "synced" and not done:
+        if step == "described" and not done:
             done.append(True)
             load_topic(early, TOPIC)
 
@@ -340,66 +363,112 @@ def test_what_the_winner_of_a_race_left_undone_when_it_died_is_done_by_the_loser
     done: list[bool] = []
 
     def overtaken(step: str) -> None:
-        if step == "synced" and not done:
+        if step == "described" and not done:
             done.append(True)
             with pytest.raises(InterruptedError):
                 load_topic(winner_at("published"), TOPIC)
 
     result = load_topic(load_run(log, tmp_path, "loser", progress=overtaken, counts=counts), TOPIC)
     assert (result.load, result.rows) == (2, 5)
-    ledger = (tmp_path / TOPIC / "_ledger").iterdir()
-    assert sorted(path.name for path in ledger) == ["load=0000000001.json", "load=0000000002.json"]
+    ledger = (tmp_path / TOPIC / "ledger" / "loads").iterdir()
+    assert sorted(path.name for path in ledger) == ["0000000001.json", "0000000002.json"]
     assert [manifest.load for manifest in counts] == [1, 2]
 
 
-def test_a_staging_folder_that_is_published_while_leftovers_are_looked_for_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_warehouse_of_version_0_1_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    old = tmp_path / TOPIC / "load=0000000001" / "_manifest.json"
+    old.parent.mkdir(parents=True)
+    old.write_text("{}")
+    with pytest.raises(MillraceError, match=r"was loaded by Millrace 0\.1.*load into a new warehouse"):
+        load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
+
+
+def test_a_topic_named_like_the_catalog_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MillraceError, match="keeps its catalog under that name"):
+        load_topic(load_run(MemoryLog(topic="catalog.db-wal"), tmp_path), "catalog.db-wal")
+
+
+@pytest.mark.parametrize("happens", [[True], [False], [True, False], [False, False], [False, True]])
+def test_a_load_whose_create_is_not_answered_finds_out_and_is_made_once(
+    tmp_path: Path, happens: list[bool]
 ) -> None:
-    fs = LocalFilesystem(str(tmp_path))
-    stale = tmp_path / TOPIC / STAGING / "of-a-killed-run"
-    stale.mkdir(parents=True)
-    os.utime(stale, (0, 0))
-    monkeypatch.setattr(fs, "names", lambda folder: ["renamed-meanwhile", stale.name])
-    sweep_staging(fs, TOPIC)
-    assert not stale.exists(), "the others are swept"
+    left = list(happens)
+
+    def of(path: str) -> bool | None:
+        return left.pop(0) if left and path == f"{TOPIC}/loads/0000000001.json" else None
+
+    storage = UnansweredStorage(tmp_path, of)
+    result = load_topic(load_run(filled_log(), storage), TOPIC)
+    assert (left, result.load, result.published) == ([], 1, True)
+    assert len(attempts(tmp_path)) == 1
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+    assert problems(tmp_path, TOPIC) == []
 
 
-def test_a_topic_named_like_a_table_of_hours_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MillraceError, match="is the table of hours of topic PageView"):
-        load_topic(load_run(MemoryLog(topic=f"{TOPIC}.hourly"), tmp_path), f"{TOPIC}.hourly")
-
-
-def test_files_of_attempts_that_do_not_count_are_not_published(tmp_path: Path) -> None:
+@pytest.mark.parametrize("created", [True, False])
+def test_a_load_that_never_gets_an_answer_keeps_its_files_and_the_next_run_finds_out(
+    tmp_path: Path, created: bool
+) -> None:
     log = filled_log()
-    fs = LocalFilesystem(str(tmp_path))
+    storage = UnansweredStorage(tmp_path, lambda path: created if "/loads/" in path else None)
+    with pytest.raises(MillraceError, match=r"loads/0000000001\.json was created is not known: run again"):
+        load_topic(load_run(log, storage), TOPIC)
+    assert len(attempts(tmp_path)) == 1, "its manifest may be there"
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert (result.load, result.rows, result.published) == (1, 180, not created)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_create_that_arrives_after_another_load_has_its_number_changes_nothing(tmp_path: Path) -> None:
+    """The request of an attempt that was given up is still on its way, and finds the name taken."""
+    log, late = filled_log(), list[tuple[str, bytes]]()
+
+    class Slow(UnansweredStorage):
+        def create(self, path: str, content: bytes) -> bool:
+            if "/loads/" in path:
+                late.append((path, content))
+            return super().create(path, content)
+
+    with pytest.raises(MillraceError, match="is not known"):
+        load_topic(load_run(log, Slow(tmp_path, lambda path: False if "/loads/" in path else None)), TOPIC)
+    assert load_topic(load_run(log, tmp_path, "run-2"), TOPIC).published
+    storage = open_storage(str(tmp_path))
+    assert [storage.create(path, content) for path, content in late] == [False] * len(late)
+    assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_files_of_tasks_that_ran_twice_do_not_count(tmp_path: Path) -> None:
+    log = filled_log()
 
     def twice(tasks: Sequence[CutTask]) -> list[CutResult]:
-        local_run(tasks)  # speculative attempts whose results nobody collects
+        local_run(tasks)  # speculative tasks whose results nobody collects
         return local_run(tasks)
 
-    load_topic(load_run(log, tmp_path, sink=DirectSink(fs, twice)), TOPIC)
+    load_topic(load_run(log, tmp_path, run=twice), TOPIC)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
+    assert problems(tmp_path, TOPIC) == []
 
 
-def test_a_file_that_changes_between_writing_and_publishing_fails_the_load(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_as_its_task_stored_it_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
-    fs = LocalFilesystem(str(tmp_path))
 
     def damaged(task: CutTask) -> CutResult:
         result = write_cut(task)
-        path = Path(task.folder, result.files[0].path)
+        path = tmp_path / TOPIC / result.files[0][0].path
         path.write_bytes(path.read_bytes()[:-1])
         return result
 
-    run = load_run(log, tmp_path, sink=DirectSink(fs, lambda tasks: [damaged(task) for task in tasks]))
-    with pytest.raises(MillraceError, match="not what its task wrote"):
+    run = load_run(log, tmp_path, run=lambda tasks: [damaged(task) for task in tasks])
+    with pytest.raises(MillraceError, match="the storage does not keep what is written"):
         load_topic(run, TOPIC)
-    assert not list((tmp_path / TOPIC / "_staging").iterdir())
+    assert (loads(tmp_path), attempts(tmp_path)) == ([], [])
 
 
 def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
-    fs = LocalFilesystem(str(tmp_path))
 
     def forgetful(tasks: Sequence[CutTask]) -> list[CutResult]:
         results = local_run(tasks)
@@ -407,29 +476,39 @@ def test_a_task_that_reports_too_little_fails_the_load(tmp_path: Path) -> None:
         return results
 
     with pytest.raises(MillraceError, match="the account does not close"):
-        load_topic(load_run(log, tmp_path, sink=DirectSink(fs, forgetful)), TOPIC)
+        load_topic(load_run(log, tmp_path, run=forgetful), TOPIC)
 
 
 def test_a_task_that_is_missing_fails_the_load(tmp_path: Path) -> None:
     log = filled_log()
-    fs = LocalFilesystem(str(tmp_path))
-    sink = DirectSink(fs, lambda tasks: local_run(tasks[:-1]))
     with pytest.raises(MillraceError, match="the tasks"):
-        load_topic(load_run(log, tmp_path, sink=sink), TOPIC)
+        load_topic(load_run(log, tmp_path, run=lambda tasks: local_run(tasks[:-1])), TOPIC)
 
 
 def test_a_load_that_is_gone_stops_the_next_one(tmp_path: Path) -> None:
     log = filled_log()
     load_topic(load_run(log, tmp_path), TOPIC)
-    (tmp_path / TOPIC / "load=0000000001").rename(tmp_path / "elsewhere")
-    with pytest.raises(MillraceError, match="load=0000000001 was published and is gone"):
+    (tmp_path / TOPIC / "loads/0000000001.json").rename(tmp_path / "elsewhere")
+    with pytest.raises(MillraceError, match=r"loads/0000000001\.json was published and is gone"):
         load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
 
 
-def test_an_empty_folder_with_a_load_s_name_is_no_load(tmp_path: Path) -> None:
+def test_a_load_that_was_edited_stops_the_next_one(tmp_path: Path) -> None:
     log = filled_log()
-    (tmp_path / TOPIC / "load=0000000001").mkdir(parents=True)
-    assert load_topic(load_run(log, tmp_path), TOPIC).load == 1
+    load_topic(load_run(log, tmp_path), TOPIC)
+    path = tmp_path / TOPIC / "loads/0000000001.json"
+    path.write_text(path.read_text().replace("run-1", "run-9"))
+    with pytest.raises(MillraceError, match=r"loads/0000000001\.json: the manifest was edited"):
+        load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+
+
+def test_a_schema_record_that_a_load_has_used_and_that_is_gone_stops_the_next_one(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    (tmp_path / TOPIC / "schema/0001.json").unlink()
+    log.append_events(0, [START])
+    with pytest.raises(MillraceError, match=r"schema/0001\.json is missing"):
+        load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
 
 
 def test_counts_of_the_newest_load_are_published_again_by_the_next_run(tmp_path: Path) -> None:
@@ -445,25 +524,38 @@ def test_a_run_id_may_hold_any_character_and_any_length(tmp_path: Path) -> None:
     for run_id in ("scheduled__2015-05-17T10:00:00+00:00", "a/b/../c", "x" * 500, "x" * 499 + "y"):
         log.append_events(0, [START])
         load_topic(load_run(log, tmp_path, run_id), TOPIC)
-    assert len(list((tmp_path / TOPIC / "_plans").iterdir())) == 4
+    assert len(list((tmp_path / TOPIC / "plans").iterdir())) == 4
 
 
-def test_an_event_outside_the_calendar_is_kept(tmp_path: Path) -> None:
+def test_rows_whose_time_no_sound_clock_shows_are_kept_apart(tmp_path: Path) -> None:
     log = MemoryLog(1)
-    log.append(0, [event(0, -(1 << 60)), event(1, 1 << 60), event(2, -1), event(3, START)])
-    result = load_topic(load_run(log, tmp_path), TOPIC)
-    assert result.rows + result.rejected == 4
-    assert result.hours["1969-12-31T23"] == 1
-
-
-def test_the_first_and_the_last_hour_of_the_calendar_are_published_like_any_other(tmp_path: Path) -> None:
     first, last = -62_135_596_800_000, 253_402_300_799_999
-    log = MemoryLog(1)
-    log.append(0, [event(0, first), event(1, last)])
+    times = [-(1 << 60), 1 << 60, -1, START, first, last]
+    log.append(0, [event(n, time) for n, time in enumerate(times)])
     result = load_topic(load_run(log, tmp_path), TOPIC)
-    assert result.hours == {"0001-01-01T00": 1, "9999-12-31T23": 1}
-    publish_hours(hourly_run(tmp_path), TOPIC, sorted(result.hours))
-    assert dataset(str(tmp_path), TOPIC).count_rows() == 2
+    assert result.rows + result.rejected == 6
+    assert result.hours == {"2015-05-17T10": 1, UNFILED: result.rows - 1}
+    assert result.hours[UNFILED] >= 3
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_rows_are_filed_by_the_time_of_the_plan_however_late_it_is_carried_out(tmp_path: Path) -> None:
+    def stop(step: str) -> None:
+        if step == "planned":
+            raise InterruptedError
+
+    log = filled_log()
+    with pytest.raises(InterruptedError):
+        load_topic(load_run(log, tmp_path, progress=stop), TOPIC)
+    (plan,) = (tmp_path / TOPIC / "plans").iterdir()
+    text = plan.read_text()
+    created = re.search(r'"created": "([^"]+)"', text)
+    assert created is not None
+    # A day before the plan is the bound: everything from 11 o'clock on has a broken clock.
+    plan.write_text(text.replace(created[1], "2015-05-16T11:00:00.000Z"))
+    result = load_topic(load_run(log, tmp_path), TOPIC)
+    assert result.hours == {"2015-05-17T10": 87, UNFILED: 93}
+    assert manifest_of(tmp_path, 1).file_by_ms == START + HOUR
 
 
 def test_many_hours_in_one_task_do_not_need_as_many_open_files(

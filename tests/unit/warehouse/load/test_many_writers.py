@@ -13,15 +13,13 @@ import pytest
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.layout import SPILLED, load_folder, read_load, sequences_of, spill_sequences
-from millrace_warehouse.history.ledger import newest_load
-from millrace_warehouse.history.manifest import SpilledFile
+from millrace_warehouse.history.layout import newest_load, read_load
+from millrace_warehouse.history.manifest import StoredFile
+from millrace_warehouse.history.sequences import SEQUENCES, sequences_of, store_sequences
 from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.load.rejections import Reasons
-from millrace_warehouse.load.task import CutResult
+from millrace_warehouse.load.task import CutResult, pack_sequences
 from millrace_warehouse.log.ranges import RangeStats
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
+from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.memory_log import (
     HOUR,
     SCHEMA_ID,
@@ -31,17 +29,12 @@ from tests.unit.warehouse.memory_log import (
     event,
     filled_log,
     load_run,
-    no_progress,
     rows_of,
     with_field,
 )
+from tests.unit.warehouse.storages import problems
 
 WINDOW_MS = 600_000
-
-
-def problems(warehouse: Path) -> list[str]:
-    reports = verify(LocalFilesystem(str(warehouse)), TOPIC, None, no_progress)
-    return [problem for report in reports for problem in report.problems]
 
 
 def crowd(producers: int, windows: int) -> MemoryLog:
@@ -66,45 +59,47 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_thousand_producers_in_six_windows_leave_the_manifest_small_and_the_counts_exact(
     crowded: Path,
 ) -> None:
-    fs, folder = LocalFilesystem(str(crowded)), f"{TOPIC}/{load_folder(1)}"
-    assert (crowded / folder / "_manifest.json").stat().st_size < 64 << 10
-    manifest = read_load(fs, TOPIC, 1)
+    storage = open_storage(str(crowded))
+    assert (crowded / TOPIC / "loads/0000000001.json").stat().st_size < 64 << 10
+    manifest = read_load(storage, TOPIC, 1)
     assert manifest.sequences == ()
-    assert manifest.spilled is not None
-    assert manifest.spilled.entries == 6_000
-    counts = sequences_of(fs, folder, manifest)
+    assert manifest.sequences_file is not None
+    counts = sequences_of(storage, manifest)
     assert (len(counts.tallies), counts.total) == (6_000, 6_000)
     expected = SequenceCounts()
     for instance in range(1_000):
         for window in range(6):
             expected.add(f"web{instance}", "web", instance * 7_919, START + window * WINDOW_MS, window)
     assert counts == expected
-    assert problems(crowded) == []
+    assert problems(crowded, TOPIC) == []
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone", "another"])
-def test_a_spilled_file_that_was_tampered_with_is_noticed_by_verify_and_by_whoever_needs_it(
+def test_a_file_of_sequences_that_was_tampered_with_is_noticed_by_whoever_needs_it(
     crowded: Path, damage: str
 ) -> None:
-    path = crowded / TOPIC / load_folder(1) / SPILLED
+    storage = open_storage(str(crowded))
+    manifest = newest_load(storage, TOPIC)
+    assert manifest is not None
+    assert manifest.sequences_file is not None
+    path = crowded / TOPIC / manifest.sequences_file.path
     content = path.read_bytes()
     try:
         if damage == "gone":
             path.unlink()
         elif damage == "another":
-            other = crowded / "other"
-            other.mkdir(exist_ok=True)
-            path.unlink()
-            spill_sequences(LocalFilesystem(str(path.parent)), ".", counts_of(200))
+            store_sequences(
+                storage,
+                TOPIC,
+                f"{TOPIC}/{manifest.sequences_file.path[: -len(SEQUENCES) - 1]}",
+                counts_of(200),
+            )
         else:
             path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + b"x")
-        fs = LocalFilesystem(str(crowded))
-        (problem,) = problems(crowded)
-        assert SPILLED in problem
-        manifest = newest_load(fs, TOPIC)  # whoever only wants to go on from it needs no counts
-        assert manifest is not None
-        with pytest.raises(MillraceError, match=SPILLED):
-            sequences_of(fs, f"{TOPIC}/{load_folder(1)}", manifest)
+        assert path.exists() == (damage != "gone")
+        with pytest.raises(MillraceError, match=SEQUENCES):
+            sequences_of(storage, manifest)
+        assert newest_load(storage, TOPIC) == manifest, "whoever only wants to go on from it needs no counts"
     finally:
         path.write_bytes(content)
 
@@ -118,26 +113,27 @@ def counts_of(producers: int) -> SequenceCounts:
 
 @pytest.mark.parametrize(("producers", "spilled"), [(0, False), (100, False), (101, True)])
 def test_few_counts_stay_in_the_manifest(tmp_path: Path, producers: int, spilled: bool) -> None:
-    fs, counts = LocalFilesystem(str(tmp_path)), counts_of(producers)
-    entries, file = spill_sequences(fs, ".", counts)
+    storage, counts = open_storage(str(tmp_path)), counts_of(producers)
+    entries, file = store_sequences(storage, TOPIC, f"{TOPIC}/rows/a", counts)
     assert (file is not None) == spilled
     load_topic(load_run(filled_log(), tmp_path), TOPIC)
-    manifest = dataclasses.replace(read_load(fs, TOPIC, 1), sequences=entries, spilled=file)
-    assert sequences_of(fs, ".", manifest) == counts
+    manifest = dataclasses.replace(read_load(storage, TOPIC, 1), sequences=entries, sequences_file=file)
+    assert sequences_of(storage, manifest) == counts
 
 
-def test_few_producers_with_many_holes_are_spilled_too(tmp_path: Path) -> None:
+def test_few_producers_with_many_holes_get_a_file_too(tmp_path: Path) -> None:
     counts = SequenceCounts()
     for sequence in range(0, 20_000, 2):
         counts.add("web1", "web", 1, START, sequence)
-    entries, file = spill_sequences(LocalFilesystem(str(tmp_path)), ".", counts)
+    entries, file = store_sequences(open_storage(str(tmp_path)), TOPIC, f"{TOPIC}/rows/a", counts)
     assert entries == ()
-    assert isinstance(file, SpilledFile)
+    assert isinstance(file, StoredFile)
 
 
-def test_the_same_counts_always_spill_to_the_same_bytes(tmp_path: Path) -> None:
-    fs = LocalFilesystem(str(tmp_path))
-    assert spill_sequences(fs, ".", counts_of(500)) == spill_sequences(fs, ".", counts_of(500))
+def test_the_same_counts_always_make_the_same_bytes(tmp_path: Path) -> None:
+    storage, folder = open_storage(str(tmp_path)), f"{TOPIC}/rows/a"
+    first, second = (store_sequences(storage, TOPIC, folder, counts_of(500)) for _ in range(2))
+    assert first == second
 
 
 def interleaved(schemas: dict[int, dict[str, Any]]) -> MemoryLog:
@@ -164,7 +160,7 @@ def test_three_writer_schemas_interleaved_make_as_many_files_as_one(tmp_path: Pa
     for name, schemas in (("one", {5: one}), ("three", three)):
         result = load_topic(load_run(interleaved(schemas), tmp_path / name), TOPIC)
         assert (result.rows, result.rejected) == (200, 0)
-        assert problems(tmp_path / name) == []
+        assert problems(tmp_path / name, TOPIC) == []
     files = {name: hours_and_tasks(tmp_path / name) for name in ("one", "three")}
     assert len(files["three"]) == len(set(files["three"])), "one file per hour and task"
     assert len(files["one"]) == len(set(files["one"]))
@@ -173,16 +169,16 @@ def test_three_writer_schemas_interleaved_make_as_many_files_as_one(tmp_path: Pa
     assert [row.sequence for row in rows_of(tmp_path / "three")] == list(range(200))
     found = [
         (row["a"], row["b"])
-        for path in (tmp_path / "three").glob(f"{TOPIC}/load=*/date=*/hour=*/*.parquet")
+        for path in (tmp_path / "three").glob(f"{TOPIC}/rows/*/2015*.parquet")
         for row in pq.read_table(path, partitioning=None).to_pylist()
     ]
     assert {pair: found.count(pair) for pair in set(found)} == {(1, 0): 80, (0, 1): 60, (1, 1): 60}
 
 
-def hours_and_tasks(warehouse: Path) -> list[tuple[str, str]]:
-    """(hour's folder, number of the task) of every file of a load."""
-    paths = (warehouse / TOPIC).glob("load=*/date=*/hour=*/*.parquet")
-    return [(path.parent.name, path.name[: len("part-00000")]) for path in paths]
+def hours_and_tasks(warehouse: Path) -> list[str]:
+    """Hour and number of the task of every file of a load."""
+    paths = (warehouse / TOPIC).glob("rows/*/2015*.parquet")
+    return [path.name[: len("2015-05-17T10-00000")] for path in paths]
 
 
 def test_what_the_driver_holds_of_ten_thousand_cuts_is_small() -> None:
@@ -191,7 +187,7 @@ def test_what_the_driver_holds_of_ten_thousand_cuts_is_small() -> None:
         for window in range(6):
             counts.add("web1.dc1.example.com", "web", instance << 40, window * WINDOW_MS, 0, 10_000)
     cut = RangeStats(TOPIC, 0, 0, 1 << 26)
-    result = CutResult.of(cut, [], counts, Reasons())
+    result = CutResult(cut, [], [], pack_sequences(counts), {})
     assert result.sequences == counts
     assert len(result.packed_sequences) < 3_000, f"{len(json.dumps(counts.to_json()))} bytes as JSON"
 

@@ -1,4 +1,4 @@
-"""A power cut behind a commit: whatever was published was on disk before that, and is still there."""
+"""A power cut behind a commit: whatever counts was on disk before that, and is still there."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import os
 from pathlib import Path
 
 import pytest
-from millrace_warehouse.table.publish import publish_hours
 
+from millrace_warehouse.history.layout import read_edition
+from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
-from tests.unit.warehouse.memory_log import TOPIC, filled_log, hourly_run, load_run, rows_of
-
-HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
+from millrace_warehouse.load.reload import ReloadRun, reload_topic
+from millrace_warehouse.storage import open_storage
+from tests.unit.warehouse.load.crashing import LOAD_STEPS, RELOAD_STEPS
+from tests.unit.warehouse.memory_log import TOPIC, MemoryLog, filled_log, load_run, no_progress, rows_of
+from tests.unit.warehouse.storages import problems
 
 
 class Disk:
     """What a disk has after a power cut: of each file and folder what it held when it was synced.
 
-    The kernel syncs inodes: a rename moves a folder with what of it is on disk, and is there itself once the
-    folder above is. Everything else may be gone, and here it is.
+    The kernel syncs inodes: a file is there once its bytes are and the folder that names it is. Everything
+    else may be gone, and here it is.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,25 +64,24 @@ class Disk:
             os.close(descriptor)
 
 
-def problems(warehouse: Path) -> list[str]:
-    reports = verify(LocalFilesystem(str(warehouse)), None, None, lambda folder: None)
-    return [problem for report in reports for problem in report.problems]
+def reload_run(log: MemoryLog, warehouse: Path, progress: Progress = no_progress) -> ReloadRun:
+    run = load_run(log, warehouse, "again", progress=progress)
+    return ReloadRun(writing=run.writing, reason="a test")
 
 
-def test_a_power_cut_loses_nothing_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_loses_nothing_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, log, warehouse = Disk(monkeypatch), filled_log(), tmp_path / "warehouse"
     try:
         loaded = load_topic(load_run(log, warehouse), TOPIC)
         after_load = disk.restored(warehouse, tmp_path / "after the load")
-        assert problems(after_load) == []
+        assert problems(after_load, TOPIC) == []
         assert len(rows_of(after_load)) == loaded.rows == 180
         assert not load_topic(load_run(log, after_load, "again"), TOPIC).published
 
-        results = publish_hours(hourly_run(warehouse), TOPIC, HOURS)
-        after_hours = disk.restored(warehouse, tmp_path / "after the hours")
-        assert problems(after_hours) == []
-        published = rows_of(after_hours, f"{TOPIC}.hourly/date=*/hour=*/rev=1/*.parquet")
-        assert len(published) == sum(result.rows for result in results) == 180
+        (result,) = reload_topic(reload_run(log, warehouse), TOPIC, [1])
+        after_reload = disk.restored(warehouse, tmp_path / "after the re-load")
+        assert problems(after_reload, TOPIC) == []
+        assert len(rows_of(after_reload)) == result.rows == 180
     finally:
         disk.close()
 
@@ -93,19 +93,19 @@ def test_a_power_cut_at_any_step_leaves_a_warehouse_that_the_next_run_goes_on_fr
     cuts: list[Path] = []
 
     def cut(step: str) -> None:
-        cuts.append(disk.restored(warehouse, tmp_path / f"{len(cuts)} {step.replace(' ', '-')}"))
+        cuts.append(disk.restored(warehouse, tmp_path / f"{len(cuts)} {step}"))
 
     try:
         load_topic(load_run(log, warehouse, progress=cut), TOPIC)
         loads = len(cuts)
-        publish_hours(hourly_run(warehouse, progress=cut), TOPIC, HOURS)
+        reload_topic(reload_run(log, warehouse, cut), TOPIC, [1])
     finally:
         disk.close()
-    assert loads >= 6
-    assert len(cuts) >= loads + 4 * len(HOURS)
+    assert (loads, len(cuts)) == (len(LOAD_STEPS), len(LOAD_STEPS) + len(RELOAD_STEPS))
     for number, found in enumerate(cuts):
         load_topic(load_run(log, found, "after the power cut"), TOPIC)
-        assert len(rows_of(found)) == 180, found
         if number >= loads:
-            publish_hours(hourly_run(found), TOPIC, HOURS)
-        assert problems(found) == [], found
+            reload_topic(reload_run(log, found), TOPIC, [1])
+            assert read_edition(open_storage(str(found)), TOPIC, 1, 2).run_id == "again"
+        assert len(rows_of(found)) == 180, found
+        assert problems(found, TOPIC) == [], found

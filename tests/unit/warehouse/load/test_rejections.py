@@ -10,16 +10,18 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
+from millrace_warehouse.history.layout import load_numbers, read_load
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.rejections import (
     DEFAULT_LIMIT,
     HELD_BYTES,
     OTHER,
     Reasons,
-    RejectedFile,
     RejectedLimit,
+    RejectedRecords,
 )
 from millrace_warehouse.log.messages import Rejected
+from millrace_warehouse.storage import open_storage
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
 
 
@@ -50,8 +52,8 @@ def test_more_than_the_limit_fails_the_load_with_the_reasons_and_publishes_nothi
         " 7 times 'the message does not begin with a zero byte and a schema id'; nothing was published:"
         " mend the registry or the producer, or raise --max-rejected"
     )
-    assert not list((tmp_path / TOPIC).glob("load=*"))
-    assert not list((tmp_path / TOPIC / "_staging").iterdir())
+    storage = open_storage(str(tmp_path))
+    assert (load_numbers(storage, TOPIC), storage.files(f"{TOPIC}/rows")) == ([], [])
 
 
 def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_same_end(tmp_path: Path) -> None:
@@ -61,8 +63,8 @@ def test_a_failed_load_can_be_run_again_with_a_higher_limit_and_reads_to_the_sam
     log.append_events(0, [START])
     result = load_topic(load_run(log, tmp_path, max_rejected=RejectedLimit(percent=100)), TOPIC)
     assert (result.rows, result.rejected) == (200, 150)
-    paths = (tmp_path / TOPIC / "load=0000000001" / "_rejected").iterdir()
-    assert sum(pq.read_table(path).num_rows for path in paths) == 150
+    files = read_load(open_storage(str(tmp_path)), TOPIC, 1).rejected_files
+    assert sum(pq.read_table(tmp_path / TOPIC / file.path).num_rows for file in files) == 150
     assert len(rows_of(tmp_path)) == 200
 
 
@@ -98,7 +100,7 @@ def test_reasons_are_bounded_in_number_and_the_most_frequent_come_first() -> Non
 
 
 def test_a_task_holds_no_more_rejected_bytes_than_it_must(tmp_path: Path) -> None:
-    file, raw = RejectedFile(tmp_path, "part"), bytes(1 << 20)
+    file, raw = RejectedRecords(tmp_path), bytes(1 << 20)
     tracemalloc.start()
     for _ in range(100):
         file.add([rejected("bad", bytes(raw))])
@@ -107,9 +109,9 @@ def test_a_task_holds_no_more_rejected_bytes_than_it_must(tmp_path: Path) -> Non
     tracemalloc.stop()
     assert peak < 4 * HELD_BYTES
     assert (written.rows, written.records) == (100, 100)
-    assert pq.read_table(tmp_path / written.path).num_rows == 100
+    assert pq.read_table(written.path).num_rows == 100
 
 
 def test_a_task_without_rejected_records_writes_no_file(tmp_path: Path) -> None:
-    assert RejectedFile(tmp_path, "part").close() == []
+    assert RejectedRecords(tmp_path).close() == []
     assert not list(tmp_path.iterdir())

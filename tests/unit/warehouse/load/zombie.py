@@ -2,7 +2,7 @@
 
 `python -m tests.unit.warehouse.load.zombie FOLDER`: the first attempt of each task is a process of its own
 that stops itself (SIGSTOP) at one of PAUSES; the second attempt, another process, finishes and counts; the
-stopped ones wake up, some just before the load is published and some after it, and go on to their end.
+stopped ones wake up, some just before the load's manifest is there and some after it, and go on to their end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.load.task import CutResult, CutTask, DirectSink, write_cut
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.load.task import CutResult, CutTask, write_cut
+from millrace_warehouse.storage.local import LocalStorage
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
 
 PAUSES = (
@@ -29,6 +29,7 @@ PAUSES = (
     "before the first file",
     "with a file open",
     "before a file is closed",
+    "before a file is stored",
     "when done",
 )
 
@@ -66,6 +67,8 @@ def first_attempt(task: CutTask, pause_at: str) -> None:
         writer.__init__ = once(writer.__init__, after=True)
     elif pause_at == "before a file is closed":
         writer.close = once(writer.close, after=False)
+    elif pause_at == "before a file is stored":
+        LocalStorage.put = once(LocalStorage.put, after=False)  # type: ignore[method-assign]
     write_cut(task)
     if pause_at == "when done":
         stop_here()
@@ -114,9 +117,8 @@ def load_with_zombies(folder: Path, pause_at: str) -> None:
             os.kill(pid, signal.SIGCONT)
             os.waitpid(pid, 0)
 
-    sink = DirectSink(LocalFilesystem(str(folder)), run_twice)
     try:
-        result = load_topic(load_run(log, folder, sink=sink, progress=wake_up, cut_bytes=700), TOPIC)
+        result = load_topic(load_run(log, folder, run=run_twice, progress=wake_up, cut_bytes=700), TOPIC)
     finally:
         for pid in zombies:  # those nobody woke up, if the load failed
             with suppress(ProcessLookupError):
