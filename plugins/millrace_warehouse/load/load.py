@@ -79,12 +79,15 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
     check_topic(storage, topic)
     metadata = _metadata(client, topic)
     topic_id = metadata.topic_id.hex
-    _check_same_log(run, topic_id, newest_load(storage, topic))  # before anything is written or counted
-    newest = _heal(run, topic, None)
+    newest = newest_load(storage, topic)
+    _check_same_log(run, topic_id, newest)  # before anything is written or counted
+    _heal(run, newest)
     plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
     for _ in range(ATTEMPTS):
-        newest = _heal(run, topic, newest)
+        seen, newest = newest, newest_load(storage, topic)
+        if newest != seen:
+            _heal(run, newest)
         check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
@@ -103,20 +106,19 @@ def _metadata(client: ClusterClient, topic: str) -> TopicMetadata:
         ) from None
 
 
-def _heal(run: LoadRun, topic: str, seen: LoadManifest | None) -> LoadManifest | None:
-    """The newest load, its ledger entry and its counts made good unless it is the one seen before.
+def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
+    """Make good the ledger's entry and the counts of the newest load.
 
-    Called before every attempt: whoever publishes the next load hides this one from all later runs, and the
+    Called before every attempt: whoever makes the next load hides this one from all later runs, and the
     driver that made it may have died right after its manifest was there.
     """
+    if newest is None:
+        return
     storage = run.writing.storage
-    newest = newest_load(storage, topic)
-    if newest is not None and newest != seen:
-        record(storage, manifest_path(newest), newest)
-        remember_newest(storage, newest)
-        run.writing.publish_counts([newest])
-        run.writing.progress("healed")
-    return newest
+    record(storage, manifest_path(newest), newest)
+    remember_newest(storage, newest)
+    run.writing.publish_counts([newest])
+    run.writing.progress("healed")
 
 
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
