@@ -16,6 +16,7 @@
     <topic>/compacted/<attempt>/                             files of the table that no load wrote,
                  files.json                                  and the hash of each
     <topic>/table/                                           the Iceberg table's `location`
+    <topic>/hours/                                           that of its table of hours
 
 Nothing is renamed or written twice, but `_head`. Knows names and manifests; no brokers, Spark or Parquet.
 """
@@ -143,6 +144,11 @@ def compacted_folder(topic: str) -> str:
 def table_folder(topic: str) -> str:
     """The Iceberg table's `location`; nothing of Millrace's own is in it."""
     return f"{topic}/table"
+
+
+def hours_folder(topic: str) -> str:
+    """The location of the table of hours, which can be made again from the publications."""
+    return f"{topic}/hours"
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:

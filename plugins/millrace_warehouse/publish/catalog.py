@@ -1,12 +1,53 @@
-"""The catalog of a warehouse's tables: its own SQLite file, or one that pyiceberg's configuration names."""
+"""The catalog of a warehouse's tables: its own SQLite file, or one that pyiceberg's configuration names.
+
+    millrace.<topic>          the rows; `.` and `-` of the topic are `_`
+    millrace.<topic>_hours    what publications did to each hour
+
+A commit goes through `careful`: whatever the catalog answers but success is `Unsure`, and pyiceberg then
+neither retries nor deletes what it has written. With its own handling of a 409, a proxy that repeats a POST
+makes it delete the manifests of the snapshot that is live: the table is broken for every reader.
+"""
 
 from __future__ import annotations
 
-from pyiceberg.catalog import Catalog
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.table import Table
+from pyiceberg.utils.config import Config
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.history.layout import CATALOG
+from millrace_warehouse.storage.file_io import PY_IO_IMPL
 from millrace_warehouse.storage.verbs import Storage
 
+T = TypeVar("T")
+
 NAMESPACE = "millrace"
+TRIES = 6
+"""Most times that a catalog is asked; the pauses between them are 6 s together."""
+_NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+class CatalogError(MillraceError):
+    """The catalog refuses, or does not answer in time."""
+
+
+class Unsure(Exception):
+    """A commit has failed, and may have been made: only the table says."""
+
+
+def table_identifier(topic: str) -> tuple[str, str]:
+    """Namespace and name of a topic's table: `.` and `-` become `_`."""
+    return NAMESPACE, topic.replace(".", "_").replace("-", "_")
 
 
 def connect(storage: Storage, name: str = "") -> Catalog:
@@ -15,9 +56,120 @@ def connect(storage: Storage, name: str = "") -> Catalog:
     Without a name it is `catalog.db` in a local warehouse. MillraceError when there is none, or when SQLite
     would lie on a network file system.
     """
-    raise NotImplementedError
+    if name:
+        return _configured(name)
+    if not storage.root.startswith("file://"):
+        raise ConfigError(
+            f"which catalog has the tables of {storage.root}? name one with --catalog, and describe it in"
+            " ~/.pyiceberg.yaml or in PYICEBERG_CATALOG__<NAME>__URI: an Iceberg REST catalog or PostgreSQL"
+        )
+    path = Path(storage.root.removeprefix("file://"), CATALOG)
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"there is no warehouse at {storage.root}: correct --warehouse, or load into it first"
+        )
+    refuse_network_file_system(path)
+    return _open(lambda: SqlCatalog(NAMESPACE, uri=f"sqlite:///{path}", **{"py-io-impl": PY_IO_IMPL}))
 
 
-def table_identifier(topic: str) -> tuple[str, str]:
-    """Namespace and name of a topic's table: `.` and `-` become `_`."""
-    return NAMESPACE, topic.replace(".", "_").replace("-", "_")
+def _configured(name: str) -> Catalog:
+    settings = Config().get_catalog_config(name)
+    if not settings:
+        raise ConfigError(
+            f"pyiceberg knows no catalog {name!r}: describe it in ~/.pyiceberg.yaml, or in"
+            f" PYICEBERG_CATALOG__{name.upper()}__URI"
+        )
+    uri = urlsplit(str(settings.get("uri", "")))
+    if uri.scheme.startswith("sqlite"):
+        refuse_network_file_system(Path(unquote(uri.path)[1:]).absolute())
+    return _open(lambda: load_catalog(name, **{"py-io-impl": PY_IO_IMPL}))
+
+
+def _open(connect_once: Callable[[], Catalog]) -> Catalog:
+    # Again: of two that make a new SQL catalog's tables at once, one is refused.
+    return asked("catalog", connect_once)
+
+
+def refuse_network_file_system(path: Path) -> None:
+    """MillraceError when SQLite's file would lie where its locks do not hold between machines."""
+    type_ = _file_system(path)
+    if type_.startswith(_NETWORK):
+        raise MillraceError(
+            f"the catalog {path} would lie on {type_}, where SQLite's locks do not hold between machines:"
+            " describe an Iceberg REST catalog or PostgreSQL to pyiceberg, and name it with --catalog"
+        )
+
+
+def _file_system(path: Path) -> str:
+    """The type of the file system that a path lies on; empty where the system does not say."""
+    try:
+        mounts = [line.split() for line in _MOUNTS.read_text().splitlines()]
+    except OSError:  # no Linux
+        return ""
+    # The fifth word is where it is mounted, with spaces as \040; the type is the first word behind the dash.
+    types = {_unescaped(words[4]): words[words.index("-") + 1] for words in mounts}
+    resolved = path.resolve()
+    return next((types[str(folder)] for folder in (resolved, *resolved.parents) if str(folder) in types), "")
+
+
+def _unescaped(mount: str) -> str:
+    return mount.encode().decode("unicode_escape")
+
+
+def asked(what: str, question: Callable[[], T]) -> T:
+    """What a catalog answers; CatalogError when it has failed TRIES times."""
+    for turn in range(TRIES):
+        try:
+            return question()
+        except (MillraceError, NoSuchTableError, NoSuchNamespaceError):
+            raise
+        except Exception as error:
+            if turn == TRIES - 1:
+                raise CatalogError(
+                    f"the {what} does not answer ({type(error).__name__}: {_first_line(error)}): start it, or"
+                    " correct its settings; loads go on without it, and the next publication catches up"
+                ) from error
+        time.sleep(0.2 * 2**turn)
+    raise AssertionError("unreachable")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
+def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
+    """A table as the catalog has it now; None when it has none. CatalogError when it does not answer."""
+    try:
+        return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
+    except (NoSuchTableError, NoSuchNamespaceError):
+        return None
+
+
+class _Careful:
+    """A catalog whose failed commits are `Unsure`, whatever it answered."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def commit_table(self, *arguments: Any) -> Any:
+        try:
+            return self._catalog.commit_table(*arguments)
+        except MillraceError:  # the storage took no new metadata, so the catalog was not told of any
+            raise
+        except Exception as error:
+            raise Unsure(f"{type(error).__name__}: {_first_line(error)}") from error
+
+
+def careful(table: Table) -> Table:
+    """The table, for a transaction whose commit fails with `Unsure` and nothing else."""
+    catalog: Any = _Careful(table.catalog)
+    return Table(table.name(), table.metadata, table.metadata_location, table.io, catalog, table.config)
+
+
+def make_namespace(catalog: Catalog) -> None:
+    """Create the namespace of all tables, unless it is there."""
+    with suppress(Exception):  # of two that create it at once one is refused; who needs it says what is wrong
+        catalog.create_namespace(NAMESPACE)

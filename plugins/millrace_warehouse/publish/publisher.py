@@ -1,23 +1,76 @@
 """Publish: the rows that loads have written become rows of an Iceberg table, by reference, in one commit.
 
-Owns the order of a publication and what happens when two run, when an answer is lost and when somebody else
-has changed the table. Copies nothing and starts no Spark; does not know what an auditor is.
+    1  the table, the record it names, and whether it is what that record left     table.py
+    2  the manifests of newer loads and editions, hour by hour                     state.py
+    3  which hours are due, and what the auditor says of them                      due.py
+    4  the files: those of loads, and those that a re-load takes rows out of       files.py, replace.py
+    5  the record, under a name of its own, on disk
+    6  one commit: schema, files, properties that name the record                  committer.py
+    7  the ledger, and the table of hours                                          hours_table.py
+
+A commit that failed may have been made: the table says. It names this run's record, or everything starts over
+from the table as it is then. The record of an attempt that lost is a stray. Copies nothing and starts no
+Spark; does not know what an auditor is.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
-from millrace_warehouse.history.manifest import HourChange, LoadRows, Publication, Verdict
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import (
+    check_topic,
+    load_numbers,
+    loads_after,
+    newest_editions,
+    publication_path,
+    read_edition,
+    require_load,
+)
+from millrace_warehouse.history.ledger import record
+from millrace_warehouse.history.manifest import (
+    UNFILED,
+    HourChange,
+    LoadRows,
+    PreviousPublication,
+    Publication,
+    Verdict,
+    encode,
+    now,
+    sealed,
+)
+from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
+from millrace_warehouse.publish.committer import TableChange, commit
+from millrace_warehouse.publish.due import choose, judge_late
+from millrace_warehouse.publish.files import new_files
+from millrace_warehouse.publish.hours_table import bring_up_to_date
+from millrace_warehouse.publish.replace import Replacement, take_out
+from millrace_warehouse.publish.state import UNKNOWN, State
+from millrace_warehouse.publish.table import (
+    PATH,
+    check_table,
+    find_table,
+    make_table,
+    properties_of,
+    publication_of,
+)
 from millrace_warehouse.storage.verbs import Storage
 
 VerdictOf = Callable[[str, str], Verdict]
 """Topic and hour (`2015-05-17T10`) -> what the auditor says of it; UNASKED when nobody is asked."""
 Progress = Callable[[str], None]
+TRIES = 20
+"""Most commits that one run tries; each one that fails has lost to another, or met a fault."""
+CATCH_UP = 1_000
+"""Newer loads after which a publication is made though no hour changes: the next run need not read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,4 +136,178 @@ def publish_topic(run: PublishRun, topic: str) -> PublishResult:
     Nothing to change is no commit. MillraceError, in a sentence that says what to do, when the table is not
     what the newest publication left, and when the catalog does not answer.
     """
-    raise NotImplementedError
+    check_topic(run.storage, topic)
+    require_load(run.storage, topic)
+    return _Attempts(run, topic).publish()
+
+
+class _Attempts:
+    """One run's attempts to publish one topic."""
+
+    def __init__(self, run: PublishRun, topic: str) -> None:
+        self._run, self._topic = run, topic
+        self._verdicts: dict[str, Verdict] = {}
+        self._made: set[str] = set()
+        """Paths of the records that commits were tried with: the table may turn out to name any of them."""
+
+    def publish(self) -> PublishResult:
+        cause: Exception | None = None
+        for turn in range(TRIES):
+            if turn:
+                time.sleep(random.uniform(0, min(2.0, 0.05 * 2**turn)))
+            try:
+                return self._publish_once()
+            except Unsure as error:
+                cause = error
+                self._run.progress("commit failed, or its answer was lost")
+            except CatalogError as error:
+                if cause is None:
+                    raise
+                raise CatalogError(
+                    f"whether {self._topic} was published is not known ({cause}), and {error}"
+                ) from error
+        raise MillraceError(
+            f"{self._topic} was not published: {TRIES} commits failed, the last one with {cause}; see that"
+            " the catalog works and that not too many publish at once, then run again"
+        )
+
+    def _publish_once(self) -> PublishResult:
+        run, topic, storage = self._run, self._topic, self._run.storage
+        table = find_table(run.catalog, topic)
+        before = publication_of(storage, topic, table)
+        if table is not None:
+            check_table(table, before)
+        run.progress("table read")
+        if table is not None and before is not None and table.properties[PATH] in self._made:
+            return self._finish(table, before)
+        if table is not None and before is not None and not run.dry_run:
+            bring_up_to_date(run.catalog, storage, topic, table, before)
+        state = State.of(before)
+        self._follow(state)
+        run.progress(f"loads read through {state.through.load}")
+        choose(state, self._ask, run.hours, run.proven, run.unproven_after_s, run.clock())
+        self._follow(state)  # what was loaded before the auditor was asked is in now
+        judge_late(state, self._ask)
+        run.progress("hours judged")
+        caught_up = before.loads.load if before is not None else 0
+        if not state.changes and state.through.load - caught_up < CATCH_UP:
+            return self._result(table, before, state.unpublished)
+        return self._commit(table, before, state)
+
+    def _ask(self, hour: str) -> Verdict:
+        if hour not in self._verdicts:
+            self._verdicts[hour] = UNKNOWN if hour == UNFILED else self._run.verdict_of(self._topic, hour)
+        return self._verdicts[hour]
+
+    def _follow(self, state: State) -> None:
+        storage, topic = self._run.storage, self._topic
+        # In this order: an edition belongs to a load that is there.
+        editions = newest_editions(storage, topic)
+        after = state.through.load
+        loads = loads_after(storage, topic, after) if load_numbers(storage, topic, after) else ()
+        state.follow(loads, editions, lambda load, edition: read_edition(storage, topic, load, edition))
+
+    def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
+        run, topic, storage = self._run, self._topic, self._run.storage
+        attempt = uuid.uuid4().hex[:16]
+        added, schema = new_files(storage, topic, state.changes)
+        state.schema = max(schema, state.schema, 1)
+        removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
+        publication = self._record(table, before, state, attempt)
+        if run.dry_run:
+            return self._result(table, publication, state.unpublished, changes=publication.changes)
+        if table is None:
+            table = make_table(run.catalog, storage, topic)
+            run.progress("table made")
+        replacement = Replacement()
+        if removed:
+            replacement = take_out(storage, topic, attempt, table, state.replaced, removed)
+            run.progress("rows of earlier editions taken out")
+        path = publication_path(topic, publication.number, attempt)
+        storage.create(path, encode(publication))
+        self._made.add(path)
+        run.progress("record written")
+        columns = read_record(storage, topic, publication.schema).schema
+        properties = properties_of(publication, path)
+        committed = commit(
+            table,
+            TableChange(
+                added=[*added, *replacement.added],
+                removed=replacement.removed,
+                schema=None if table.schema().as_struct() == columns.as_struct() else columns,
+                properties=properties,
+                summary={**properties, "millrace.run-id": run.run_id, "millrace.attempt": attempt},
+            ),
+        )
+        run.progress("committed")
+        return self._finish(committed, publication)
+
+    def _record(
+        self, table: Table | None, before: Publication | None, state: State, attempt: str
+    ) -> Publication:
+        previous = None
+        if table is not None and before is not None:
+            previous = PreviousPublication(path=table.properties[PATH], sha256=before.sha256)
+        changes = state.settled()
+        return sealed(
+            Publication(
+                topic=self._topic,
+                number=state.number + 1,
+                attempt=attempt,
+                run_id=self._run.run_id,
+                created=now(),
+                previous=previous,
+                loads=state.through,
+                schema=state.schema,
+                published=state.published.ranges(),
+                unfiled_published=state.unfiled_published,
+                unpublished=state.unpublished,
+                complete_from=state.complete_from,
+                complete_until=state.complete_until,
+                incomplete=state.incomplete.ranges(),
+                rows=state.rows,
+                changes=changes,
+            )
+        )
+
+    def _finish(self, table: Table, publication: Publication) -> PublishResult:
+        """Everything that follows a commit, and that the next run does when this one dies before."""
+        run, storage = self._run, self._run.storage
+        record(storage, table.properties[PATH], publication)
+        run.progress("recorded")
+        bring_up_to_date(run.catalog, storage, self._topic, table, publication)
+        run.progress("table of hours written")
+        return self._result(
+            table, publication, publication.unpublished, published=True, changes=publication.changes
+        )
+
+    def _result(
+        self,
+        table: Table | None,
+        publication: Publication | None,
+        unpublished: Mapping[str, Sequence[LoadRows]],
+        *,
+        published: bool = False,
+        changes: Sequence[HourChange] = (),
+    ) -> PublishResult:
+        head = table.current_snapshot() if table is not None else None
+        return PublishResult(
+            topic=self._topic,
+            table=".".join(table_identifier(self._topic)),
+            published=published,
+            publication=publication,
+            path=table.properties.get(PATH, "") if table is not None else "",
+            snapshot_id=head.snapshot_id if head is not None else None,
+            metadata_location=table.metadata_location if table is not None else "",
+            changes=changes,
+            waiting=[
+                WaitingHour(
+                    hour=hour,
+                    rows=sum(load.rows for load in loads),
+                    verdict=self._verdicts.get(hour),
+                    loads=loads,
+                )
+                # "none" sorts behind every year.
+                for hour, loads in sorted(unpublished.items())
+            ],
+        )

@@ -1,0 +1,95 @@
+"""Which hours a run publishes, and what the auditor says of them.
+
+    named                          published whatever the verdict, empty ones, too
+    waits, complete                published with `proven`
+    waits, unknown                 published when the hour ended `unproven_after_s` ago
+    waits, incomplete              never, unless named
+    published, gets rows           asked again: late rows may belong to more that is on its way
+    published, not complete        asked again with `proven`, the newest RECHECKED
+    empty, behind complete hours   asked with `proven`: an hour without a row is complete, too
+
+Pure: asks through a function, and changes nothing but the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
+from millrace_warehouse.publish.state import COMPLETE, State, following
+
+Ask = Callable[[str], Verdict]
+RECHECKED = 7 * 24
+"""Most published hours without a proof, and most empty hours, that one run asks the auditor about."""
+
+
+def choose(
+    state: State, ask: Ask, named: Sequence[str], proven: bool, unproven_after_s: float | None, now_s: float
+) -> None:
+    """Let every hour that is due into the state's next publication."""
+    for hour in dict.fromkeys(named):
+        if not state.is_published(hour):
+            state.publish(hour, ask(hour))
+        elif hour not in state.changes:
+            _judge_again(state, hour, ask(hour))
+    if proven or unproven_after_s is not None:
+        for hour in sorted(state.unpublished):
+            verdict = ask(hour)
+            if _is_due(hour, verdict, proven, unproven_after_s, now_s):
+                state.publish(hour, verdict)
+    if proven:
+        for hour in state.incomplete.newest(RECHECKED):
+            if hour not in state.changes:
+                _judge_again(state, hour, ask(hour))
+        _fill(state, ask)
+
+
+def judge_late(state: State, ask: Ask) -> None:
+    """Ask about the published hours whose rows change."""
+    for hour, change in state.changes.items():
+        if change.verdict is None:
+            change.verdict = ask(hour)
+
+
+def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float | None, now_s: float) -> bool:
+    if verdict.verdict == COMPLETE:
+        return proven
+    if verdict.verdict != "unknown" or unproven_after_s is None:
+        return False
+    return hour == UNFILED or _end_s(hour) + unproven_after_s <= now_s
+
+
+def _end_s(hour: str) -> float:
+    return datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC).timestamp() + 3600
+
+
+def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
+    """A new verdict on a published hour is a change when it makes the hour complete, or takes that back."""
+    if verdict.verdict != UNASKED and (verdict.verdict == COMPLETE) != state.is_complete(hour):
+        state.judge(hour, verdict)
+
+
+def _fill(state: State, ask: Ask) -> None:
+    """Publish the empty hours behind the complete ones, up to the newest hour that has rows."""
+    hour, last = state.complete_until, max([state.published.last or "", *_filed(state)])
+    for _ in range(RECHECKED):
+        # Complete as the next publication leaves it: what is chosen now closes gaps, too.
+        while hour is not None and hour < last and _will_be_complete(state, hour):
+            hour = following(hour)
+        if hour is None or hour >= last or state.is_published(hour) or hour in state.changes:
+            return
+        if hour in state.unpublished or ask(hour).verdict != COMPLETE:
+            return
+        state.publish(hour, ask(hour))
+
+
+def _filed(state: State) -> list[str]:
+    return [hour for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
+
+
+def _will_be_complete(state: State, hour: str) -> bool:
+    change = state.changes.get(hour)
+    if change is not None and change.verdict is not None:
+        return change.verdict.verdict == COMPLETE
+    return state.is_complete(hour)

@@ -1,0 +1,73 @@
+"""The files of loads that a publication adds to the table, as entries that name them where they lie."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from pyiceberg.manifest import DataFile as IcebergDataFile
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.entries import read_entries
+from millrace_warehouse.history.layout import manifest_path, read_edition, rows_folder
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.publish.state import PendingChange
+from millrace_warehouse.storage.verbs import Storage
+
+
+def new_files(
+    storage: Storage, topic: str, changes: Mapping[str, PendingChange]
+) -> tuple[list[IcebergDataFile], int]:
+    """The entries of the rows that are added, and the newest schema record that they need; 0 without rows.
+
+    MillraceError when a file is missing or has another size than its load states: a table that names it could
+    not be read.
+    """
+    hours: dict[tuple[int, int], set[str]] = {}
+    for hour, change in changes.items():
+        for rows in change.loads:
+            hours.setdefault((rows.load, rows.edition), set()).add(hour)
+    entries: list[IcebergDataFile] = []
+    schema = 0
+    for (load, edition), of_load in sorted(hours.items()):
+        manifest = read_edition(storage, topic, load, edition)
+        entries += load_entries(storage, manifest, of_load)
+        schema = max(schema, manifest.schema)
+    return entries, schema
+
+
+def load_entries(storage: Storage, manifest: LoadManifest, hours: set[str]) -> list[IcebergDataFile]:
+    """The entries of a load's files of these hours."""
+    topic = manifest.topic
+    files = {file.path: file for file in manifest.files if file.hour in hours}
+    if not files:
+        return []
+    folder = rows_folder(topic, manifest.load, manifest.attempt).removeprefix(f"{topic}/")
+    sizes = {f"{folder}/{found.path}": found.bytes for found in storage.files(f"{topic}/{folder}")}
+    for path, file in files.items():
+        if sizes.get(path) != file.bytes:
+            state = "is missing" if path not in sizes else f"has {sizes[path]} bytes, not {file.bytes}"
+            raise MillraceError(
+                f"{topic}/{path} {state}: restore it from a copy, or read the offsets of load"
+                f" {manifest.load} again with `millrace reload`"
+            )
+    assert manifest.entries is not None, "rows have entries"
+    path = f"{topic}/{manifest.entries.path}"
+    try:
+        content = storage.read(path)
+    except FileNotFoundError:
+        raise MillraceError(f"{path} is missing: restore it from a copy") from None
+    if hashlib.sha256(content).hexdigest() != manifest.entries.sha256:
+        raise MillraceError(f"{path} is not what {manifest_path(manifest)} names: restore it from a copy")
+    # Every entry is read under the path that the load's manifest has, and under its URI from here on.
+    entries = [entry for entry in read_entries(content, lambda path: path) if entry.file_path in files]
+    for entry in entries:
+        file = files[entry.file_path]
+        if (entry.record_count, entry.file_size_in_bytes) != (file.rows, file.bytes):
+            raise MillraceError(
+                f"{path} does not say of {file.path} what its load says: run `millrace verify`"
+            )
+        entry[1] = storage.uri(f"{topic}/{entry.file_path}")
+    if len(entries) != len(files):
+        raise MillraceError(f"{path} lacks entries of files that its load names: run `millrace verify`")
+    return entries

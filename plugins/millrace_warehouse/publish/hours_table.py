@@ -1,0 +1,168 @@
+"""The table of hours, `<name>_hours`: one row for each change that a publication made, for SQL.
+
+    hour          timestamptz   its beginning; null for rows without an hour
+    publication   long          the newest one of an hour is how the hour is now
+    kind          string        first, late, reload or verdict
+    verdict, watermark, checked, reasons                 what the auditor said
+    added, removed              long; their sum over an hour is its rows
+    loads         list<long>    that the added rows came with
+    created, path, sha256       of the publication's record
+    snapshot_id   long          of the table, where the run that wrote the row knew it
+
+Derived from the records, and appended after the publication's commit: a run that died before has its rows
+appended by the next one. The table's property says through which publication the rows are there, and is set
+in the commit of the rows, so each of them is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestamptzType
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import hours_folder, read_checked
+from millrace_warehouse.history.manifest import UNFILED, Publication
+from millrace_warehouse.publish.catalog import Unsure, asked, load_table, table_identifier
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
+from millrace_warehouse.storage.verbs import Storage
+
+TRIES = 20
+FILES = 100
+"""Files of the table of hours at which one is made of all of them."""
+SCHEMA = Schema(
+    NestedField(1, "hour", TimestamptzType()),
+    NestedField(2, "publication", LongType()),
+    NestedField(3, "kind", StringType()),
+    NestedField(4, "verdict", StringType()),
+    NestedField(5, "watermark", StringType()),
+    NestedField(6, "checked", StringType()),
+    NestedField(7, "reasons", ListType(15, StringType(), element_required=False)),
+    NestedField(8, "added", LongType()),
+    NestedField(9, "removed", LongType()),
+    NestedField(10, "loads", ListType(16, LongType(), element_required=False)),
+    NestedField(11, "created", TimestamptzType()),
+    NestedField(12, "path", StringType()),
+    NestedField(13, "sha256", StringType()),
+    NestedField(14, "snapshot_id", LongType()),
+)
+
+
+def hours_identifier(topic: str) -> tuple[str, str]:
+    """Namespace and name of a topic's table of hours."""
+    namespace, name = table_identifier(topic)
+    return namespace, f"{name}_hours"
+
+
+def bring_up_to_date(
+    catalog: Catalog, storage: Storage, topic: str, table: Table, publication: Publication
+) -> None:
+    """Append the changes of every publication through this one that the table of hours lacks."""
+    for _ in range(TRIES):
+        hours = _table_of_hours(catalog, storage, topic)
+        through = int(hours.properties.get(NUMBER, "0"))
+        if through >= publication.number:
+            return
+        missing = list(_records_after(storage, through, table.properties[PATH], publication))
+        head = table.current_snapshot()
+        assert head is not None, "a publication makes a snapshot"
+        rows = [
+            row
+            for record, path in reversed(missing)
+            for row in _rows(record, path, head.snapshot_id if record is publication else None)
+        ]
+        try:
+            _append(hours, rows, publication.number)
+        except Unsure:
+            continue
+        return
+    raise MillraceError(
+        f"{topic} is published, and its table of hours is not: {TRIES} commits failed; the next `millrace"
+        " publish` brings it up to date"
+    )
+
+
+def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
+    identifier = hours_identifier(topic)
+    table = load_table(catalog, identifier)
+    if table is None:
+
+        def create() -> Table:
+            settings = {**SETTINGS, TOPIC: topic}
+            try:
+                location = storage.uri(hours_folder(topic))
+                return catalog.create_table(identifier, SCHEMA, location=location, properties=settings)
+            except TableAlreadyExistsError:
+                return catalog.load_table(identifier)
+
+        table = asked(f"catalog {catalog.name}", create)
+    if table.properties.get(TOPIC) != topic:
+        raise MillraceError(
+            f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
+            f" {topic}: rename one of the two, or use another catalog with --catalog"
+        )
+    return table
+
+
+def _records_after(
+    storage: Storage, through: int, path: str, newest: Publication
+) -> Iterator[tuple[Publication, str]]:
+    """The records above a number, back from the newest, each with its path."""
+    record: Publication | None = newest
+    while record is not None and record.number > through:
+        yield record, path
+        previous = record.previous
+        record = None
+        if previous is not None:
+            path = previous.path
+            record = read_checked(storage, Publication, path)
+
+
+def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict[str, Any]]:
+    for change in record.changes:
+        hour = None
+        if change.hour != UNFILED:
+            hour = datetime.fromisoformat(f"{change.hour}:00:00").replace(tzinfo=UTC)
+        yield {
+            "hour": hour,
+            "publication": record.number,
+            "kind": change.kind,
+            "verdict": change.verdict.verdict,
+            "watermark": change.verdict.watermark,
+            "checked": change.verdict.checked,
+            "reasons": list(change.verdict.reasons),
+            "added": change.added,
+            "removed": change.removed,
+            "loads": sorted({rows.load for rows in change.loads}),
+            "created": datetime.fromisoformat(record.created),
+            "path": path,
+            "sha256": record.sha256,
+            "snapshot_id": snapshot,
+        }
+
+
+def _append(table: Table, rows: list[dict[str, Any]], number: int) -> None:
+    """One commit: the rows, and the publication that they go through; many small files become one."""
+    new = pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA))
+    small: list[DataFile] = []
+    if _files(table) >= FILES:
+        small = list(live_files(table))
+        new = pa.concat_tables([table.scan().to_arrow().cast(new.schema), new])
+    written = list(_dataframe_to_data_files(table.metadata, new, table.io)) if new.num_rows else []
+    commit(table, TableChange(added=written, removed=small, properties={NUMBER: str(number)}))
+
+
+def _files(table: Table) -> int:
+    head = table.current_snapshot()
+    totals: Any = head.summary.additional_properties if head is not None and head.summary is not None else {}
+    return int(totals.get("total-data-files", "0"))

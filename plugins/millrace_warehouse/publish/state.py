@@ -1,0 +1,289 @@
+"""What a table holds and what waits, hour by hour: the state that each publication's record carries on.
+
+A run reads one record and the manifests of newer loads, so it costs the same however long history is. An hour
+is published or it waits, never both: rows that come for a published hour are added to it at once. Pure: knows
+manifests, no storage, no catalog and no auditor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from millrace_warehouse.history.entries import hour_of_partition, partition_of
+from millrace_warehouse.history.manifest import (
+    UNFILED,
+    HourChange,
+    LoadManifest,
+    LoadRows,
+    Publication,
+    Through,
+    Verdict,
+)
+
+COMPLETE = "complete"
+UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"])
+"""What is said of UNFILED."""
+ReadEdition = Callable[[int, int], LoadManifest]
+"""Load and edition -> the manifest of that edition."""
+
+
+class Hours:
+    """A set of hours, kept as ranges: years of them are a few numbers."""
+
+    def __init__(self, ranges: Iterable[Sequence[str]] = ()) -> None:
+        self._ranges = [[_number(first), _number(last)] for first, last in ranges]
+
+    def __contains__(self, hour: str) -> bool:
+        return hour != UNFILED and self._range_of(_number(hour)) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return (_name(n) for first, last in self._ranges for n in range(first, last + 1))
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def newest(self, count: int) -> list[str]:
+        """The last `count` hours at most, the newest first."""
+        newest: list[str] = []
+        for first, last in reversed(self._ranges):
+            newest += (_name(n) for n in range(last, max(first - 1, last - count + len(newest)), -1))
+        return newest
+
+    def first_outside(self, without: Hours) -> str | None:
+        """The first hour that is not in `without`; None when all are."""
+        for first, last in self._ranges:
+            at = without._range_of(first)
+            candidate = first if at is None else without._ranges[at][1] + 1
+            if candidate <= last:
+                return _name(candidate)
+        return None
+
+    @property
+    def last(self) -> str | None:
+        return _name(self._ranges[-1][1]) if self._ranges else None
+
+    def ranges(self) -> list[list[str]]:
+        """[first, last] hours, ascending, neither overlapping nor adjoining."""
+        return [[_name(first), _name(last)] for first, last in self._ranges]
+
+    def add(self, hour: str) -> None:
+        number = _number(hour)
+        if self._range_of(number) is not None:
+            return
+        at = bisect_right(self._ranges, [number])
+        self._ranges.insert(at, [number, number])
+        for left in (at, at - 1):  # the right neighbour first: its place stays
+            if 0 <= left < len(self._ranges) - 1 and self._ranges[left][1] + 1 == self._ranges[left + 1][0]:
+                self._ranges[left][1] = self._ranges.pop(left + 1)[1]
+
+    def discard(self, hour: str) -> None:
+        number = _number(hour)
+        at = self._range_of(number)
+        if at is not None:
+            first, last = self._ranges[at]
+            parts = [[first, number - 1], [number + 1, last]]
+            self._ranges[at : at + 1] = [part for part in parts if part[0] <= part[1]]
+
+    def run_around(self, hour: str, without: Hours) -> tuple[str, str] | None:
+        """The first and the last hour of the run of hours around `hour` that are not in `without`."""
+        number = _number(hour)
+        at = self._range_of(number)
+        if at is None or without._range_of(number) is not None:
+            return None
+        first, last = self._ranges[at]
+        after = bisect_right(without._ranges, [number])
+        if after:
+            first = max(first, without._ranges[after - 1][1] + 1)
+        if after < len(without._ranges):
+            last = min(last, without._ranges[after][0] - 1)
+        return _name(first), _name(last)
+
+    def _range_of(self, number: int) -> int | None:
+        at = bisect_right(self._ranges, [number, number]) - 1
+        for index in (at, at + 1):
+            if 0 <= index < len(self._ranges):
+                first, last = self._ranges[index]
+                if first <= number <= last:
+                    return index
+        return None
+
+
+def _number(hour: str) -> int:
+    number = partition_of(hour)
+    assert number is not None, "UNFILED is kept apart"
+    return number
+
+
+_name = hour_of_partition
+
+
+def following(hour: str) -> str:
+    """The hour after an hour."""
+    return _name(_number(hour) + 1)
+
+
+@dataclass(slots=True)
+class PendingChange:
+    """What becomes of one published hour, or of one that is to be published, in the next publication."""
+
+    kind: str
+    loads: list[LoadRows] = field(default_factory=list)
+    removed: int = 0
+    verdict: Verdict | None = None
+
+    @property
+    def added(self) -> int:
+        return sum(load.rows for load in self.loads)
+
+
+@dataclass(slots=True)
+class State:
+    """The state that a record holds, and what the next publication will change."""
+
+    number: int
+    through: Through
+    schema: int
+    published: Hours
+    unfiled_published: bool
+    incomplete: Hours
+    unpublished: dict[str, list[LoadRows]]
+    complete_from: str | None
+    rows: int
+    changes: dict[str, PendingChange] = field(default_factory=dict)
+    replaced: dict[int, int] = field(default_factory=dict)
+    """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
+
+    @classmethod
+    def of(cls, record: Publication | None) -> State:
+        """The state that a publication has left; that before the first one for None."""
+        if record is None:
+            nothing = Through(load=0, sha256="", editions={})
+            return cls(0, nothing, 0, Hours(), False, Hours(), {}, None, 0)
+        return cls(
+            number=record.number,
+            through=record.loads,
+            schema=record.schema,
+            published=Hours(record.published),
+            unfiled_published=record.unfiled_published,
+            incomplete=Hours(record.incomplete),
+            unpublished={hour: list(loads) for hour, loads in record.unpublished.items()},
+            complete_from=record.complete_from,
+            rows=record.rows,
+        )
+
+    def is_published(self, hour: str) -> bool:
+        return self.unfiled_published if hour == UNFILED else hour in self.published
+
+    def is_complete(self, hour: str) -> bool:
+        return hour in self.published and hour not in self.incomplete
+
+    def follow(
+        self, loads: Iterable[LoadManifest], editions: Mapping[int, int], read_edition: ReadEdition
+    ) -> None:
+        """Take in newer loads, and newer editions of any load: to published hours, or to what waits.
+
+        Of a load that was read again only the newest edition counts.
+        """
+        for load, edition in sorted(editions.items()):
+            before = self.through.editions.get(str(load), 1)
+            if load <= self.through.load and edition > before:
+                self._replace(read_edition(load, before), read_edition(load, edition))
+        for first in loads:
+            edition = editions.get(first.load, 1)
+            manifest = first if edition == 1 else read_edition(first.load, edition)
+            seen = dict(self.through.editions)
+            if edition > 1:
+                seen[str(first.load)] = edition
+            self.through = Through(load=first.load, sha256=first.sha256, editions=seen)
+            for hour, rows in manifest.rows_by_hour().items():
+                self._take(LoadRows(load=first.load, edition=edition, rows=rows), hour, "late")
+
+    def _take(self, rows: LoadRows, hour: str, kind: str) -> None:
+        if hour in self.changes or self.is_published(hour):
+            self.changes.setdefault(hour, PendingChange(kind)).loads.append(rows)
+        else:
+            self.unpublished.setdefault(hour, []).append(rows)
+
+    def _replace(self, old: LoadManifest, new: LoadManifest) -> None:
+        """Give the rows of a load's newer edition the place of those of the one that counted so far."""
+        load, gone, come = old.load, old.rows_by_hour(), new.rows_by_hour()
+        for hour in sorted(gone.keys() | come.keys()):
+            change = self.changes.get(hour)
+            if change is not None and any(rows.load == load for rows in change.loads):
+                change.loads = [
+                    rows for rows in change.loads if rows.load != load
+                ]  # was to be added just now
+            elif self.is_published(hour):
+                change = self.changes.setdefault(hour, PendingChange("reload"))
+                change.kind = "reload"
+                change.removed += gone.get(hour, 0)
+                if hour in gone:
+                    self.replaced.setdefault(load, old.edition)
+            elif hour in self.unpublished:
+                waiting = [rows for rows in self.unpublished[hour] if rows.load != load]
+                if waiting:
+                    self.unpublished[hour] = waiting
+                else:
+                    del self.unpublished[hour]
+            if hour in come:
+                self._take(LoadRows(load=load, edition=new.edition, rows=come[hour]), hour, "reload")
+        seen = {**self.through.editions, str(load): new.edition}
+        self.through = replace(self.through, editions=seen)
+
+    def publish(self, hour: str, verdict: Verdict) -> None:
+        """Let an hour that waits, or has no rows at all, into the table."""
+        loads = self.unpublished.pop(hour, [])
+        self.changes[hour] = PendingChange("first", loads, verdict=verdict)
+
+    def judge(self, hour: str, verdict: Verdict) -> None:
+        """Say of a published hour what its rows, or a later question, have made of its verdict."""
+        self.changes.setdefault(hour, PendingChange("verdict")).verdict = verdict
+
+    def settled(self) -> list[HourChange]:
+        """Everything the next publication does, hour by hour; the state is then the one after it."""
+        changes = []
+        for hour, change in sorted(self.changes.items()):
+            if change.kind == "reload" and not change.loads and not change.removed:
+                continue
+            verdict = change.verdict
+            assert verdict is not None, f"nobody judged {hour}"
+            if hour == UNFILED:
+                self.unfiled_published = True
+            else:
+                self.published.add(hour)
+                if verdict.verdict == COMPLETE:
+                    self.incomplete.discard(hour)
+                else:
+                    self.incomplete.add(hour)
+            self.rows += change.added - change.removed
+            changes.append(
+                HourChange(
+                    hour=hour,
+                    kind=change.kind,
+                    loads=[rows for rows in change.loads if rows.rows],
+                    verdict=verdict,
+                    added=change.added,
+                    removed=change.removed,
+                )
+            )
+        self.changes = {}
+        self.complete_from = self._complete_from()
+        return changes
+
+    def _complete_from(self) -> str | None:
+        if self.complete_from is None:
+            self.complete_from = self.published.first_outside(self.incomplete)
+        if self.complete_from is None:
+            return None
+        run = self.published.run_around(self.complete_from, self.incomplete)
+        return run[0] if run else self.complete_from
+
+    @property
+    def complete_until(self) -> str | None:
+        """The hour after the last one of the complete ones; `complete_from` when that one is not complete."""
+        if self.complete_from is None:
+            return None
+        run = self.published.run_around(self.complete_from, self.incomplete)
+        return following(run[1]) if run else self.complete_from

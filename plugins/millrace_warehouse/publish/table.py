@@ -1,0 +1,191 @@
+"""A topic's Iceberg table: how it is made, which publication it is at, and whether it is what that one left.
+
+    millrace.format, .topic                       what the table is
+    millrace.publication                          its number, with .path and .sha256 of the record
+    millrace.through, .schema                     the newest load that was looked at; the schema record
+    millrace.complete-from, .complete-until       the hours that are complete, without a hole
+
+Properties survive what others do to a table, compaction and expiry; a snapshot's summary may not. They are
+set in the publication's own commit. A rollback keeps them, so the rows are counted, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.entries import partition_spec
+from millrace_warehouse.history.layout import (
+    compacted_folder,
+    ledger_path,
+    publications_folder,
+    read_checked,
+    table_folder,
+)
+from millrace_warehouse.history.ledger import read_entry, record
+from millrace_warehouse.history.manifest import Publication
+from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.publish.catalog import asked, load_table, make_namespace, table_identifier
+from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.storage.verbs import Storage
+
+FORMAT = "millrace.format"
+TOPIC = "millrace.topic"
+NUMBER = "millrace.publication"
+PATH = "millrace.publication.path"
+SHA256 = "millrace.publication.sha256"
+THROUGH = "millrace.through"
+SCHEMA = "millrace.schema"
+COMPLETE_FROM = "millrace.complete-from"
+COMPLETE_UNTIL = "millrace.complete-until"
+_COUNTED = ("_time", "_topic_partition", "_offset", "_timestamp", "_load")
+SETTINGS = {
+    "format-version": "2",
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "20",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "history.expire.max-snapshot-age-ms": str(24 * 3600 * 1000),
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.metrics.default": "none",
+    # Of files that others write, too: rows are counted by load, and found by time.
+    **{f"write.metadata.metrics.column.{name}": "full" for name in _COUNTED},
+}
+
+
+class TableChanged(MillraceError):
+    """The table is not what its newest publication left: it was changed, lost or restored."""
+
+
+def find_table(catalog: Catalog, topic: str) -> Table | None:
+    """The topic's table as it is now; None before it is made. MillraceError when it is another topic's."""
+    identifier = table_identifier(topic)
+    table = load_table(catalog, identifier)
+    if table is None:
+        return None
+    owner = table.properties.get(TOPIC)
+    if owner != topic:
+        whose = f"topic {owner}" if owner else "no topic of Millrace"
+        raise MillraceError(
+            f"the table {'.'.join(identifier)} of catalog {catalog.name} belongs to {whose}: give topic"
+            f" {topic} another name, or another catalog with --catalog"
+        )
+    return table
+
+
+def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
+    """The topic's new, empty table with the columns of its first schema; that of another run if it has won.
+
+    Its files are named by the storage's URIs; what others write into it goes beside what `compact` writes.
+    """
+    first = read_record(storage, topic, 1).schema
+    identifier = table_identifier(topic)
+    settings = {
+        **SETTINGS,
+        FORMAT: "1",
+        TOPIC: topic,
+        "write.data.path": storage.uri(compacted_folder(topic)),
+    }
+    make_namespace(catalog)
+
+    def create() -> Table:
+        try:
+            return catalog.create_table(
+                identifier,
+                first,
+                location=storage.uri(table_folder(topic)),
+                partition_spec=partition_spec(first),
+                properties=settings,
+            )
+        except TableAlreadyExistsError:
+            return catalog.load_table(identifier)
+
+    table = asked(f"catalog {catalog.name}", create)
+    if table.schema().as_struct() != first.as_struct():
+        raise MillraceError(
+            f"catalog {catalog.name} gave the columns of {'.'.join(identifier)} other ids than the files of"
+            f" {topic} have: drop the table, and use another catalog with --catalog"
+        )
+    return table
+
+
+def publication_of(storage: Storage, topic: str, table: Table | None) -> Publication | None:
+    """The record of the publication that the table is at; None before the first.
+
+    MillraceError when the record is gone or was edited, and when a later one was made: the table was
+    dropped, or the catalog is older than the warehouse.
+    """
+    properties = table.properties if table is not None else {}
+    number = int(properties.get(NUMBER, "0"))
+    publication = None
+    if number:
+        publication = read_checked(storage, Publication, properties[PATH])
+        if publication.sha256 != properties[SHA256]:
+            raise TableChanged(
+                f"{properties[PATH]} is not the record that the table names: restore it from a copy, or run"
+                f" `millrace publish {topic} --rebuild`"
+            )
+        if read_entry(storage, properties[PATH]) is None:  # the run that made it has died since
+            record(storage, properties[PATH], publication)
+    # Behind every name of this number: "-" comes before ".".
+    later = storage.names(ledger_path(publications_folder(topic)), after=f"{number:010d}.")
+    if later:
+        state = "does not exist" if table is None else f"is at publication {number}"
+        raise TableChanged(
+            f"the table of {topic} {state}, and publication {int(later[-1][:10])} was made: it was dropped,"
+            " or its catalog is older than the warehouse; give the right catalog, or make the table again"
+            f" with `millrace publish {topic} --rebuild`"
+        )
+    return publication
+
+
+def check_table(table: Table, publication: Publication | None) -> None:
+    """TableChanged unless the table has as many rows as its newest publication left, and no deletes.
+
+    A rollback, a DELETE and an INSERT by others show here; what compacts the files does not. Two changes that
+    even out are for `millrace verify`, which counts rows by load and hour.
+    """
+    rows, deletes = counted_rows(table)
+    expected = publication.rows if publication is not None else 0
+    topic = table.properties[TOPIC]
+    if rows == expected and not deletes:
+        return
+    number = publication.number if publication is not None else 0
+    what = (
+        f"has {deletes} delete files"
+        if deletes
+        else f"has {rows:,} rows, publication {number} left {expected:,}"
+    )
+    raise TableChanged(
+        f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See `millrace verify"
+        f" {topic}` for which rows; then undo the change, or run `millrace publish {topic} --rebuild`"
+    )
+
+
+def counted_rows(table: Table) -> tuple[int, int]:
+    """Rows of the table's head, and its files of deletes: as its summary has them, else counted."""
+    head = table.current_snapshot()
+    if head is None:
+        return 0, 0
+    totals: Any = head.summary.additional_properties if head.summary is not None else {}
+    deletes = int(totals.get("total-delete-files", "0"))
+    if "total-records" in totals:
+        return int(totals["total-records"]), deletes
+    return sum(file.record_count for file in live_files(table)), deletes
+
+
+def properties_of(publication: Publication, path: str) -> dict[str, str]:
+    """What a commit sets on the table, and says in the snapshot's summary."""
+    return {
+        NUMBER: str(publication.number),
+        PATH: path,
+        SHA256: publication.sha256,
+        THROUGH: str(publication.loads.load),
+        SCHEMA: str(publication.schema),
+        COMPLETE_FROM: publication.complete_from or "",
+        COMPLETE_UNTIL: publication.complete_until or "",
+    }
