@@ -72,7 +72,10 @@ def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
 
 def _fill(state: State, ask: Ask) -> None:
     """Publish the empty hours behind the complete ones, up to the newest hour that has rows."""
-    hour, last = state.complete_until, max([state.published.last or "", *_filed(state)])
+    filed = [hour for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
+    last = max([state.published.last or "", *filed])
+    complete = [hour for hour in filed if _will_be_complete(state, hour)]
+    hour = state.complete_until or min(complete, default=None)
     for _ in range(RECHECKED):
         # Complete as the next publication leaves it: what is chosen now closes gaps, too.
         while hour is not None and hour < last and _will_be_complete(state, hour):
@@ -82,10 +85,6 @@ def _fill(state: State, ask: Ask) -> None:
         if hour in state.unpublished or ask(hour).verdict != COMPLETE:
             return
         state.publish(hour, ask(hour))
-
-
-def _filed(state: State) -> list[str]:
-    return [hour for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
 
 
 def _will_be_complete(state: State, hour: str) -> bool:

@@ -1,0 +1,204 @@
+"""Loads made without a broker and without Spark: files, manifests and ledger as a load writes them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import io
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.table import Table
+
+from millrace_avro.schema import parse
+from millrace_warehouse.encodings import encodings
+from millrace_warehouse.history import iceberg_types, layout, ledger
+from millrace_warehouse.history.entries import data_file, metrics_of, write_entries
+from millrace_warehouse.history.manifest import (
+    UNFILED,
+    DataFile,
+    LoadManifest,
+    PartitionRange,
+    StoredFile,
+    encode,
+    now,
+    sealed,
+)
+from millrace_warehouse.history.schemas import SchemaRecord, pinned
+from millrace_warehouse.publish.committer import head_files
+from millrace_warehouse.storage.verbs import Storage
+
+AVRO = {"type": "record", "name": "PageView", "fields": [{"name": "url", "type": "string"}]}
+Rows = Mapping[str, int]
+"""Hour -> how many rows."""
+
+
+def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaRecord:
+    """The next schema record of a topic."""
+    before = pinned(storage, topic)
+    table = parse(avro)
+    if before is None:
+        columns, last = iceberg_types.iceberg_schema(table), 0  # type: ignore[arg-type]
+    else:
+        last = before.last_column_id
+        columns = iceberg_types.evolved(before.schema, last, table)  # type: ignore[arg-type]
+    number = before.number + 1 if before is not None else 1
+    record = SchemaRecord(
+        topic=topic,
+        number=number,
+        schema_id=number,
+        iceberg=columns.model_dump(mode="json"),
+        last_column_id=max(last, iceberg_types.last_id(columns)),
+        created=now(),
+        by="test",
+        reason="test",
+        previous_schema_id=None if before is None else before.schema_id,
+    )
+    assert storage.create(layout.schema_path(topic, number), encode(record))
+    return record
+
+
+def load(storage: Storage, topic: str, rows: Rows, files_per_hour: int = 1) -> LoadManifest:
+    """One more load with so many rows of each hour."""
+    record = pinned(storage, topic) or pin(storage, topic)
+    before = layout.newest_load(storage, topic)
+    number = before.load + 1 if before is not None else 1
+    start = before.ends[0] if before is not None else 0
+    return _write(storage, record, number, 1, start, rows, before, files_per_hour)
+
+
+def read_again(storage: Storage, topic: str, number: int, rows: Rows) -> LoadManifest:
+    """One more edition of a load, with so many rows of each hour; it has as many records as the first."""
+    record = pinned(storage, topic)
+    assert record is not None
+    editions = layout.editions_of(storage, topic).get(number, [1])
+    before = layout.read_edition(storage, topic, number, editions[-1])
+    start = before.partitions[0].start
+    return _write(storage, record, number, editions[-1] + 1, start, rows, before)
+
+
+def _write(
+    storage: Storage,
+    record: SchemaRecord,
+    number: int,
+    edition: int,
+    start: int,
+    rows: Rows,
+    before: LoadManifest | None,
+    files_per_hour: int = 1,
+) -> LoadManifest:
+    topic, attempt = record.topic, uuid.uuid4().hex
+    folder = f"rows/{number:010d}-{attempt}"
+    written, offset = [], start
+    for hour, count in rows.items():
+        for part in range(files_per_hour):
+            batch = _rows(record, hour, count, offset, number)
+            offset += count
+            path = f"{folder}/{hour}-{part:04d}-{uuid.uuid4().hex[:8]}.parquet"
+            buffer = io.BytesIO()
+            pq.write_table(batch, buffer, compression="zstd", **encodings(batch))
+            footer = pq.read_metadata(io.BytesIO(buffer.getvalue()))
+            stored = storage.put(f"{topic}/{path}", io.BytesIO(buffer.getvalue()))
+            file = DataFile(path=path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=count)
+            written.append((file, metrics_of(footer, record.iceberg)))
+    entries = None
+    if written:
+        content = write_entries(written, record.iceberg)
+        storage.put(f"{topic}/{folder}/entries.avro", io.BytesIO(content))
+        sha256 = hashlib.sha256(content).hexdigest()
+        entries = StoredFile(path=f"{folder}/entries.avro", bytes=len(content), sha256=sha256)
+    total = offset - start
+    end = offset if edition == 1 else before.partitions[0].end if before is not None else offset
+    manifest = sealed(
+        LoadManifest(
+            topic=topic,
+            topic_id="topic-id",
+            cluster_id="cluster",
+            load=number,
+            edition=edition,
+            attempt=attempt,
+            run_id=f"run-{number}.{edition}",
+            created=now(),
+            schema=record.number,
+            file_by_ms=4102444800000,
+            partitions=[
+                PartitionRange(
+                    partition=0,
+                    start=start,
+                    end=end,
+                    read=end - start,
+                    written=total,
+                    filtered=end - start - total,
+                    data_batches=1,
+                )
+            ],
+            files=[file for file, _ in written],
+            entries=entries,
+            reason=None if edition == 1 else "a test",
+            previous=None if before is None else before.sha256,
+        )
+    )
+    path = layout.edition_path(topic, number, edition)
+    assert storage.create(path, encode(manifest))
+    ledger.record(storage, path, manifest)
+    return manifest
+
+
+def _rows(record: SchemaRecord, hour: str, count: int, offset: int, load: int) -> pa.Table:
+    time = None if hour == UNFILED else dt.datetime.fromisoformat(f"{hour}:00:00+00:00")
+    values: dict[str, Callable[[int], object]] = {
+        "url": lambda n: f"/{n}",
+        "_time": lambda n: time,
+        "_topic_partition": lambda n: 0,
+        "_offset": lambda n: n,
+        "_timestamp": lambda n: time,
+        "_schema_id": lambda n: record.schema_id,
+        "_load": lambda n: load,
+    }
+    schema = record.arrow_schema
+    rows = [
+        {name: values[name](n) for name in schema.names if name in values}
+        for n in range(offset, offset + count)
+    ]
+    return pa.Table.from_pylist(rows, schema)
+
+
+def rows_by_load_and_hour(table: Table) -> dict[tuple[int, str], int]:
+    """(load, hour) -> rows, as a reader counts them."""
+    counted: dict[tuple[int, str], int] = {}
+    scanned = table.scan(selected_fields=("_load", "_time")).to_arrow()
+    for row in scanned.to_pylist():
+        hour = UNFILED if row["_time"] is None else row["_time"].strftime("%Y-%m-%dT%H")
+        counted[row["_load"], hour] = counted.get((row["_load"], hour), 0) + 1
+    return counted
+
+
+def offsets(table: Table) -> Sequence[int]:
+    """Every row's offset, sorted: each once when nothing was published twice."""
+    return sorted(table.scan(selected_fields=("_offset",)).to_arrow()["_offset"].to_pylist())
+
+
+def compact_as_others_do(storage: Storage, table: Table, topic: str, hour: str) -> None:
+    """Make one file of an hour's files, in a commit that knows nothing of Millrace."""
+    files = head_files(table, [hour])[hour]
+    fresh = pa.concat_tables(
+        [pq.read_table(io.BytesIO(table.io.new_input(file.file_path).open().read())) for file in files],
+        promote_options="permissive",
+    )
+    columns = table.schema()
+    fresh = fresh.select([field.name for field in columns.fields if field.name in fresh.column_names])
+    buffer = io.BytesIO()
+    pq.write_table(fresh, buffer, compression="zstd", **encodings(fresh))
+    path = f"compacted/foreign/{uuid.uuid4().hex}.parquet"
+    stored = storage.put(f"{topic}/{path}", io.BytesIO(buffer.getvalue()))
+    file = DataFile(path=path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=fresh.num_rows)
+    metrics = metrics_of(pq.read_metadata(io.BytesIO(buffer.getvalue())), columns.model_dump(mode="json"))
+    with table.transaction() as transaction:
+        update = transaction.update_snapshot().overwrite()
+        for old in files:
+            update.delete_data_file(old)
+        update.append_data_file(data_file(file, metrics, storage.uri(f"{topic}/{path}")))
+        update.commit()
