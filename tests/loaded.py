@@ -90,7 +90,7 @@ def _write(
     before: LoadManifest | None,
     files_per_hour: int = 1,
 ) -> LoadManifest:
-    topic, attempt = record.topic, uuid.uuid4().hex
+    topic, attempt = record.topic, f"{edition:04d}-{uuid.uuid4().hex[:16]}"
     folder = f"rows/{number:010d}-{attempt}"
     written, offset = [], start
     for hour, count in rows.items():

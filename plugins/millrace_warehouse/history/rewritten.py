@@ -8,17 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import (
-    compacted_folder,
-    edition_path,
-    editions_of,
-    load_path,
-    read_checked,
-)
-from millrace_warehouse.history.manifest import FORMAT, LoadManifest, StoredFile, decode, encode
+from millrace_warehouse.history.layout import attempted, compacted_folder, read_edition
+from millrace_warehouse.history.manifest import FORMAT, StoredFile, decode, encode
 from millrace_warehouse.storage.verbs import Storage
 
 LIST = "files.json"
@@ -65,23 +58,14 @@ class KnownFiles:
 
     def _listed(self, folder: str) -> Sequence[StoredFile]:
         kind, _, name = folder.partition("/")
-        if kind == "rows" and name[:10].isdigit():
-            return self._of_load(int(name[:10]), name[11:])
+        if kind == "rows" and (made := attempted(name)):
+            return self._of_load(*made, folder)
         path = f"{self._topic}/{folder}/{LIST}"
         try:
             return decode(Rewritten, self._storage.read(path), path).files if kind == "compacted" else ()
         except FileNotFoundError:
             return ()
 
-    def _of_load(self, load: int, attempt: str) -> Sequence[StoredFile]:
-        paths = [load_path(self._topic, load)]
-        paths += [edition_path(self._topic, load, number) for number in self._editions.get(load, ())]
-        for path in paths:
-            manifest = read_checked(self._storage, LoadManifest, path)
-            if manifest.attempt == attempt:
-                return manifest.files
-        return ()
-
-    @cached_property
-    def _editions(self) -> dict[int, list[int]]:
-        return editions_of(self._storage, self._topic)
+    def _of_load(self, load: int, edition: int, folder: str) -> Sequence[StoredFile]:
+        manifest = read_edition(self._storage, self._topic, load, edition)
+        return [file for file in manifest.files if file.path.startswith(f"{folder}/")]

@@ -1,21 +1,52 @@
 """Puts the small files of published hours together, in one process; rows stay, and are counted by load.
 
-An hour that was quiet and has too many small files gets few large ones, in one commit of the table. The
-rows of each load in it are counted before and after: equal, or there is no commit. Whoever commits in between
-wins, and what this run has written is a stray that `millrace expire` sweeps. Knows no logs and no auditor.
+An hour that was quiet and has too many small files gets few large ones, in one commit of the table. A source
+must be what its load, or an earlier compaction, has written, to the byte; and the rows of each load are
+counted before and after: equal, or there is no commit. What is written has a list of hashes beside it.
+
+Nothing is deleted: whoever commits in between wins, and what this run has written for nothing is a stray that
+`millrace expire` sweeps. Knows no logs and no auditor.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
+from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.table import FileScanTask, Table
 
-from millrace_warehouse.storage.verbs import Storage
+from millrace.errors import MillraceError
+from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
+from millrace_warehouse.history.entries import data_file, hour_of_partition, metrics_of
+from millrace_warehouse.history.layout import read_checked
+from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
+from millrace_warehouse.history.rewritten import KnownFiles, Rewritten, rewritten_folder, write_list
+from millrace_warehouse.publish.catalog import Unsure
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.contents import path_in_topic, rows_by_load
+from millrace_warehouse.publish.table import PATH, check_table, find_table, publication_of
+from millrace_warehouse.storage import Storage, open_file
 
 Progress = Callable[[str], None]
+COMMIT_BYTES = 4 << 30
+"""Bytes of small files that one commit replaces: what a crash or a conflict costs at most."""
+COMMIT_TRIES = 10
+"""Most commits for what was written once; each one lost to another program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +62,7 @@ class CompactRun:
     small_files: int = 8
     """Leave an hour alone that has at most so many small files."""
     target_bytes: int = 256 << 20
-    """Start the next file when one has reached about this size."""
+    """Start the next file when the sources of one reach this size."""
     dry_run: bool = False
     """Say what would be put together, and write nothing."""
     progress: Progress = lambda step: None
@@ -47,7 +78,6 @@ class CompactedHour:
     """In the files that were put together."""
     files_before: int
     files_after: int
-    """0 in a dry run."""
     bytes: int
     """Of the files that were put together."""
 
@@ -58,8 +88,268 @@ class CompactResult:
 
     topic: str
     hours: Sequence[CompactedHour]
+    kept: Mapping[str, str]
+    """Hours that stay as they are although they have many small files -> why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hour:
+    """Small files of one hour, in groups that each become one file."""
+
+    hour: str
+    groups: Sequence[Sequence[TableFile]]
+
+    @property
+    def files(self) -> list[TableFile]:
+        return [file for group in self.groups for file in group]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.file_size_in_bytes for file in self.files)
 
 
 def compact_topic(run: CompactRun, topic: str) -> CompactResult:
     """Put the small files of quiet hours together; MillraceError when the table is not what was published."""
-    raise NotImplementedError
+    table = _table(run, topic)
+    done: list[_Hour] = []
+    kept: dict[str, str] = {}
+    for batch in _batches(_hours(run, table, kept)):
+        if not run.dry_run:
+            batch = _compact(run, topic, batch, kept)
+        done += batch
+    return CompactResult(topic=topic, hours=[_described(hour) for hour in done], kept=kept)
+
+
+def _described(hour: _Hour) -> CompactedHour:
+    return CompactedHour(
+        hour=hour.hour,
+        rows=sum(file.record_count for file in hour.files),
+        files_before=len(hour.files),
+        files_after=len(hour.groups),
+        bytes=hour.bytes,
+    )
+
+
+def _hours(run: CompactRun, table: Table, kept: dict[str, str]) -> list[_Hour]:
+    """The hours to compact, ascending, UNFILED last."""
+    small: dict[str, list[TableFile]] = defaultdict(list)
+    for file in live_files(table):
+        if file.spec_id == table.spec().spec_id and file.file_size_in_bytes < run.small_bytes:
+            small[hour_of_partition(file.partition[0])].append(file)
+    crowded = {hour: files for hour, files in small.items() if len(files) > run.small_files}
+    busy = _changed_lately(run, table) if crowded else set()
+    for hour in sorted(busy & crowded.keys()):
+        kept[hour] = "a publication has changed it lately: run again when it has been quiet"
+    hours = (_Hour(hour, _groups(run, crowded[hour])) for hour in sorted(crowded.keys() - busy))
+    return [hour for hour in hours if hour.groups]
+
+
+def _table(run: CompactRun, topic: str) -> Table:
+    """The topic's table as it is now; MillraceError when it is not what its newest publication left."""
+    table = find_table(run.catalog, topic)
+    if table is None:
+        raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
+    check_table(table, publication_of(run.storage, topic, table))
+    return table
+
+
+def _changed_lately(run: CompactRun, table: Table) -> set[str]:
+    hours: set[str] = set()
+    path: str | None = table.properties.get(PATH)
+    while path is not None:
+        record = read_checked(run.storage, Publication, path)
+        if datetime.fromisoformat(record.created).timestamp() <= run.clock() - run.quiet_s:
+            break
+        hours |= {change.hour for change in record.changes if change.added or change.removed}
+        path = record.previous.path if record.previous else None
+    return hours
+
+
+def _groups(run: CompactRun, files: Sequence[TableFile]) -> list[list[TableFile]]:
+    """Files in the order of their paths, which is that of the loads, split at the size of a target."""
+    groups: list[list[TableFile]] = [[]]
+    size = 0
+    for file in sorted(files, key=lambda file: file.file_path):
+        if size >= run.target_bytes:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.file_size_in_bytes
+    return [group for group in groups if len(group) > 1]
+
+
+def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
+    """Hours that go into one commit."""
+    batch: list[_Hour] = []
+    for hour in hours:
+        batch.append(hour)
+        if sum(each.bytes for each in batch) >= COMMIT_BYTES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _compact(run: CompactRun, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
+    """Write the hours' new files and commit them together; the hours that were done."""
+    attempt = uuid.uuid4().hex
+    table = _table(run, topic)
+    writing = _Writing(run, topic, table, rewritten_folder(topic, attempt))
+    written: dict[str, list[TableFile]] = {}
+    for hour in batch:
+        try:
+            written[hour.hour] = [writing.together(hour.hour, group) for group in hour.groups]
+        except MillraceError as error:
+            kept[hour.hour] = str(error)
+    done = [hour for hour in batch if hour.hour in written]
+    if not done:
+        return []
+    write_list(run.storage, topic, Rewritten(attempt=attempt, created=now(), files=writing.files))
+    run.progress("written")
+    old = [file for hour in done for file in hour.files]
+    new = [file for hour in done for file in written[hour.hour]]
+    if not _replaced(run, topic, old, new):
+        kept |= {hour.hour: "another program rewrote it meanwhile: run again" for hour in done}
+        return []
+    run.progress("committed")
+    return done
+
+
+def _replaced(run: CompactRun, topic: str, old: Sequence[TableFile], new: Sequence[TableFile]) -> bool:
+    """Commit new files in place of old ones; False when others were first and some of the old are gone.
+
+    A commit without an answer is looked for in the table. One that comes late finds another head, or the
+    very same replacement, and is refused.
+    """
+    unsure: Unsure | None = None
+    for _ in range(COMMIT_TRIES):
+        table = _table(run, topic)
+        live = {file.file_path for file in live_files(table)}
+        if live.issuperset(file.file_path for file in new):
+            return True
+        if not live.issuperset(file.file_path for file in old):
+            return False
+        try:
+            commit(table, TableChange(added=new, removed=old))
+        except Unsure as error:
+            unsure = error
+            continue
+        return True
+    raise MillraceError(
+        f"the table of {topic} took none of {COMMIT_TRIES} commits: {unsure}; see what the catalog says, then"
+        " run again"
+    )
+
+
+class _Writing:
+    """Files that one attempt writes, each the rows of some files of the table."""
+
+    def __init__(self, run: CompactRun, topic: str, table: Table, folder: str) -> None:
+        self._run, self._topic, self._folder = run, topic, folder
+        self._iceberg = table.schema().model_dump(by_alias=True, mode="json")
+        self._schema = schema_to_pyarrow(table.schema())
+        self._io = _CheckedFiles(run.storage, topic, table.io)
+        self._scan = ArrowScan(table.metadata, self._io, table.schema(), AlwaysTrue())
+        self.files: list[StoredFile] = []
+
+    def together(self, hour: str, sources: Sequence[TableFile]) -> TableFile:
+        """One file with the rows of all; MillraceError when a source was changed or a row is lost."""
+        name = f"{self._folder}/{hour}-{uuid.uuid4().hex[:8]}.parquet"
+        before: Counter[int | None] = Counter()
+        with tempfile.TemporaryDirectory() as folder:
+            local = Path(folder, "rows.parquet")
+            metrics = self._write(local, sources, before)
+            with open(local, "rb") as content:
+                stored = self._run.storage.put(name, content)
+        self._run.progress("stored")
+        with open_file(self._run.storage, name) as content, pq.ParquetFile(content) as file:
+            after = rows_by_load(file.iter_batches(columns=["_load"]))
+        if before != after:
+            raise MillraceError(
+                f"{name} does not hold the rows it was made from, by load {dict(after)} instead of"
+                f" {dict(before)}: nothing was committed, check the storage, then run again"
+            )
+        written = DataFile(
+            path=name.removeprefix(f"{self._topic}/"),
+            bytes=stored.bytes,
+            sha256=stored.sha256,
+            hour=hour,
+            rows=before.total(),
+        )
+        self.files.append(StoredFile(path=written.path, bytes=stored.bytes, sha256=stored.sha256))
+        return data_file(written, metrics, self._run.storage.uri(name))
+
+    def _write(self, path: Path, sources: Sequence[TableFile], count: Counter[int | None]) -> bytes:
+        """Write a local file, count its rows by load; what the table is told of its columns."""
+        writer: pq.ParquetWriter | None = None
+        for rows in self._row_groups(sources, count):
+            if writer is None:
+                # A checksum per page: no manifest vouches for the rows of many loads, column by column.
+                writer = pq.ParquetWriter(
+                    path, self._schema, compression="zstd", write_page_checksum=True, **encodings(rows)
+                )
+            writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
+        assert writer is not None
+        writer.close()
+        return metrics_of(pq.read_metadata(path), self._iceberg)
+
+    def _row_groups(self, sources: Sequence[TableFile], count: Counter[int | None]) -> Iterator[pa.Table]:
+        held: list[pa.Table] = []
+        rows = size = 0
+        for source in sources:
+            # One file at a time: pyiceberg decodes a file whole.
+            table = self._scan.to_table([FileScanTask(source)]).cast(self._schema)
+            if len(table) != source.record_count:
+                raise MillraceError(f"{source.file_path} has {len(table)} rows, not {source.record_count}")
+            count += rows_by_load(table.to_batches())
+            held.append(table)
+            rows, size = rows + len(table), size + table.nbytes
+            if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+                yield pa.concat_tables(held)
+                held, rows, size = [], 0, 0
+        if held:
+            yield pa.concat_tables(held)
+
+
+class _CheckedFiles(FileIO):
+    """The table's files, read whole; one that a load, a compaction or a re-load wrote must have its SHA-256.
+
+    A copy of damaged rows could not be told from sound ones any more.
+    """
+
+    def __init__(self, storage: Storage, topic: str, files: FileIO) -> None:
+        super().__init__(files.properties)
+        self._topic, self._files = topic, files
+        self._known = KnownFiles(storage, topic)
+
+    def new_input(self, location: str) -> InputFile:
+        try:
+            with self._files.new_input(location).open() as file:
+                content = file.read()
+        except FileNotFoundError:
+            raise MillraceError(f"{location} is gone: run `millrace verify`") from None
+        known = self._known.stored(path_in_topic(location, self._topic) or location)
+        if known is not None and hashlib.sha256(content).hexdigest() != known.sha256:
+            raise MillraceError(f"{location} was changed: restore it from a copy, then run again")
+        return _HeldFile(location, content)
+
+    def new_output(self, location: str) -> OutputFile:
+        raise NotImplementedError(location)
+
+    def delete(self, location: str | InputFile | OutputFile) -> None:
+        raise NotImplementedError(location)
+
+
+class _HeldFile(InputFile):
+    def __init__(self, location: str, content: bytes) -> None:
+        super().__init__(location)
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def exists(self) -> bool:
+        return True
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return io.BytesIO(self._content)

@@ -1,22 +1,50 @@
-"""Deletes what nobody needs any more: files of loads whose rows the table has elsewhere, and strays.
+"""Deletes what nobody needs any more: data files whose rows the table has elsewhere, strays, old metadata.
 
-A data file of a load goes when all rows of the load are published, no snapshot of the table names the file,
-and both have been so for long enough. That is written down first, in `expired/`; then the files are deleted.
-After a crash at any step the next run goes on where this one stopped. Manifests, rejected records and the
-files beside a manifest stay. Reads no rows.
+A data file of a load goes when its hour is published from the load's newest edition, no snapshot of the table
+names the file, and the table was counted to have the load's rows of that hour. A file that `compact` or a
+re-load wrote goes when no snapshot names it. Both are written down first, in `expired/`, and deleted by a run
+that finds them unneeded again after the readers' time: after a crash at any step the next run goes on where
+this one stopped. Manifests, rejected records and the files beside a manifest stay.
+
+What an attempt left that never became a load goes when its number is taken and a day has passed: nothing of
+a running load is swept. Knows no logs and no auditor.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
 
+import pyarrow as pa
 from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.table import Table
 
-from millrace_warehouse.storage.verbs import Storage
+from millrace.errors import MillraceError
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.expired import Expired, expired_entries
+from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
+from millrace_warehouse.history.rewritten import LIST
+from millrace_warehouse.history.sequences import SEQUENCES
+from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.publish.contents import RowsByLoad, count_loads, named_files, path_in_topic
+from millrace_warehouse.publish.table import PATH, check_table, find_table, publication_of
+from millrace_warehouse.storage import Listed, Storage
 
 Progress = Callable[[str], None]
+STALE_S = 24 * 3600.0
+"""Leave alone for that long what may belong to a run that stands still."""
+METADATA_S = 3 * 24 * 3600.0
+"""Leave the table's metadata alone for that long: other programs commit as well."""
+_RECORD = re.compile(r"(\d{10})-.+\.json")
+_BESIDE = {"entries.avro", SEQUENCES}
+"""What stays of a folder without rejected records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +56,7 @@ class ExpireRun:
     older_than_s: float
     """Leave files of loads alone that are younger."""
     reader_grace_s: float = 3 * 24 * 3600.0
-    """How long what no snapshot names stays at least, for queries that began before."""
+    """How long files stay after it was written down that they go, for queries that began before."""
     dry_run: bool = False
     """Say what would be deleted, and delete nothing."""
     progress: Progress = lambda step: None
@@ -43,7 +71,7 @@ class ExpireResult:
     data_files: int
     """Of loads, whose rows the table or a newer edition has."""
     compacted_files: int
-    """That `compact` or a re-load wrote and no snapshot names any more, or none ever named."""
+    """That `compact` or a re-load wrote and no snapshot names."""
     metadata_files: int
     """Of the table, that no snapshot names."""
     strays: int
@@ -51,10 +79,246 @@ class ExpireResult:
     plans: int
     bytes: int
     """Of all of them."""
+    waiting: int
+    """Data files and compacted files that go once readers have had their time."""
     kept: Mapping[str, str]
     """Old loads whose files stay -> why."""
 
 
+@dataclass(slots=True)
+class _Found:
+    """Files of the topic that nobody needs, by their paths from the topic's folder."""
+
+    data: dict[str, Listed] = field(default_factory=dict)
+    compacted: dict[str, Listed] = field(default_factory=dict)
+    strays: dict[str, Listed] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+
+
 def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
-    """Delete what is old and not needed; MillraceError for a hole in the history."""
-    raise NotImplementedError
+    """Delete what is old and not needed; MillraceError when the table is not what was published."""
+    newest = layout.require_load(run.storage, topic)
+    published = _Published.of(run, topic)
+    found = _Found()
+    _find_rows(run, topic, newest.load, published, found)
+    metadata: dict[str, Listed] = {}
+    if published is not None:
+        found.compacted = dict(_old_compacted(run, topic, published))
+        metadata = dict(_old_metadata(run, topic, published))
+        found.strays |= _lost_publications(run, topic, published.record)
+    data, compacted, waiting = _written_down(run, topic, found, published)
+    plans = _old_plans(run, topic)
+    gone = {**data, **compacted, **metadata, **found.strays, **plans}
+    for path in gone if not run.dry_run else ():
+        run.storage.delete(f"{topic}/{path}")
+        run.progress("deleted")
+    return ExpireResult(
+        topic=topic,
+        data_files=len(data),
+        compacted_files=len(compacted),
+        metadata_files=len(metadata),
+        strays=len(found.strays),
+        plans=len(plans),
+        bytes=sum(file.bytes for file in gone.values()),
+        waiting=waiting,
+        kept=found.kept,
+    )
+
+
+@dataclass(frozen=True)
+class _Published:
+    """The table as the newest publication left it, but for compaction; checked before anything is deleted."""
+
+    topic: str
+    table: Table
+    record: Publication
+    record_path: str
+
+    @classmethod
+    def of(cls, run: ExpireRun, topic: str) -> _Published | None:
+        table = find_table(run.catalog, topic)
+        record = publication_of(run.storage, topic, table)
+        if table is None or record is None:
+            return None
+        check_table(table, record)
+        return cls(topic, table, record, table.properties[PATH])
+
+    @cached_property
+    def named(self) -> set[str]:
+        """Paths of every file that a snapshot names, data and metadata."""
+        files = named_files(self.table)
+        paths = (path_in_topic(uri, self.topic) for uri in files.data | files.metadata)
+        return {path for path in paths if path is not None}
+
+    @cached_property
+    def _files(self) -> Mapping[str, Sequence[TableFile]]:
+        hours: dict[str, list[TableFile]] = defaultdict(list)
+        for file in live_files(self.table):
+            hours[hour_of_partition(file.partition[0])].append(file)
+        return hours
+
+    @cached_property
+    def _rows(self) -> dict[str, RowsByLoad]:
+        return {}
+
+    def rows(self, hour: str, load: int) -> int:
+        """Rows that the table has of a load in an hour, counted in its files."""
+        if hour not in self._rows:
+            count = RowsByLoad()
+            for file in self._files.get(hour, ()):
+                try:
+                    count += count_loads(self.table.io, file)
+                except (pa.ArrowException, OSError) as error:
+                    raise MillraceError(
+                        f"{file.file_path} cannot be read ({error}): run `millrace verify`; nothing was"
+                        " deleted"
+                    ) from None
+            self._rows[hour] = count
+        return self._rows[hour][load]
+
+    def waits(self, hour: str, load: int) -> bool:
+        """True when the hour, or the load's rows of it, are not published."""
+        return any(part.load == load for part in self.record.unpublished.get(hour, ()))
+
+
+def _find_rows(run: ExpireRun, topic: str, newest: int, published: _Published | None, found: _Found) -> None:
+    """Sort the files below `rows/` into what stays, what is not needed, and strays."""
+    folders: dict[str, list[Listed]] = defaultdict(list)
+    for file in run.storage.files(f"{topic}/rows"):
+        folders[file.path.partition("/")[0]].append(file)
+    editions = layout.newest_editions(run.storage, topic)
+    for folder, files in sorted(folders.items()):
+        load, edition = layout.attempted(folder) or (0, 0)
+        edition_now = editions.get(load, 1)
+        names = {file.path.rpartition("/")[2] for file in files}
+        if not 1 <= load <= newest or edition > edition_now or names <= _BESIDE:
+            continue  # nobody has won yet, or its data files went before
+        manifest = layout.read_edition(run.storage, topic, load, edition)
+        paths = {f"rows/{file.path}": file for file in files}
+        named = _named(manifest)
+        if max(file.modified for file in files) <= run.clock() - STALE_S:
+            found.strays |= {path: file for path, file in paths.items() if path not in named}
+        if published is not None and manifest.attempt == folder[11:]:
+            last = layout.read_edition(run.storage, topic, load, edition_now)
+            present = {path: file for path, file in paths.items() if path in named}
+            _find_data(run, present, manifest, last, published, found)
+
+
+def _named(manifest: LoadManifest) -> set[str]:
+    files = [*manifest.files, *manifest.rejected_files, manifest.entries, manifest.sequences_file]
+    return {file.path for file in files if file is not None}
+
+
+def _find_data(
+    run: ExpireRun,
+    present: Mapping[str, Listed],
+    manifest: LoadManifest,
+    newest: LoadManifest,
+    published: _Published,
+    found: _Found,
+) -> None:
+    """Find the data files of one edition that are not needed."""
+    if datetime.fromisoformat(newest.created).timestamp() > run.clock() - run.older_than_s:
+        return
+    through = published.record.loads
+    seen = through.editions.get(str(newest.load), 1) if newest.load <= through.load else 0
+    for file in manifest.files:
+        if file.path not in present or file.path in published.named:
+            continue
+        stays = None
+        if seen != newest.edition:
+            stays = f"the table does not know edition {newest.edition} yet: run `millrace publish`"
+        elif manifest.edition == newest.edition and published.waits(file.hour, newest.load):
+            stays = f"{file.hour} waits to be published: run `millrace publish --hour {file.hour}`"
+        elif manifest.edition == newest.edition:
+            stays = _uncounted(file.hour, newest, published)
+        if stays is None:
+            found.data[file.path] = present[file.path]
+        else:
+            found.kept[layout.manifest_path(manifest)] = stays
+
+
+def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str | None:
+    """Why the table cannot stand for the load's rows of an hour; None when it has them all."""
+    rows, stated = published.rows(hour, manifest.load), manifest.rows_by_hour()[hour]
+    if rows == stated:
+        return None
+    return f"the table has {rows} of its {stated} rows of {hour}: run `millrace verify`"
+
+
+def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
+    """Files of the table that no load wrote and no snapshot names, and lists without such files."""
+    unnamed: dict[str, Listed] = {}
+    used: set[str] = set()
+    for file in run.storage.files(layout.compacted_folder(topic)):
+        path = f"compacted/{file.path}"
+        if path in published.named:
+            used.add(path.rpartition("/")[0])
+        elif file.modified <= run.clock() - STALE_S:
+            unnamed[path] = file
+        elif not path.endswith(f"/{LIST}"):
+            used.add(path.rpartition("/")[0])
+    for path, file in unnamed.items():
+        folder, _, name = path.rpartition("/")
+        if name != LIST or folder not in used:
+            yield path, file
+
+
+def _old_metadata(run: ExpireRun, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
+    """Metadata of the table that no snapshot names, if the catalog keeps it in the warehouse."""
+    before = run.clock() - max(METADATA_S, run.reader_grace_s)
+    for file in run.storage.files(f"{layout.table_folder(topic)}/metadata"):
+        path = f"table/metadata/{file.path}"
+        if path not in published.named and file.modified <= before and file.path != "version-hint.text":
+            yield path, file
+
+
+def _lost_publications(run: ExpireRun, topic: str, newest: Publication) -> dict[str, Listed]:
+    """Records of attempts to publish that lost; one that counts is in the ledger, or the table names it."""
+    folder = layout.publications_folder(topic)
+    count = {*run.storage.names(layout.ledger_path(folder))}
+    count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
+    lost: dict[str, Listed] = {}
+    for file in run.storage.files(folder):
+        match = _RECORD.fullmatch(file.path)
+        taken = match is not None and int(match[1]) <= newest.number
+        if taken and file.path not in count and file.modified <= run.clock() - STALE_S:
+            lost[f"publications/{file.path}"] = file
+    return lost
+
+
+def _written_down(
+    run: ExpireRun, topic: str, found: _Found, published: _Published | None
+) -> tuple[dict[str, Listed], dict[str, Listed], int]:
+    """Write down what is new; the data files and compacted files that go now, and how many go later."""
+    if published is None:
+        return {}, {}, 0
+    entries = list(expired_entries(run.storage, topic))
+    since = {path: entry.created for entry in reversed(entries) for path in entry.files}
+    created = datetime.fromtimestamp(run.clock(), UTC).isoformat(timespec="seconds")
+    if fresh := sorted((found.data.keys() | found.compacted.keys()) - since.keys()):
+        entry = Expired(
+            number=entries[-1].number + 1 if entries else 1,
+            created=created,
+            publication=PreviousPublication(path=published.record_path, sha256=published.record.sha256),
+            files=fresh,
+        )
+        since |= dict.fromkeys(fresh, created)
+        if not run.dry_run:
+            if not run.storage.create(layout.expired_path(topic, entry.number), encode(entry)):
+                raise MillraceError(
+                    f"another run expires {topic} at this moment: run again when it has ended"
+                )
+            run.progress("written down")
+    before = run.clock() - run.reader_grace_s
+    old = {path for path, at in since.items() if datetime.fromisoformat(at).timestamp() <= before}
+    data = {path: file for path, file in found.data.items() if path in old}
+    compacted = {path: file for path, file in found.compacted.items() if path in old}
+    return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
+
+
+def _old_plans(run: ExpireRun, topic: str) -> dict[str, Listed]:
+    """Plans that no retry needs any more. The newest one stays: it shows that loads ran."""
+    before = run.clock() - max(run.older_than_s, STALE_S)
+    plans = sorted(run.storage.files(layout.plans_folder(topic)), key=lambda file: file.modified)
+    return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}

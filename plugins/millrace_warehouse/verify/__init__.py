@@ -1,20 +1,35 @@
 """Proof that a warehouse is what was loaded and published: every manifest, every byte, every row.
 
 Three proofs, each on its own: history (chain, laws, ledger, SHA-256 of every file), publications (the replay
-of all manifests gives the state that the last record states) and the table (rows by load and hour, counted in
-the files that the table has now). Reads with pyarrow and pyiceberg alone; a broker, if one is named, is asked
-for its offsets only.
+of all manifests gives the state that the records state) and the table (rows by load and hour, counted in the
+files that the table has now). Reads with pyarrow and pyiceberg alone; a broker, if one is named, is asked
+for its offsets only. A problem is one line; a note is something that the next run puts right by itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.errors import MillraceError
+from millrace_warehouse.history import layout
+from millrace_warehouse.publish.table import PATH, SHA256, find_table
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify.files import check_files
+from millrace_warehouse.verify.history import Check, History, check_history
+from millrace_warehouse.verify.log import check_log
+from millrace_warehouse.verify.publications import Replay, check_publications
 from millrace_warehouse.verify.report import OnStep, TopicReport
+from millrace_warehouse.verify.rows import check_others, check_rows
+from millrace_warehouse.verify.table import Head, check_table
+
+WAITING = timedelta(days=1)
+"""Hours that have waited for so long to be published are noted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +38,7 @@ class VerifyRun:
 
     storage: Storage
     catalog: Catalog | None
-    """None proves history alone."""
+    """None proves history and the records of publications alone."""
     client: ClusterClient | None = None
     """Also compare with this cluster's logs."""
     rows: bool = False
@@ -33,4 +48,101 @@ class VerifyRun:
 
 def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
     """Check every topic of a warehouse, or one; MillraceError when there is none."""
-    raise NotImplementedError
+    names = run.storage.names("")
+    _refuse_others(run.storage, names)
+    topics = [name for name in names if _is_topic(run.storage, name) and topic in (None, name)]
+    if not topics:
+        raise MillraceError(
+            f"nothing of {topic or 'any topic'} in {run.storage.root}: check the path and the topic"
+        )
+    reports = [_verify_topic(run, name) for name in topics]
+    for name in names if topic is None else ():
+        if name not in topics and not name.startswith((".", "_", layout.CATALOG)):
+            note = f"{name} is no topic: nothing that Millrace writes is in it"
+            reports.append(TopicReport(name, notes=[note]))
+    return reports
+
+
+def _is_topic(storage: Storage, name: str) -> bool:
+    return bool({"loads", "ledger"}.intersection(storage.names(name)))
+
+
+def _refuse_others(storage: Storage, names: Sequence[str]) -> None:
+    """MillraceError for a broker's folder, a log in it, or one topic: all that is there belongs there."""
+    if {"loads", "ledger"} <= {*names}:
+        raise MillraceError(
+            f"{storage.root} is one topic of a warehouse: name the folder above it, the topic with --topic"
+        )
+    if "owner.json" in names or any(name.endswith(".log") for name in names):
+        raise MillraceError(
+            f"{storage.root} is a broker's log directory, no warehouse: check it with `millrace log verify`"
+        )
+
+
+def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
+    check = Check(run.storage, topic, TopicReport(topic), run.on_step)
+    layout.check_topic(run.storage, topic)
+    history = check_history(check)
+    head = _head(check, run.catalog) if run.catalog is not None else None
+    replay = check_publications(check, history, head.table.properties.get(PATH) if head is not None else None)
+    checked = check_files(check, history, replay, head.paths(topic) if head is not None else None)
+    if head is not None and replay is not None:
+        if replay.record.sha256 != head.table.properties.get(SHA256):
+            check.problem(
+                f"the table names publication {replay.record.number} with another SHA-256 than it has"
+            )
+        check_table(check, head, replay, checked.whole)
+    if run.rows:
+        check_rows(check, history, checked.whole)
+        if head is not None:
+            check_others(check, head, history, checked.whole)
+    if checked.unproven:
+        check.note(
+            f"{topic}: the files of {checked.unproven} published rows are gone, compacted or expired by now:"
+            " only its table, with a catalog, proves that the rows are there"
+        )
+    _note_waiting(check, history, replay)
+    newest = history.manifests.get((max(history.editions, default=0), 1))
+    if run.client is not None and newest is not None:
+        check_log(check, newest, run.client)
+    return check.report
+
+
+def _head(check: Check, catalog: Catalog) -> Head | None:
+    """What the topic's table has now; None, and a problem, when there should be one and it cannot be read."""
+    try:
+        table: Table | None = find_table(catalog, check.topic)
+        if table is not None:
+            return Head.of(table)
+    except MillraceError as error:
+        check.problem(str(error))
+    except Exception as error:  # whatever pyiceberg says of metadata that is gone or broken
+        check.problem(
+            f"the metadata of {check.topic}'s table cannot be read: {type(error).__name__}: {error}"
+        )
+    else:
+        if made := check.recorded(layout.publications_folder(check.topic)):
+            check.problem(
+                f"catalog {catalog.name} has no table of {check.topic}, and {len(made)} publications were"
+                " made: it was dropped, or this is another catalog; to make it again run"
+                f" `millrace publish {check.topic} --rebuild`"
+            )
+    return None
+
+
+def _note_waiting(check: Check, history: History, replay: Replay | None) -> None:
+    """Note the hours with rows that were loaded more than a day ago and are not published."""
+    if replay is None:
+        return
+    since = datetime.now(UTC) - WAITING
+    old = {
+        hour: sum(part.rows for part in parts.values())
+        for hour, parts in replay.waiting.items()
+        if any(datetime.fromisoformat(history.manifests[load, 1].created) <= since for load in parts)
+    }
+    if old:
+        hours = ", ".join(sorted(old)[:3]) + (", …" if len(old) > 3 else "")
+        check.note(
+            f"{check.topic}: {sum(old.values())} rows of {len(old)} hours wait for more than a day: {hours};"
+            f" run `millrace publish {check.topic}`, --hour publishes one whatever its verdict"
+        )

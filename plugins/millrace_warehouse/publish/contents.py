@@ -1,0 +1,76 @@
+"""What a table has in it: its files by their paths in the warehouse, and their rows by load.
+
+Reads metadata, and of files with rows of many loads the one column `_load`. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+
+from millrace_warehouse.columns import LOAD
+
+RowsByLoad = Counter[int | None]
+"""Load -> rows; None for rows without one."""
+
+
+def path_in_topic(uri: str, topic: str) -> str | None:
+    """A file's path from the topic's folder; None for one that is not in a folder of such a name.
+
+    The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for what is `file:///` and
+    `s3://` here, and a file that the table names must never be taken for one that it does not.
+    """
+    for kind in ("rows", "compacted", "table"):
+        _, found, rest = uri.partition(f"/{topic}/{kind}/")
+        if found:
+            return f"{kind}/{rest}"
+    return None
+
+
+@dataclass(slots=True)
+class NamedFiles:
+    """Every file that the table's metadata names, in any snapshot, by URI."""
+
+    data: set[str] = field(default_factory=set)
+    metadata: set[str] = field(default_factory=set)
+
+
+def named_files(table: Table) -> NamedFiles:
+    """Every file that a snapshot of the table names, on whichever branch, and the metadata behind it."""
+    named = NamedFiles()
+    metadata = table.metadata
+    named.metadata |= {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+    named.metadata |= {statistics.statistics_path for statistics in metadata.statistics}
+    named.metadata |= {statistics.statistics_path for statistics in metadata.partition_statistics}
+    for snapshot in metadata.snapshots:
+        named.metadata.add(snapshot.manifest_list)
+        for manifest in snapshot.manifests(table.io):
+            if manifest.manifest_path not in named.metadata:
+                named.metadata.add(manifest.manifest_path)
+                entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                named.data |= {entry.data_file.file_path for entry in entries}
+    return named
+
+
+def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:
+    """How many rows each load has, by the column `_load`."""
+    rows: RowsByLoad = Counter()
+    for batch in batches:
+        for value in batch.column(LOAD.name).value_counts():
+            rows[value["values"].as_py()] += value["counts"].as_py()
+    return rows
+
+
+def count_loads(files: FileIO, file: DataFile) -> RowsByLoad:
+    """The rows of a file of the table by load, read from it; ArrowException or OSError for a broken one."""
+    with files.new_input(file.file_path).open() as content, pq.ParquetFile(content) as parquet:
+        if LOAD.name not in parquet.schema_arrow.names:
+            return Counter({None: parquet.metadata.num_rows})
+        return rows_by_load(parquet.iter_batches(columns=[LOAD.name]))

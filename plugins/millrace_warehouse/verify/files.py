@@ -1,0 +1,115 @@
+"""Proof of the files: each below `rows/` is what a load has written, or the table has its rows elsewhere.
+
+A data file is history's until its rows are published. From then on it is the table's: whoever compacts and
+expires may delete it, and the table is proven by counting its rows. While the table names a file, it must be
+there. Reads each file once, for its SHA-256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.expired import expired_entries
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, StoredFile
+from millrace_warehouse.storage import measure
+from millrace_warehouse.verify.history import Check, History
+from millrace_warehouse.verify.publications import Replay
+
+
+@dataclass(slots=True)
+class CheckedFiles:
+    """What was found of the files of a topic's loads."""
+
+    whole: dict[str, DataFile] = field(default_factory=dict)
+    """Data files that are what was written, by their paths from the topic's folder."""
+    unproven: int = 0
+    """Rows of published files that are gone, where no table was named that could have them."""
+
+
+def check_files(
+    check: Check, history: History, replay: Replay | None, named: Collection[str] | None
+) -> CheckedFiles:
+    """Hash every file of every edition; `named` are the paths that the table's head names, None unknown."""
+    checked = CheckedFiles()
+    topic = check.topic
+    sizes = {f"rows/{file.path}": file.bytes for file in check.storage.files(f"{topic}/rows")}
+    expired = _expired(check)
+    for manifest in history.manifests.values():
+        for file in manifest.files:
+            check.report.files += 1
+            if file.path in sizes:
+                if _is_whole(check, file, sizes.pop(file.path)):
+                    checked.whole[file.path] = file
+            elif _may_be_gone(manifest, file, history, replay, expired) and file.path not in (named or ()):
+                check.report.expired += 1
+                if named is None and replay is not None and _is_in_table(manifest, file, replay):
+                    checked.unproven += file.rows
+            else:
+                check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone")
+        for beside in (*manifest.rejected_files, manifest.entries, manifest.sequences_file):
+            if beside is None:
+                continue
+            if beside.path in sizes:
+                _is_whole(check, beside, sizes.pop(beside.path))
+            else:
+                check.problem(f"{topic}/{beside.path} is missing: restore it from a copy")
+    _note_strays(check, history, sizes)
+    return checked
+
+
+def _expired(check: Check) -> set[str]:
+    try:
+        return {path for entry in expired_entries(check.storage, check.topic) for path in entry.files}
+    except MillraceError as error:
+        check.problem(str(error))
+        return set()
+
+
+def _is_whole(check: Check, file: StoredFile, size: int) -> bool:
+    path = f"{check.topic}/{file.path}"
+    check.on_step(path)
+    if size != file.bytes:
+        check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed")
+    elif measure(check.storage, path).sha256 != file.sha256:
+        check.problem(f"{path} was changed: its SHA-256 is not the one that was written")
+    else:
+        return True
+    return False
+
+
+def _may_be_gone(
+    manifest: LoadManifest, file: DataFile, history: History, replay: Replay | None, expired: Collection[str]
+) -> bool:
+    """True when the table has, or had, the rows of a file, or a newer edition took their place."""
+    if replay is None:
+        return False
+    if (manifest.load, manifest.edition, file.hour) in replay.was_in_table:
+        return True
+    replaced = manifest.load <= replay.through and manifest.edition < replay.edition(manifest.load)
+    return replaced and file.path in expired
+
+
+def _is_in_table(manifest: LoadManifest, file: DataFile, replay: Replay) -> bool:
+    part = replay.table.get(file.hour, {}).get(manifest.load)
+    return part is not None and part.edition == manifest.edition
+
+
+def _note_strays(check: Check, history: History, sizes: Mapping[str, int]) -> None:
+    """Note what no manifest names and what is nobody's, but for the folder of a load that may be running."""
+    newest = max(history.editions, default=0)
+    left: dict[str, int] = {}
+    for path in sizes:
+        folder = path.split("/")[1]
+        load, edition = layout.attempted(folder) or (0, 0)
+        if not load or path.count("/") != 2:
+            check.problem(f"{check.topic}/{path} is nothing that Millrace writes: move it away")
+        elif load <= newest and edition <= max(history.editions.get(load, (1,))):
+            left[folder] = left.get(folder, 0) + 1
+    for folder, files in left.items():
+        check.note(
+            f"{check.topic}/rows/{folder} has {files} files that no manifest names: `millrace expire` deletes"
+            " them"
+        )

@@ -1,0 +1,243 @@
+"""Proof of history: an unbroken chain of loads and editions, each in the ledger and within the two laws.
+
+Reads manifests, the ledger, schema records and plans; no data file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history import layout, schemas
+from millrace_warehouse.history.ledger import read_entry
+from millrace_warehouse.history.manifest import (
+    LoadManifest,
+    M,
+    Manifest,
+    check_follows,
+    check_hash,
+    check_law,
+    decode,
+)
+from millrace_warehouse.history.plan import Plan
+from millrace_warehouse.load.reload import check_same_offsets
+from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify.report import OnStep, TopicReport
+
+OURS = frozenset(
+    "loads editions rows plans schema publications ledger expired compacted table hours".split()  # noqa: SIM905
+)
+"""What lies in a topic's folder."""
+
+
+@dataclass(slots=True)
+class Check:
+    """The check of one topic: where it reads, and what it has found so far."""
+
+    storage: Storage
+    topic: str
+    report: TopicReport
+    on_step: OnStep
+
+    def problem(self, *problems: str) -> None:
+        self.report.problems.extend(problems)
+
+    def note(self, *notes: str) -> None:
+        self.report.notes.extend(notes)
+
+    def recorded(self, folder: str) -> set[str]:
+        """Paths of everything in a folder of manifests that the ledger knows."""
+        return {f"{folder}/{name}" for name in self.storage.names(layout.ledger_path(folder))}
+
+    def read(self, cls: type[M], path: str) -> M | None:
+        """A manifest or record held against its own hash and the ledger's; None when it cannot be read."""
+        self.on_step(path)
+        try:
+            manifest: M = decode(cls, self.storage.read(path), path)
+        except FileNotFoundError:
+            self.problem(f"{path} is missing")
+            return None
+        except MillraceError as error:
+            self.problem(str(error))
+            return None
+        self._tell(path, [check_hash(manifest), self._against_ledger(path, manifest)])
+        return manifest
+
+    def _tell(self, path: str, problems: Iterable[str | None]) -> None:
+        self.problem(*(f"{path}: {problem}" for problem in problems if problem))
+
+    def _against_ledger(self, path: str, manifest: Manifest) -> str | None:
+        """One line when the ledger knows the path by another hash; None when it agrees or knows nothing."""
+        try:
+            entry = read_entry(self.storage, path)
+        except MillraceError as error:
+            return str(error)
+        if entry is None or entry.sha256 == manifest.sha256:
+            return None
+        return f"made was one with sha256 {entry.sha256[:12]}…, here is one with {manifest.sha256[:12]}…"
+
+    def unrecorded(self, path: str, *, newest: bool) -> None:
+        """Report what the ledger does not know; a crash explains that for the newest one, for no other."""
+        if newest:
+            self.note(f"{path} is not in the ledger yet: the run that made it was cut off there")
+        else:
+            self.problem(f"{path} is not in the ledger: the ledger was edited")
+
+
+@dataclass(slots=True)
+class History:
+    """A topic's loads and editions, as far as they can be read."""
+
+    manifests: dict[tuple[int, int], LoadManifest] = field(default_factory=dict)
+    """By load and edition."""
+    editions: dict[int, list[int]] = field(default_factory=dict)
+    """Load -> its editions, the first included, ascending."""
+
+    def newest_of(self, load: int) -> LoadManifest | None:
+        """The edition of a load that counts, None when it cannot be read."""
+        return self.manifests.get((load, self.editions[load][-1]))
+
+
+def check_history(check: Check) -> History:
+    """Check the loads of a topic, then their editions, schema records and plans."""
+    history = History()
+    _check_loads(check, history)
+    _check_editions(check, history)
+    check.report.loads = len(history.manifests)
+    newest = [manifest for manifest in map(history.newest_of, history.editions) if manifest is not None]
+    check.report.rows = sum(manifest.rows for manifest in newest)
+    _check_schemas(check, history)
+    _note_unfinished(check, newest[-1] if newest else None)
+    for name in check.storage.names(check.topic):
+        if name not in OURS:
+            check.problem(f"{check.topic}/{name} is nothing that Millrace writes: move it away")
+    return history
+
+
+def _check_loads(check: Check, history: History) -> None:
+    topic, numbers = check.topic, layout.load_numbers(check.storage, check.topic)
+    recorded = check.recorded(layout.loads_folder(topic))
+    before: LoadManifest | None = None
+    for number in numbers:
+        history.editions[number] = [1]
+        path = layout.load_path(topic, number)
+        if path not in recorded:
+            check.unrecorded(path, newest=number == numbers[-1])
+        manifest = check.read(LoadManifest, path)
+        if manifest is not None:
+            history.manifests[number, 1] = manifest
+            problems = _law(check, manifest, number, 1)
+            if before is not None or number == 1:
+                problems += check_follows(manifest, before)
+            check.problem(*(f"{path}: {problem}" for problem in problems))
+        before = manifest
+    missing = {layout.load_path(topic, number): number for number in range(1, max(numbers, default=0) + 1)}
+    missing |= {path: int(path[-15:-5]) for path in recorded if path[-15:-5].isdigit()}
+    for path, number in sorted(missing.items()):
+        if number not in history.editions:
+            check.problem(f"{path} is missing{_what_is_gone(check, history, path, number)}")
+
+
+def _law(check: Check, manifest: LoadManifest, load: int, edition: int) -> list[str]:
+    problems = check_law(manifest)
+    if (manifest.topic, manifest.load, manifest.edition) != (check.topic, load, edition):
+        problems.insert(
+            0, f"it is that of {manifest.topic}, load {manifest.load}, edition {manifest.edition}"
+        )
+    return problems
+
+
+def _what_is_gone(check: Check, history: History, path: str, number: int) -> str:
+    """Rows and offsets of a missing load, from the ledger or, without it, from the loads beside it."""
+    try:
+        entry = read_entry(check.storage, path)
+    except MillraceError:
+        entry = None
+    if entry is not None:
+        ranges = [f"{check.topic}-{part.partition} [{part.start}, {part.end})" for part in entry.offsets]
+        return f" with {entry.rows} rows: offsets {', '.join(ranges)}"
+    after = history.manifests.get((number + 1, 1))
+    before = history.manifests.get((number - 1, 1))
+    ends = before.ends if before is not None else {}
+    ranges = [
+        f"{check.topic}-{part.partition} [{ends.get(part.partition, 0)}, {part.start})"
+        for part in (after.partitions if after is not None else ())
+        if part.start > ends.get(part.partition, 0)
+    ]
+    return f": offsets {', '.join(ranges) or 'unknown'}"
+
+
+def _check_editions(check: Check, history: History) -> None:
+    """Check every later edition: the one it replaces, the same offsets, the laws."""
+    folder = layout.editions_folder(check.topic)
+    recorded = check.recorded(folder)
+    found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
+    for path in sorted(recorded - found.keys()):
+        check.problem(f"{path} is missing: an edition that was made is gone")
+    numbers = sorted((*pair, path) for path, pair in found.items() if pair is not None)
+    newest = {load: path for load, _, path in numbers}
+    for load, edition, path in numbers:
+        if load not in history.editions:
+            check.problem(f"{path} is an edition of a load that is not there")
+            continue
+        history.editions[load].append(edition)
+        if path not in recorded:
+            check.unrecorded(path, newest=newest[load] == path)
+        manifest = check.read(LoadManifest, path)
+        if manifest is not None:
+            history.manifests[load, edition] = manifest
+            problems = _law(check, manifest, load, edition)
+            problems += _replaces(manifest, history.manifests.get((load, edition - 1)))
+            check.problem(*(f"{path}: {problem}" for problem in problems))
+
+
+def _edition(name: str) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d{10})\.(\d{4,})\.json", name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _replaces(manifest: LoadManifest, before: LoadManifest | None) -> list[str]:
+    if before is None:
+        return ["the edition that it replaces is not there"]
+    problems = []
+    if manifest.previous != before.sha256:
+        problems.append("it replaces another edition than the one that is there")
+    try:
+        check_same_offsets(manifest, before)
+    except (MillraceError, KeyError) as error:
+        problems.append(f"it does not hold the offsets of the edition before: {error}")
+    return problems
+
+
+def _check_schemas(check: Check, history: History) -> None:
+    """Report schema records that are missing or broken, and loads that go back behind one."""
+    used = {manifest.schema for manifest in history.manifests.values()}
+    there = schemas.record_numbers(check.storage, check.topic)
+    for number in range(1, max([*used, *there], default=0) + 1):
+        try:
+            schemas.read_record(check.storage, check.topic, number)
+        except MillraceError as error:
+            check.problem(str(error))
+    newest = 0
+    for (load, edition), manifest in sorted(history.manifests.items()):
+        if edition == 1 and manifest.schema < newest:
+            path = layout.load_path(check.topic, load)
+            check.problem(
+                f"{path}: its columns are those of schema {manifest.schema}, before it was {newest}"
+            )
+        newest = max(newest, manifest.schema)
+
+
+def _note_unfinished(check: Check, newest: LoadManifest | None) -> None:
+    folder = layout.plans_folder(check.topic)
+    for name in check.storage.names(folder):
+        try:
+            plan = decode(Plan, check.storage.read(f"{folder}/{name}"), f"{folder}/{name}")
+        except MillraceError as error:
+            check.problem(str(error))
+            continue
+        covered = newest is not None and newest.covers(plan.topic_id, plan.end_offsets)
+        if any(plan.end_offsets.values()) and not covered:
+            check.note(f"run {plan.run_id} is unfinished: no load reaches the end it planned")

@@ -1,0 +1,247 @@
+"""Proof of the publications: the replay of all manifests gives the state that each record states.
+
+The chain of records is followed back from the table, or from the ledger, and played forward again from an
+empty table: every row of every load that was published, and every one that waits. The replay is written
+anew here; what publishes cannot vouch for itself. Reads records and manifests alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.entries import hour_of_partition, partition_of
+from millrace_warehouse.history.manifest import UNFILED, HourChange, LoadRows, Publication
+from millrace_warehouse.verify.history import Check, History
+
+Rows = dict[str, dict[int, LoadRows]]
+"""Hour -> load -> its rows."""
+COMPLETE = "complete"
+
+
+@dataclass(slots=True)
+class Replay:
+    """What the table must hold after the last publication, and what waits."""
+
+    record: Publication
+    published: set[str] = field(default_factory=set)
+    """Hours, UNFILED among them."""
+    incomplete: set[str] = field(default_factory=set)
+    table: Rows = field(default_factory=lambda: defaultdict(dict))
+    waiting: Rows = field(default_factory=lambda: defaultdict(dict))
+    through: int = 0
+    editions: dict[int, int] = field(default_factory=dict)
+    was_in_table: set[tuple[int, int, str]] = field(default_factory=set)
+    """Load, edition and hour of all rows that the table ever had."""
+
+    def edition(self, load: int) -> int:
+        """The edition of a load that the table follows."""
+        return self.editions.get(load, 1)
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for loads in self.table.values() for part in loads.values())
+
+
+@dataclass(slots=True)
+class _Change:
+    """What must have become of an hour in one publication."""
+
+    loads: dict[int, LoadRows] = field(default_factory=dict)
+    removed: int = 0
+
+    @property
+    def added(self) -> int:
+        return sum(part.rows for part in self.loads.values())
+
+
+def check_publications(check: Check, history: History, head: str | None) -> Replay | None:
+    """Check the chain of records that ends at path `head`; None without one, or when it cannot be replayed.
+
+    Without `head` the newest record of the ledger is the end.
+    """
+    folder = layout.publications_folder(check.topic)
+    recorded = check.recorded(folder)
+    head = head or max(recorded, default=None)
+    if head is None:
+        return None
+    records = _chain(check, head)
+    paths = {path for path, _ in records}
+    for path in sorted(recorded - paths):
+        check.problem(f"{path} is in the ledger, and the newest publication {head} does not follow it")
+    for path, _ in records:
+        if path not in recorded:
+            check.unrecorded(path, newest=path == head)
+    check.report.publications = len(records)
+    if not records or records[0][1].previous is not None:
+        return None
+    return _replayed(check, history, records)
+
+
+def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
+    """The records from the oldest that can be reached to `head`."""
+    records: list[tuple[str, Publication]] = []
+    path, sha256 = head, ""
+    while path:
+        record = check.read(Publication, path)
+        if record is None:
+            break
+        if sha256 and record.sha256 != sha256:
+            check.problem(f"{path} is not the publication that the one after it follows")
+        expected = records[-1][1].number - 1 if records else record.number
+        if (record.topic, record.number) != (check.topic, expected):
+            check.problem(f"{path} is publication {record.number} of {record.topic}")
+        records.append((path, record))
+        path, sha256 = (record.previous.path, record.previous.sha256) if record.previous else ("", "")
+    return records[::-1]
+
+
+def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publication]]) -> Replay | None:
+    replay = Replay(records[-1][1])
+    sound = True
+    for path, record in records:
+        try:
+            problems = _play(replay, history, record)
+        except KeyError as error:
+            check.problem(
+                f"{path}: load and edition {error} cannot be read, so nothing after it can be proven"
+            )
+            return None
+        if problems and sound:  # the records after it carry the difference on
+            check.problem(*(f"{path}: {problem}" for problem in problems))
+            sound = False
+    return replay
+
+
+def _play(replay: Replay, history: History, record: Publication) -> list[str]:
+    """Play one publication; every way in which its record states something else."""
+    if record.loads.load < replay.through:
+        return [f"it follows the loads to {record.loads.load}, the one before did to {replay.through}"]
+    editions = {int(load): edition for load, edition in record.loads.editions.items()}
+    if any(editions.get(load, 1) < edition for load, edition in replay.editions.items()):
+        return ["it goes back behind an edition that the one before follows"]
+    changes: dict[str, _Change] = defaultdict(_Change)
+    for load, edition in sorted(editions.items()):
+        if load <= replay.through and edition != replay.edition(load):
+            _remove(replay, changes, load, history.manifests[load, replay.edition(load)].rows_by_hour())
+            _add(replay, changes, load, edition, history.manifests[load, edition].rows_by_hour())
+    for load in range(replay.through + 1, record.loads.load + 1):
+        edition = editions.get(load, 1)
+        _add(replay, changes, load, edition, history.manifests[load, edition].rows_by_hour())
+    replay.through, replay.editions = record.loads.load, editions
+    for stated in record.changes:
+        _publish(replay, changes, stated)
+    problems = _compare_changes(changes, record.changes)
+    if replay.through and history.manifests[replay.through, 1].sha256 != record.loads.sha256:
+        problems.append(f"it followed another load {replay.through} than the one that is there")
+    return problems + _compare_states(replay, record)
+
+
+def _remove(replay: Replay, changes: dict[str, _Change], load: int, hours: Mapping[str, int]) -> None:
+    for hour in hours:
+        if hour in replay.published:
+            changes[hour].removed += replay.table[hour].pop(load).rows
+        else:
+            del replay.waiting[hour][load]
+
+
+def _add(
+    replay: Replay, changes: dict[str, _Change], load: int, edition: int, hours: Mapping[str, int]
+) -> None:
+    for hour, rows in hours.items():
+        part = LoadRows(load=load, edition=edition, rows=rows)
+        if hour in replay.published:
+            _into_table(replay, changes, hour, part)
+        else:
+            replay.waiting[hour][load] = part
+
+
+def _into_table(replay: Replay, changes: dict[str, _Change], hour: str, part: LoadRows) -> None:
+    replay.table[hour][part.load] = changes[hour].loads[part.load] = part
+    replay.was_in_table.add((part.load, part.edition, hour))
+
+
+def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange) -> None:
+    hour = stated.hour
+    if hour not in replay.published and stated.kind == "first":
+        replay.published.add(hour)
+        for part in replay.waiting.pop(hour, {}).values():
+            _into_table(replay, changes, hour, part)
+    if stated.verdict.verdict == COMPLETE:
+        replay.incomplete.discard(hour)
+    elif hour != UNFILED:
+        replay.incomplete.add(hour)
+
+
+def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange]) -> list[str]:
+    problems = []
+    by_hour = {change.hour: change for change in stated}
+    for hour in sorted(changes.keys() | by_hour.keys()):
+        mine, its = changes.get(hour, _Change()), by_hour.get(hour)
+        if its is None:
+            if mine.added or mine.removed:
+                problems.append(f"it does not say that {mine.added} rows came to {hour}, {mine.removed} went")
+            continue
+        if (its.added, its.removed) != (mine.added, mine.removed):
+            problems.append(
+                f"{hour}: it states {its.added} rows added and {its.removed} removed, the loads give"
+                f" {mine.added} and {mine.removed}"
+            )
+        if sorted(its.loads, key=_by_load) != sorted(mine.loads.values(), key=_by_load):
+            problems.append(f"{hour}: it states other loads than those whose rows came")
+    return problems
+
+
+def _by_load(part: LoadRows) -> int:
+    return part.load
+
+
+def _compare_states(replay: Replay, record: Publication) -> list[str]:
+    """Every way in which the state that a record carries on is not the replay's."""
+    problems = []
+    hours = replay.published - {UNFILED}
+    if _ranges(hours) != [list(pair) for pair in record.published]:
+        problems.append("it states other published hours than its changes and those before it give")
+    if (UNFILED in replay.published) != record.unfiled_published:
+        problems.append("it states another thing of the rows without an hour than the changes before it")
+    if _ranges(replay.incomplete) != [list(pair) for pair in record.incomplete]:
+        problems.append("it states other incomplete hours than the verdicts give")
+    stated = {hour: {part.load: part for part in loads} for hour, loads in record.unpublished.items()}
+    mine = {hour: loads for hour, loads in replay.waiting.items() if loads}
+    for hour in sorted(mine.keys() | stated.keys()):
+        if mine.get(hour) != stated.get(hour):
+            rows, said = (sum(p.rows for p in each.get(hour, {}).values()) for each in (mine, stated))
+            problems.append(f"{hour}: it states {said} rows that wait, the loads give {rows}")
+    if replay.rows != record.rows:
+        problems.append(f"it states {record.rows} rows in the table, the loads give {replay.rows}")
+    return problems + _check_complete(replay, record)
+
+
+def _ranges(hours: Iterable[str]) -> list[list[str]]:
+    """[first, last] hours, ascending, neither overlapping nor adjoining."""
+    ranges: list[list[int]] = []
+    for number in sorted(number for number in map(partition_of, hours) if number is not None):
+        if ranges and ranges[-1][1] + 1 == number:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return [[hour_of_partition(first), hour_of_partition(last)] for first, last in ranges]
+
+
+def _check_complete(replay: Replay, record: Publication) -> list[str]:
+    """What is wrong with the complete hours: each must be published and complete, and the next one not."""
+    complete = replay.published - replay.incomplete - {UNFILED}
+    start, end = partition_of(record.complete_from or UNFILED), partition_of(record.complete_until or UNFILED)
+    if start is None or end is None:
+        return ["it states no complete hours, and there are some"] if complete or start != end else []
+    until = hour_of_partition(end)
+    problems = [
+        f"it states that the hours to {until} are complete, and {hour} is not"
+        for hour in map(hour_of_partition, range(start, end))
+        if hour not in complete
+    ]
+    if until in complete:
+        problems.append(f"it states that the hours to {until} are complete, and {until} is complete as well")
+    return problems[:1]

@@ -1,0 +1,153 @@
+"""Proof of the table: its rows by load and hour, counted in its files, are those of the publications.
+
+A file that a load wrote counts as its manifest says, once its SHA-256 is proven; of any other file the column
+`_load` is read. So the proof holds after compaction and expiry by whichever program. A rollback, deleted rows
+and rows of others are told apart.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import ancestors_of
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.manifest import DataFile, Publication
+from millrace_warehouse.history.rewritten import KnownFiles
+from millrace_warehouse.publish.contents import RowsByLoad, count_loads, path_in_topic
+from millrace_warehouse.publish.table import NUMBER
+from millrace_warehouse.storage import measure
+from millrace_warehouse.verify.history import Check
+from millrace_warehouse.verify.publications import Replay
+
+SHOWN = 20
+"""Most differences between the table and its publications that are named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What the table's main branch names now."""
+
+    table: Table
+    files: Sequence[TableFile]
+    deletes: int
+    """Files of deletions, which no publication makes."""
+
+    @classmethod
+    def of(cls, table: Table) -> Head:
+        tasks = list(table.scan().plan_files())
+        deletes = {delete.file_path for task in tasks for delete in task.delete_files}
+        return cls(table, [task.file for task in tasks], len(deletes))
+
+    def paths(self, topic: str) -> set[str]:
+        """The files' paths from the topic's folder, but for those that lie elsewhere."""
+        paths = (path_in_topic(file.file_path, topic) for file in self.files)
+        return {path for path in paths if path is not None}
+
+
+@dataclass(slots=True)
+class _Counted:
+    """Rows of the table by hour and load, and which files they are in."""
+
+    rows: dict[str, RowsByLoad] = field(default_factory=lambda: defaultdict(Counter))
+    files: dict[tuple[str, int | None], list[str]] = field(default_factory=lambda: defaultdict(list))
+    sound: bool = True
+    """False when a file could not be counted: what is missing then is told by that."""
+
+
+def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, DataFile]) -> None:
+    """Count the table's rows and hold them against the replay of its publications.
+
+    `whole` are the data files of loads that are what was written, by path.
+    """
+    name = ".".join(head.table.name())
+    if head.deletes:
+        check.problem(f"{name}: another program has deleted rows, with {head.deletes} files of deletions")
+    _check_line(check, head.table, replay.record)
+    counted = _Counted()
+    known = KnownFiles(check.storage, check.topic)
+    for file in head.files:
+        _count(check, head.table, file, known, whole, counted)
+    check.report.published = sum(rows.total() for rows in counted.rows.values())
+    problems = [f"{name}: {difference}" for difference in _differences(counted, replay)]
+    if len(problems) > SHOWN:
+        problems[SHOWN:] = [f"{name}: {len(problems) - SHOWN} more hours of loads differ"]
+    check.problem(*problems)
+
+
+def _check_line(check: Check, table: Table, newest: Publication) -> None:
+    """Report a head that does not come after the newest publication's snapshot, if that is still known."""
+    head = table.current_snapshot()
+    line = {snapshot.snapshot_id for snapshot in ancestors_of(head, table.metadata)}
+    for snapshot in table.metadata.snapshots:
+        summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        if summary.get(NUMBER) == str(newest.number) and snapshot.snapshot_id not in line:
+            at = head.snapshot_id if head is not None else "nothing"
+            check.problem(
+                f"{'.'.join(table.name())} was rolled back: main is at snapshot {at}, publication"
+                f" {newest.number} made snapshot {snapshot.snapshot_id}; set main to that one"
+            )
+
+
+def _count(
+    check: Check,
+    table: Table,
+    file: TableFile,
+    known: KnownFiles,
+    whole: Mapping[str, DataFile],
+    counted: _Counted,
+) -> None:
+    """Add the rows of one file, from its load's manifest or from the column `_load`."""
+    hour, uri = hour_of_partition(file.partition[0]), file.file_path
+    path = path_in_topic(uri, check.topic) or uri
+    check.on_step(path)
+    if (mine := whole.get(path)) is not None:
+        stated = (file.record_count, file.file_size_in_bytes, hour)
+        if stated != (mine.rows, mine.bytes, mine.hour):
+            check.problem(f"{uri}: the table states other rows, bytes or another hour than its load")
+        rows: RowsByLoad = Counter({int(path.split("/")[1][:10]): mine.rows})
+    else:
+        try:
+            _check_written(check, path, known)
+            rows = count_loads(table.io, file)
+        except (pa.ArrowException, OSError, MillraceError) as error:
+            check.problem(f"{uri} cannot be read: {_one_line(error)}; its {file.record_count} rows are gone")
+            counted.sound = False
+            return
+        if rows.total() != file.record_count:
+            check.problem(f"{uri} has {rows.total()} rows, the table states {file.record_count}")
+    counted.rows[hour] += rows
+    for load in rows:
+        counted.files[hour, load].append(uri)
+
+
+def _check_written(check: Check, path: str, known: KnownFiles) -> None:
+    """MillraceError for a file with a list beside it that is not what was written."""
+    stored = known.stored(path) if path.startswith("compacted/") else None
+    if stored is not None and measure(check.storage, f"{check.topic}/{path}").sha256 != stored.sha256:
+        raise MillraceError("it was changed, its SHA-256 is not the one that was written")
+
+
+def _one_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _differences(counted: _Counted, replay: Replay) -> Iterator[str]:
+    """Hours and loads with other rows than were published, one line each, ascending."""
+    for hour in sorted(counted.rows.keys() | replay.table.keys()):
+        there, stated = counted.rows.get(hour, Counter()), replay.table.get(hour, {})
+        for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):
+            part = stated.get(load) if load is not None else None
+            rows, expected = there[load], part.rows if part is not None else 0
+            if rows > expected:
+                where = ", ".join(counted.files[hour, load][:3])
+                whose = f"load {load}" if load is not None else "no load"
+                yield f"{rows} rows of {whose} in {hour}, published were {expected}: foreign rows in {where}"
+            elif rows < expected and counted.sound:
+                yield f"{rows} rows of load {load} in {hour}, published were {expected}: rows are gone"

@@ -1,0 +1,106 @@
+"""A warehouse with loads, their table and what proves them, in few lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.compact import CompactResult, CompactRun, compact_topic
+from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
+from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify import VerifyRun, verify
+from millrace_warehouse.verify.report import TopicReport
+from tests import loaded
+from tests.loaded import Rows
+
+TOPIC = "PageView"
+LATER = 10 * 24 * 3600.0
+"""Beyond everything that protects the young."""
+
+
+@dataclass(frozen=True)
+class Warehouse:
+    """One topic of a local warehouse."""
+
+    folder: Path
+    storage: Storage
+    catalog: Catalog
+
+    @property
+    def topic(self) -> Path:
+        return self.folder / TOPIC
+
+    @property
+    def table(self) -> Table:
+        return self.catalog.load_table(table_identifier(TOPIC))
+
+    def load(self, rows: Rows, files_per_hour: int = 1) -> int:
+        return loaded.load(self.storage, TOPIC, rows, files_per_hour).load
+
+    def read_again(self, load: int, rows: Rows) -> None:
+        loaded.read_again(self.storage, TOPIC, load, rows)
+
+    def publish(self, *hours: str, verdict: str = "complete", **settings: Any) -> PublishResult:
+        run = PublishRun(
+            storage=self.storage,
+            catalog=self.catalog,
+            run_id="run",
+            verdict_of=lambda topic, hour: Verdict(verdict=verdict),
+            hours=hours,
+            **settings,
+        )
+        return publish_topic(run, TOPIC)
+
+    def compact(self, **settings: Any) -> CompactResult:
+        """Compact every hour that has more than one file."""
+        settings = {"quiet_s": 0.0, "small_files": 1, **settings}
+        return compact_topic(CompactRun(storage=self.storage, catalog=self.catalog, **settings), TOPIC)
+
+    def expire(self, **settings: Any) -> ExpireResult:
+        """Expire as a run some days later would."""
+        settings = {
+            "older_than_s": 0.0,
+            "reader_grace_s": 0.0,
+            "clock": lambda: time.time() + LATER,
+            **settings,
+        }
+        return expire_topic(ExpireRun(storage=self.storage, catalog=self.catalog, **settings), TOPIC)
+
+    def forget_snapshots(self) -> None:
+        """Expire all snapshots but the head, as Spark's procedure does to the metadata."""
+        table = self.table
+        head = table.current_snapshot()
+        old = [each.snapshot_id for each in table.snapshots() if each != head]
+        table.maintenance.expire_snapshots().by_ids(old).commit()
+
+    def verify(self, **settings: Any) -> TopicReport:
+        run = VerifyRun(**{"storage": self.storage, "catalog": self.catalog, **settings})
+        (report,) = verify(run, TOPIC)
+        return report
+
+    def problems(self, **settings: Any) -> list[str]:
+        return self.verify(**settings).problems
+
+    def data_files(self, load: int | None = None) -> list[Path]:
+        """The data files of all loads, or of one, that are on disk."""
+        pattern = f"rows/{'*' if load is None else f'{load:010d}-*'}/[!r]*.parquet"
+        return sorted(self.topic.glob(pattern))
+
+
+@contextmanager
+def warehouse(folder: Path) -> Iterator[Warehouse]:
+    folder.mkdir(exist_ok=True)
+    storage = open_storage(str(folder))
+    with connect(storage) as catalog:
+        yield Warehouse(folder, storage, catalog)
