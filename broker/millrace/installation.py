@@ -44,7 +44,9 @@ def missing_extra(error: ModuleNotFoundError) -> MillraceError:
 
 
 def _missing(packages: list[str]) -> MillraceError:
-    how = how_to_install(*sorted({EXTRAS[name] for name in packages}))
+    extras = {EXTRAS[name] for name in packages}
+    # The extra `spark` brings `warehouse`.
+    how = how_to_install(*sorted(extras - {"warehouse"} if "spark" in extras else extras))
     are = "is" if len(packages) == 1 else "are"
     return MillraceError(f"{', '.join(packages)} {are} not installed: {how}")
 

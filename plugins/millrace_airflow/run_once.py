@@ -178,8 +178,11 @@ class _Reporter:
 
 
 def _name(task_instance: Any) -> str:
+    """The task's id, with what a mapped one calls itself."""
     index = task_instance.map_index
-    return f"{task_instance.task_id}[{index}]" if index is not None and index >= 0 else task_instance.task_id
+    if index is None or index < 0:
+        return str(task_instance.task_id)
+    return f"{task_instance.task_id}[{getattr(task_instance, 'rendered_map_index', None) or index}]"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from airflow.sdk import Asset
 
+from millrace_airflow.operators.publish import table_asset
 from millrace_registry.client import SchemaRegistryClient
 from tests.conftest import Start
 from tests.support import REPOSITORY, WAIT_S, start_for_the_test_run, wait_until
@@ -25,8 +25,9 @@ HOURS = ("--start", "2015-05-17T10:00:00Z", "--end", "2015-05-17T12:00:00Z")
 DAG_FILE = """
 import sys
 from datetime import UTC, datetime, timedelta
-from airflow.sdk import DAG, Param
-from millrace_airflow.operators.load import LoadTopicOperator, PublishHourOperator
+from airflow.sdk import DAG, Param, task_group
+from millrace_airflow.operators.load import LoadTopicOperator
+from millrace_airflow.operators.publish import PublishOperator
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
 
 SECOND_TRY_WORKS = '''
@@ -40,28 +41,31 @@ print(json.dumps([{"topic": "PageView", "rows": 7}]))
 PUBLISHED = '''
 import json, sys
 published = sys.argv[2] == "PageView"
-hour = {"hour": sys.argv[1], "revision": 1, "rows": 7, "verdict": "complete", "published": published}
-print(json.dumps({"topic": sys.argv[2], "hours": [hour]}))
+answer = dict.fromkeys(("path", "sha256", "snapshot_id", "complete_until"), "x")
+answer |= {"publication": 3, "rows": 7, "published": published, "waiting": []}
+print(json.dumps([{**answer, "topic": sys.argv[2], "changes": [{"hour": sys.argv[1]}] if published else []}]))
 '''
 
 class Load(LoadTopicOperator):
     def command(self, settings, run_id):
         return [sys.executable, "-c", SECOND_TRY_WORKS, settings.warehouse, run_id]
 
-class Publish(PublishHourOperator):
+class Publish(PublishOperator):
     def command(self, settings, run_id):
         return [sys.executable, "-c", PUBLISHED, self.start, self.topic]
+
+@task_group
+def table(topic):
+    Publish(task_id="publish", topic=topic, map_index_template="{{ task.topic }}",
+            start="{{ params.start }}", end="{{ params.end }}")
 
 with DAG("journey", schedule=None, start_date=datetime(2025, 1, 1, tzinfo=UTC),
          params={"start": Param(None, type=["null", "string"]), "end": Param(None, type=["null", "string"])},
          default_args={"retries": 1, "retry_delay": timedelta(0), "deferrable": True, "poll_s": 0.05}):
     schemas = RegisterSchemasOperator(task_id="schemas", schemas_dir=SCHEMAS)
     load = Load(task_id="load", topics=["PageView"])
-    hours = {"start": "{{ params.start }}", "end": "{{ params.end }}"}
-    publish = Publish(task_id="publish", topic="PageView", **hours)
-    nothing = Publish(task_id="nothing", topic="SearchQuery", **hours)
-    mistake = PublishHourOperator(task_id="mistake", topic="PageView", start="yesterday", end="today")
-    schemas >> load >> publish >> nothing >> mistake
+    mistake = PublishOperator(task_id="mistake", topic="PageView", start="yesterday", end="today")
+    schemas >> load >> table.expand(topic=["PageView", "SearchQuery"]) >> mistake
     RegisterSchemasOperator(task_id="broken", schemas_dir="/no/such/folder", retries=0)
 """
 
@@ -133,8 +137,8 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
         "schemas: success",
         f"load: up_for_retry: `{Path(sys.executable).name}` failed with exit code 1: the first try fails",
         "load: success",
-        "publish: success",
-        "nothing: success",
+        "table.publish[PageView]: success",
+        "table.publish[SearchQuery]: success",
         f"mistake: failed: {mistake}",
     ]
     with SchemaRegistryClient(f"http://{registry}") as client:
@@ -144,11 +148,10 @@ def test_a_run_retries_under_the_same_run_id_tells_what_it_published_and_names_t
     query = "select name, uri, asset_event.extra from asset_event join asset on asset.id = asset_id"
     with closing(sqlite3.connect(home / "airflow.db")) as database:
         [(name, uri, extra)] = database.execute(query).fetchall()
-    before = Asset("PageView.hourly")  # what the DAGs of users wait for
-    assert (name, uri) == (before.name, before.uri)
-    told = json.loads(extra)
-    assert (told["topic"], told["published"], told["rows"]) == ("PageView", 1, 7)
-    assert [hour["hour"] for hour in told["hours"]] == ["2015-05-17T10:00:00Z"]
+    assert (name, uri) == (table_asset("PageView").name, "iceberg://millrace_default/millrace/PageView")
+    said = json.loads(extra)
+    assert (said["publication"], said["hours"], said["rows"]) == (3, 1, 7)
+    assert said["first_hour"] == said["last_hour"] == "2015-05-17T10:00:00Z"
     assert list((home / "millrace-jobs").iterdir()) == []
 
 

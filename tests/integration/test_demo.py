@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
+from millrace_demo.table import metadata_location, rows_by_duckdb, rows_by_hour
 from tests.access_log import AccessLog
 from tests.support import run_millrace
 
@@ -30,11 +30,12 @@ def test_every_line_of_an_access_log_arrives_once_and_in_its_hour(
         f" hours_complete={hours}/{hours}"
     ), output
     assert code == 0
-    found = {}
-    for folder in (tmp_path / "warehouse" / "PageView.hourly").glob("date=*/hour=*/rev=1"):
-        hour = f"{folder.parents[1].name.removeprefix('date=')}T{folder.parent.name.removeprefix('hour=')}"
-        found[hour] = sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
-    assert found == expected
+    location = metadata_location(tmp_path / "warehouse", "PageView")
+    assert location is not None
+    assert rows_by_hour(location) == expected
+    if (counted := rows_by_duckdb(location)) is not None:
+        assert counted == lines
+        assert f"DuckDB counts {lines:,} rows in {location}" in output
 
 
 @pytest.mark.long

@@ -73,12 +73,14 @@ NEEDS_AN_EXTRA = {
     "demo": "airflow,spark",
     "zookeeper --port 0 --data-dir data": "spark",
     "load T --warehouse w --bootstrap h:1 --registry http://h:1": "spark",
-    "hourly T --hour 2015-05-17T10 --warehouse w": "spark",
+    "publish T --unasked --warehouse w": "warehouse",
+    "compact T --warehouse w": "warehouse",
+    "tables T --warehouse w": "warehouse",
     "reload T --hour 2015-05-17T10 --reason r --warehouse w --bootstrap h:1 --registry http://h:1": "spark",
     "mirror-batch T --origin dc1 --origin-bootstrap h:1 --bootstrap h:1": "spark",
-    "expire T --warehouse w --older-than 30d": "spark",
-    "promote T --warehouse w --registry http://h:1 --reason r": "spark",
-    "verify w": "spark",
+    "expire T --warehouse w --older-than 30d": "warehouse",
+    "promote T --warehouse w --registry http://h:1 --reason r": "warehouse",
+    "verify w": "warehouse",
     "registry --listen 127.0.0.1:0 --database-url postgresql+psycopg://a@b/c": "postgres",
 }
 
@@ -151,7 +153,7 @@ def test_a_module_that_no_extra_brings_is_an_error_of_the_program() -> None:
 def test_all_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     require(*EXTRAS.keys() - {"psycopg"})
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MillraceError, match=r"^airflow, numpy are not installed: .*\[airflow,spark\]"):
+    with pytest.raises(MillraceError, match=r"^airflow, numpy are not installed: .*\[airflow,warehouse\]"):
         require("airflow", "numpy")
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from millrace.errors import ConfigError
 from millrace_spark.commands.early import check_master
@@ -37,6 +37,7 @@ def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
 class Invocation(Output):
     """Where a command's job runs, with what, and how the answer is printed; see docs/clusters.md."""
 
+    packages: ClassVar[Sequence[str]] = (*Output.packages, "pyspark")
     master: str = option(
         "--master", "Spark master the job is submitted to.", _checked_master, default="local[2]"
     )

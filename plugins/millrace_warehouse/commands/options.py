@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from millrace.installation import require
 from millrace_warehouse.commands.verbs import Option, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
@@ -21,6 +22,8 @@ P = TypeVar("P", bound="Output")
 class Output:
     """How a command prints its answer."""
 
+    packages: ClassVar[Sequence[str]] = ("numpy", "pyarrow", "pyiceberg")
+    """What the command needs of an extra: all that is missing is named at once."""
     as_json: bool = option("--json", "Print the result as JSON.", default=False)
 
     def print(self, answer: Any, show: Callable[[Any], None]) -> None:
@@ -36,6 +39,7 @@ def command_of(cls: type[V], output: type[P]) -> Callable[[Callable[[V, P], None
 
     def command(run: Callable[[V, P], None]) -> click.Command:
         def callback(**words: Any) -> None:
+            require(*output.packages)
             run(from_words(cls, words), from_words(output, words))
 
         return click.Command(

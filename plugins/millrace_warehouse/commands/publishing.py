@@ -68,13 +68,10 @@ def tables(request: Tables, output: Output) -> None:
     _each_topic(request, output, "tables", partial(describe_one, request), _show_tables)
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    hidden=True,
-    add_help_option=False,
-)
-def hourly() -> None:
-    """Say that the table of hours is published by `millrace publish` now."""
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def hourly(words: Sequence[str]) -> None:
+    """Is gone: `millrace publish` does what it did."""
     raise ConfigError(
         "`millrace hourly` is gone: publish hours as an Iceberg table, and late rows with them, with"
         " `millrace publish TOPIC --proven --warehouse URI --auditor URL`"

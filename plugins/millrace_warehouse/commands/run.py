@@ -18,7 +18,7 @@ from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.commands.describe import describe_table
 from millrace_warehouse.commands.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
-from millrace_warehouse.history.schemas import PromoteResult, SchemaRecord, promote_registered, records
+from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import CompactRun, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
@@ -120,9 +120,9 @@ def promote(request: Promote) -> PromoteResult:
         )
 
 
-def schema_history(request: Promote) -> Sequence[SchemaRecord]:
+def schema_history(request: Promote) -> Sequence[HistoryEntry]:
     """Every schema that a topic's table has had, in order."""
-    return records(open_storage(request.warehouse), request.topic)
+    return history(open_storage(request.warehouse), request.topic)
 
 
 def verify(request: Verify, progress: Progress) -> list[TopicReport]:

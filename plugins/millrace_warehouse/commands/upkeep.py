@@ -74,9 +74,10 @@ def _show_promotion(result: Mapping[str, Any]) -> None:
 
 
 def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
-    table = table_of("record", "schema", "since", "by", "reason")
+    table = table_of("record", "schema", "from load", "since", "by", "reason")
     for record in records:
-        table.add_row(*(str(record[name]) for name in ("number", "schema_id", "created", "by", "reason")))
+        columns = ("number", "schema_id", "first_load", "created", "by", "reason")
+        table.add_row(*("" if record[name] is None else str(record[name]) for name in columns))
     show(table)
 
 

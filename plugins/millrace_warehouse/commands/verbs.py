@@ -191,7 +191,6 @@ class Compact:
     topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
-    run_id: str = option(*RUN_ID, default_factory=words.run_id)
     dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
 
 

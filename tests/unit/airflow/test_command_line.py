@@ -22,14 +22,9 @@ from millrace_airflow.command_line import (
     run_id_of_task,
 )
 from millrace_airflow.operators.job import MillraceJobOperator
-from millrace_airflow.operators.load import (
-    LoadTopicOperator,
-    MirrorTopicOperator,
-    PublishHourOperator,
-    PublishLateHoursOperator,
-    PublishUnpublishedHoursOperator,
-)
-from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
+from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, ReloadHoursOperator
+from millrace_airflow.operators.publish import PublishOperator
+from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 from millrace_airflow.settings import MillraceSettings
 
 SETTINGS = MillraceSettings(
@@ -57,11 +52,13 @@ OPERATORS: dict[str, MillraceJobOperator] = {
         max_rejected="9",
     ),
     "mirror-batch": MirrorTopicOperator(task_id="mirror", topic="T", origin="dc1", max_bytes="1GB"),
-    "hourly": PublishHourOperator(task_id="publish", topic="T", late=True, **HOURS),
-    "hourly late": PublishLateHoursOperator(task_id="late", topic="T"),
-    "hourly unpublished": PublishUnpublishedHoursOperator(task_id="unpublished", topic="T"),
+    "publish": PublishOperator(task_id="publish", topic="T", **HOURS),
+    "publish proven": PublishOperator(
+        task_id="proven", topic="T", start=None, end=None, proven=True, unproven_after="1d"
+    ),
+    "compact": CompactOperator(task_id="compact", topic="T"),
     "reload": ReloadHoursOperator(task_id="reload", topic="T", reason="schema 7 was missing", **HOURS),
-    "expire": ExpireLoadsOperator(task_id="expire", topic="T"),
+    "expire": ExpireOperator(task_id="expire", topic="T"),
 }
 
 
@@ -86,8 +83,8 @@ def test_a_load_passes_on_the_bounds_and_limits_that_are_given() -> None:
 
 def test_the_hours_to_publish_are_given_in_utc() -> None:
     given: dict[str, Any] = {"start": "2015-05-17T12:00:00+02:00", "end": "2015-05-17T11:00"}
-    words = command(PublishHourOperator(task_id="p", topic="PageView", **given))
-    assert words[3:5] == ["hourly", "PageView"]
+    words = command(PublishOperator(task_id="p", topic="PageView", **given))
+    assert words[3:5] == ["publish", "PageView"]
     assert options(words, 1) == {
         "--from": "2015-05-17T10:00:00Z",
         "--to": "2015-05-17T11:00:00Z",
@@ -104,21 +101,14 @@ def test_a_mirror_reads_its_origin_and_writes_to_the_aggregate_cluster() -> None
     assert options(command(OPERATORS["mirror-batch"]), 1) == {**wanted, "--max-bytes": "1GB"}
 
 
-def test_a_spark_master_and_a_sink_are_passed_on_where_the_connection_names_them() -> None:
-    settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
-    assert options(command(OPERATORS["load"], settings), 2)["--master"] == "yarn"
-    assert options(command(OPERATORS["load"], settings), 2)["--sink"] == "spark"
-    assert options(command(OPERATORS["mirror-batch"], settings), 1)["--master"] == "yarn"
-
-
-def test_late_hours_are_asked_for_besides_the_runs_own() -> None:
-    words = command(OPERATORS["hourly"])
-    assert "--late" in words
-    words.remove("--late")
-    assert words == command(PublishHourOperator(task_id="p", topic="T", **HOURS))
-    late = command(OPERATORS["hourly late"])
-    assert "--late" in late
-    assert "--from" not in late
+def test_a_spark_master_is_passed_on_to_what_runs_on_spark_and_a_catalog_to_what_has_a_table() -> None:
+    settings = dataclasses.replace(SETTINGS, spark_master="yarn", catalog="lake")
+    for name, operator in OPERATORS.items():
+        words = command(operator, settings)
+        on_spark = name in ("load", "reload", "mirror-batch")
+        assert ("--master" in words, "--catalog" in words) == (on_spark, not on_spark)
+        given = words[words.index("--master" if on_spark else "--catalog") + 1]
+        assert given == ("yarn" if on_spark else "lake")
 
 
 def test_hours_are_read_again_for_a_reason_under_the_tasks_run_id() -> None:
@@ -147,7 +137,7 @@ def test_a_number_is_passed_on_like_its_text(value: object, word: str) -> None:
 
 
 def test_what_is_empty_or_off_is_left_to_the_command() -> None:
-    words = command_line(SETTINGS, "hourly", ["T"], run_id="r", late=False, unproven_after="")
+    words = command_line(SETTINGS, "publish", ["T"], run_id="r", proven=False, unproven_after="")
     assert options(words, 1) == {"--warehouse": "/w", "--run-id": "r"}
 
 
@@ -159,7 +149,7 @@ def options_of_command(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_option_is_one_the_command_knows(name: str) -> None:
-    settings = dataclasses.replace(SETTINGS, spark_master="yarn", sink="spark")
+    settings = dataclasses.replace(SETTINGS, spark_master="yarn", catalog="lake")
     spelt = options_of_command(name.partition(" ")[0])
     assert {word for word in command(OPERATORS[name], settings) if word.startswith("--")} <= spelt
 
@@ -167,7 +157,7 @@ def test_every_option_is_one_the_command_knows(name: str) -> None:
 def test_no_command_is_left_without_the_values_of_connection_and_task_that_it_knows() -> None:
     for name, values in COMMANDS.items():
         spelt = options_of_command(name)
-        assert {"--bootstrap", "--warehouse", "--sink", "--run-id"} & spelt == {
+        assert {"--bootstrap", "--warehouse", "--catalog", "--run-id", "--master"} & spelt == {
             f"--{value.replace('_', '-')}" for value in values
         }
 

@@ -24,22 +24,14 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace_airflow import waiting
 from millrace_airflow.job import Job, JobFailed
 from millrace_airflow.operators.job import MillraceJobOperator
-from millrace_airflow.operators.load import (
-    PUBLISHED,
-    HourlyTableOperator,
-    LoadTopicOperator,
-    MirrorTopicOperator,
-    PublishHourOperator,
-    PublishLateHoursOperator,
-    PublishUnpublishedHoursOperator,
-    hourly_asset,
-)
+from millrace_airflow.operators.load import LoadTopicOperator, MirrorTopicOperator, ReloadHoursOperator
+from millrace_airflow.operators.publish import PUBLISHED, PublishOperator, table_asset
 from millrace_airflow.operators.schemas import RegisterSchemasOperator
-from millrace_airflow.operators.upkeep import ExpireLoadsOperator, ReloadHoursOperator
+from millrace_airflow.operators.upkeep import CompactOperator, ExpireOperator
 from millrace_airflow.sensors.completeness import CompletenessSensor
 from millrace_airflow.settings import MillraceSettings
 from millrace_airflow.triggers.completeness import CompletenessTrigger
@@ -49,7 +41,9 @@ from tests.support import wait_until
 
 BOUNDS = ("topics_matching", "max_bytes", "until", "max_rejected")
 MIRROR = ("topic", "origin", "max_bytes")
+PUBLISH = ("topic", "start", "end", "unproven_after")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
+SETTINGS = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
 HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
 
@@ -125,9 +119,8 @@ def test_a_failing_command_fails_the_task_with_its_own_line(tmp_path: Path) -> N
 
 def test_settings_of_spark_reach_the_command() -> None:
     bound = {"spark.millrace.executors.timeout": "1h", "spark.cores.max": "4"}
-    operator = python("import json, sys; print(json.dumps(sys.argv[1:]))", spark_conf=bound)
-    words = "--conf spark.millrace.executors.timeout=1h --conf spark.cores.max=4"
-    assert operator.execute(context()) == words.split()
+    command = LoadTopicOperator(task_id="l", topics="T", spark_conf=bound).command(SETTINGS, "run-1")
+    assert command[-4:] == ["--conf", "spark.millrace.executors.timeout=1h", "--conf", "spark.cores.max=4"]
 
 
 def test_a_deferred_task_goes_on_with_the_result_when_the_trigger_has_fired(tmp_path: Path) -> None:
@@ -188,17 +181,18 @@ def test_a_task_that_is_interrupted_takes_its_job_along(
     wait_until("the job has ended", Job(directory).ended)
 
 
-@pytest.mark.parametrize("fields", [("topics",), BOUNDS, MIRROR, ("start", "end"), REASON, AGE])
+@pytest.mark.parametrize("fields", [("topics",), BOUNDS, MIRROR, PUBLISH, REASON, AGE, ("topic",)])
 def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]) -> None:
     operators: dict[Sequence[str], BaseOperator] = {
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
         BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
         MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
-        ("start", "end"): PublishHourOperator(task_id="c", topic="{{ x }}", start="{{ x }}", end="{{ x }}"),
+        PUBLISH: PublishOperator(task_id="c", **dict.fromkeys(PUBLISH, "{{ x }}")),
         REASON: ReloadHoursOperator(
             task_id="d", topic="{{ x }}", start="{{ x }}", end="{{ x }}", reason="{{ x }}"
         ),
-        AGE: ExpireLoadsOperator(task_id="e", topic="{{ x }}", older_than="{{ x }}"),
+        AGE: ExpireOperator(task_id="e", topic="{{ x }}", older_than="{{ x }}"),
+        ("topic",): CompactOperator(task_id="f", topic="{{ x }}"),
     }
     operator = operators[fields]
     operator.render_template_fields({"x": "1"})  # type: ignore[typeddict-unknown-key]
@@ -209,112 +203,119 @@ def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]
 
 def test_the_data_interval_names_the_hours_by_default() -> None:
     interval: Any = {"data_interval_start": "S", "data_interval_end": "E"}
-    for operator in (PublishHourOperator(task_id="a", topic="T"), CompletenessSensor(task_id="b", topic="T")):
+    for operator in (PublishOperator(task_id="a", topic="T"), CompletenessSensor(task_id="b", topic="T")):
         operator.render_template_fields(interval)
         assert (operator.start, operator.end) == ("S", "E")
 
 
-def hour_result(hour: str, *, published: bool = True) -> dict[str, Any]:
-    """What `millrace hourly --json` says of an hour."""
+def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, Any]:
+    """What `millrace publish --json` says of a topic."""
+    verdict = {"verdict": "complete", "watermark": None, "checked": None, "reasons": []}
+    change = {"kind": "first", "loads": [], "verdict": verdict, "added": 7, "removed": 0}
     return {
-        "hour": hour,
-        "revision": 1,
-        "rows": 7,
-        "verdict": "complete",
-        "published": published,
-        "message": "published rev=1" if published else "nothing new since rev=1",
-    }
-
-
-def events_of(operator: HourlyTableOperator, *hours: dict[str, Any]) -> list[Any]:
-    """The asset events of a task whose command has said that of some hours."""
-    events = OutletEventAccessors()
-    result = {"topic": operator.topic, "hours": list(hours)}
-    assert operator.finish(result, context(outlet_events=events)) == result
-    return events[PUBLISHED].asset_alias_events
-
-
-def test_the_assets_event_says_what_was_published_and_nothing_of_what_was_not() -> None:
-    operator = PublishHourOperator(task_id="p", topic="PageView")
-    assert operator.outlets == [PUBLISHED]
-    ten, eleven = hour_result("2015-05-17T10"), hour_result("2015-05-17T11", published=False)
-    (event,) = events_of(operator, ten, eleven)
-    asset = hourly_asset("PageView")
-    assert (event.dest_asset_key.name, event.dest_asset_key.uri) == (asset.name, asset.uri)
-    described = {"hour": "2015-05-17T10", "revision": 1, "rows": 7, "verdict": "complete"}
-    assert event.extra == {
         "topic": "PageView",
-        "published": 1,
-        "rows": 7,
-        "first_hour": "2015-05-17T10",
-        "last_hour": "2015-05-17T10",
-        "hours": [described],
+        "table": "millrace.PageView",
+        "published": published,
+        "publication": 12,
+        "path": "PageView/publications/0000000012-0123456789abcdef.json",
+        "sha256": "5" * 64,
+        "snapshot_id": 8_446_744_073_709_551_615,
+        "metadata_location": "file:///w/PageView/table/metadata/00012.metadata.json",
+        "rows": 12_345_678,
+        "complete_from": "2015-01-01T00",
+        "complete_until": "2015-05-17T11",
+        "changes": [{"hour": hour, **change} for hour in hours],
+        "waiting": [{"hour": "2015-05-18T00", "rows": 3, "verdict": None, "loads": []}] * waiting,
     }
 
 
-def test_a_task_that_published_nothing_has_no_event() -> None:
-    for operator in (
-        PublishHourOperator(task_id="a", topic="PageView"),
-        PublishLateHoursOperator(task_id="b", topic="PageView"),
-        PublishUnpublishedHoursOperator(task_id="c", topic="PageView"),
-    ):
-        assert events_of(operator, hour_result("2015-05-17T10", published=False)) == []
-        assert events_of(operator) == []
+def finished(operator: PublishOperator, said: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """What a task returns whose command has said that, and the asset events it sends."""
+    events = OutletEventAccessors()
+    returned: dict[str, Any] = operator.finish([said], context(outlet_events=events))
+    return returned, events[PUBLISHED].asset_alias_events
 
 
-def test_the_event_of_a_years_backfill_is_no_larger_than_that_of_a_day() -> None:
-    operator = PublishHourOperator(task_id="p", topic="PageView")
+def test_the_assets_event_says_what_was_published_and_where_that_is_written_down() -> None:
+    operator = PublishOperator(task_id="p", topic="PageView")
+    assert operator.outlets == [PUBLISHED]
+    returned, (event,) = finished(operator, answer("2015-05-17T11", "2015-05-17T10", waiting=2))
+    asset = table_asset("PageView")
+    assert (event.dest_asset_key.name, event.dest_asset_key.uri) == (asset.name, asset.uri)
+    assert event.extra == {
+        "publication": 12,
+        "path": "PageView/publications/0000000012-0123456789abcdef.json",
+        "sha256": "5" * 64,
+        "snapshot_id": 8_446_744_073_709_551_615,
+        "complete_until": "2015-05-17T11",
+        "rows": 12_345_678,
+        "hours": 2,
+        "first_hour": "2015-05-17T10",
+        "last_hour": "2015-05-17T11",
+    }
+    assert returned == {**event.extra, "published": True, "waiting": 2}
+
+
+def test_a_task_that_made_no_publication_has_no_event() -> None:
+    operator = PublishOperator(task_id="a", topic="PageView")
+    returned, events = finished(operator, answer(published=False))
+    assert events == []
+    assert (returned["published"], returned["hours"], returned["last_hour"]) == (False, 0, None)
+
+
+def test_a_years_backfill_has_an_event_and_a_result_below_a_kilobyte() -> None:
     start = datetime(2015, 1, 1, tzinfo=UTC)
     hours = [f"{start + timedelta(hours=hour):%Y-%m-%dT%H}" for hour in range(8760)]
-    (event,) = events_of(operator, *map(hour_result, hours))
-    assert (event.extra["published"], event.extra["last_hour"]) == (8760, "2015-12-31T23")
-    assert len(json.dumps(event.extra)) < 3_000
+    operator = PublishOperator(task_id="p", topic="PageView")
+    returned, (event,) = finished(operator, answer(*hours, waiting=5_000))
+    assert (event.extra["hours"], event.extra["last_hour"]) == (8760, "2015-12-31T23")
+    assert len(json.dumps(event.extra)) < 1_000
+    assert len(json.dumps(returned)) < 1_000
 
 
-def test_the_tables_of_two_warehouses_are_two_assets_and_the_default_one_is_called_as_before() -> None:
-    before = Asset(name="PageView.hourly", group="millrace")
-    assert hourly_asset("PageView") == before
-    other = hourly_asset("PageView", "millrace_eu")
-    assert (other.name, other.uri) == (
-        "PageView.hourly@millrace_eu",
-        "x-millrace://millrace_eu/PageView.hourly",
-    )
-    operator = PublishHourOperator(task_id="p", topic="PageView", conn_id="millrace_eu")
-    (event,) = events_of(operator, hour_result("2015-05-17T10"))
-    assert event.dest_asset_key.uri == other.uri
+def test_an_asset_is_a_table_in_a_catalog_and_two_warehouses_have_two(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert table_asset("Page.View-1", "lake").uri == "iceberg://lake/millrace/Page_View_1"
+    eu = {"registry": "http://r", "auditor": "http://a", "warehouse": "/eu"}
+    for extra, catalog in ((eu, "millrace_eu"), ({**eu, "catalog": "lake"}, "lake")):
+        connection = json.dumps({"conn_type": "millrace", "host": "b:1", "extra": extra})
+        monkeypatch.setenv("AIRFLOW_CONN_MILLRACE_EU", connection)
+        operator = PublishOperator(task_id="p", topic="PageView", conn_id="millrace_eu")
+        _, (event,) = finished(operator, answer("2015-05-17T10"))
+        assert event.dest_asset_key.uri == f"iceberg://{catalog}/millrace/PageView"
+        assert event.dest_asset_key.uri == table_asset("PageView", catalog).uri
+    assert table_asset("PageView") == Asset("iceberg://millrace_default/millrace/PageView", group="millrace")
 
 
 def test_the_plan_of_a_load_is_kept_under_the_task_not_under_the_try() -> None:
     with DAG("d", schedule=None):
         operator = LoadTopicOperator(task_id="load", topics="PageView")
-    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
-    command = operator.command(settings, "run-1")
+    command = operator.command(SETTINGS, "run-1")
     assert command[command.index("--run-id") + 1] == "run-1"
     assert command[command.index("load") + 1] == "PageView"
 
 
 def test_a_load_of_a_pattern_with_bounds_needs_no_topic_by_name() -> None:
     given = {"topics_matching": "Page.*", "max_bytes": "2GiB", "until": "2015-05-18", "max_rejected": "1%"}
-    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
-    command = LoadTopicOperator(task_id="load", **given).command(settings, "run-1")
+    command = LoadTopicOperator(task_id="load", **given).command(SETTINGS, "run-1")
     for name, value in given.items():
         assert command[command.index(f"--{name.replace('_', '-')}") + 1] == value
 
 
-def test_upkeep_runs_the_commands_of_the_connections_warehouse() -> None:
-    settings = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
-    again = ReloadHoursOperator(task_id="r", topic="PageView", reason="a bug", **HOURS)
-    command = again.command(settings, "run-1")
-    assert command[command.index("reload") + 1] == "PageView"
-    assert command[command.index("--reason") + 1] == "a bug"
-    late = PublishLateHoursOperator(task_id="l", topic="PageView")
-    assert "--late" in late.command(settings, "run-1")
-    unpublished = PublishUnpublishedHoursOperator(task_id="u", topic="PageView", unproven_after="3d")
-    command = unpublished.command(settings, "run-1")
-    assert {"--late", "--unpublished"} <= {*command}
-    assert command[command.index("--unproven-after") + 1] == "3d"
-    command = ExpireLoadsOperator(task_id="e", topic="PageView").command(settings, "run-1")
-    assert command[command.index("--older-than") + 1] == "30d"
+def test_a_publication_names_hours_proven_ones_or_none() -> None:
+    hours = PublishOperator(task_id="h", topic="T", **HOURS).command(SETTINGS, "run-1")
+    assert hours[hours.index("--from") + 1] == "2015-05-17T10:00:00Z"
+    assert not {"--proven", "--unproven-after"} & {*hours}
+    none: dict[str, Any] = {"start": None, "end": None}
+    late = PublishOperator(task_id="l", topic="T", **none).command(SETTINGS, "run-1")
+    assert not {"--from", "--to", "--proven"} & {*late}
+    proven = PublishOperator(task_id="u", topic="T", proven=True, unproven_after="3d", **none)
+    words = proven.command(SETTINGS, "run-1")
+    assert "--proven" in words
+    assert words[words.index("--unproven-after") + 1] == "3d"
+    with pytest.raises(ConfigError, match="give start and end, or None for both"):
+        PublishOperator(task_id="x", topic="T", start=None).command(SETTINGS, "run-1")
 
 
 def test_a_folder_without_schemas_is_one_clear_line(tmp_path: Path) -> None:
@@ -384,7 +385,7 @@ def test_time_that_is_up_fails_the_sensor_with_the_audits_reason(
     words = str(raised.value)
     assert words.startswith("timed out after 0:00:00.2")
     assert "unknown: dc2 is silent; clear this task to wait again, or publish" in words
-    assert words.endswith("hourly PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z")
+    assert words.endswith("millrace publish PageView --from 2015-05-17T10:00Z --to 2015-05-17T12:00Z")
 
 
 HALF_HOURS: dict[str, Any] = {"start": "2015-05-17T10:30:00Z", "end": "2015-05-17T12:30:00Z"}
@@ -395,7 +396,7 @@ HALF_HOURS: dict[str, Any] = {"start": "2015-05-17T10:30:00Z", "end": "2015-05-1
     "make",
     [
         lambda **options: sensor(**HALF_HOURS, **options),
-        lambda **options: PublishHourOperator(task_id="p", topic="T", **HALF_HOURS, **options),
+        lambda **options: PublishOperator(task_id="p", topic="T", **HALF_HOURS, **options),
         lambda **options: ReloadHoursOperator(task_id="r", topic="T", reason="why", **HALF_HOURS, **options),
         lambda **options: ReloadHoursOperator(task_id="r", topic="T", reason=" ", **HOURS, **options),
         lambda **options: MirrorTopicOperator(task_id="m", topic="T", origin="dc9", **options),

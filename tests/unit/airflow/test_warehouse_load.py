@@ -32,17 +32,26 @@ def downstream(dag: DAG, task_id: str) -> set[str]:
 
 
 def test_nothing_is_published_before_it_is_loaded_and_proved_complete(dag: DAG) -> None:
-    order = ["register_schemas", "mirror_search_query", "load"]
-    for topic in ("PageView", "SearchQuery"):
-        chain = [*order, f"wait_{topic}", f"publish_{topic}"]
-        for before, after in pairwise(chain):
-            assert after in downstream(dag, before)
-    assert "publish_SearchQuery" not in downstream(dag, "wait_PageView")
+    order = ["register_schemas", "mirror_search_query", "load", "table.wait", "table.publish"]
+    for before, after in pairwise(order):
+        assert after in downstream(dag, before)
+
+
+def test_each_topic_waits_and_is_published_by_itself_under_its_own_name(dag: DAG) -> None:
+    for dag_id, tasks in (
+        ("warehouse_load", ["wait", "publish"]),
+        ("warehouse_upkeep", ["publish", "compact", "expire"]),
+    ):
+        for name in tasks:
+            task = DagBag(str(DAGS)).dags[dag_id].get_task(f"table.{name}")
+            group: Any = task.get_closest_mapped_task_group()
+            assert group._expand_input.value == {"topic": ["PageView", "SearchQuery"]}
+            assert task.map_index_template == "{{ task.topic }}"
 
 
 def test_a_datacenter_that_cannot_be_reached_does_not_hold_up_the_others_data(dag: DAG) -> None:
     assert dag.get_task("load").trigger_rule == "all_done"
-    assert dag.get_task("publish_SearchQuery").trigger_rule == "all_success"
+    assert dag.get_task("table.publish").trigger_rule == "all_success"
 
 
 def test_a_run_is_about_one_whole_hour(dag: DAG) -> None:
@@ -72,38 +81,33 @@ def test_start_and_end_take_the_place_of_the_data_interval(
 ) -> None:
     from millrace_airflow.command_line import interval
 
-    for task_id in ("wait_PageView", "publish_PageView"):
+    for task_id in ("table.wait", "table.publish"):
         task: Any = dag.get_task(task_id).prepare_for_execution()
-        task.render_template_fields(
-            {
-                "params": params,
-                "data_interval_start": at("2026-03-01T09:00:00+00:00"),
-                "data_interval_end": at("2026-03-01T10:00:00+00:00"),
-            }
-        )
+        context = {
+            "params": params,
+            "data_interval_start": at("2026-03-01T09:00:00+00:00"),
+            "data_interval_end": at("2026-03-01T10:00:00+00:00"),
+        }
+        start, end = (task.render_template(text, context) for text in (task.start, task.end))
         expected = tuple(datetime.fromisoformat(hour).astimezone(UTC) for hour in hours)
-        assert interval(task.start, task.end) == expected
+        assert interval(start, end) == expected
 
 
 def test_waiting_holds_no_worker_and_later_runs_go_on_loading_meanwhile(dag: DAG) -> None:
-    wait: Any = dag.get_task("wait_PageView")
+    wait: Any = dag.get_task("table.wait")
     assert wait.deferrable
     assert dag.max_active_runs > 1
     assert dag.get_task("load").max_active_tis_per_dag == 1
     assert not dag.catchup
 
 
-def test_publishing_an_hour_brings_the_late_rows_of_earlier_ones_one_run_at_a_time(dag: DAG) -> None:
-    publish: Any = dag.get_task("publish_PageView")
-    assert publish.late
-    assert publish.max_active_tis_per_dag == 1
-
-
-def test_upkeep_publishes_what_was_forgotten_and_expires_every_topic_daily() -> None:
+def test_upkeep_publishes_what_was_forgotten_then_compacts_and_expires_whatever_came_of_it() -> None:
     upkeep = DagBag(str(DAGS)).dags["warehouse_upkeep"]
-    for topic in ("PageView", "SearchQuery"):
-        assert downstream(upkeep, f"publish_{topic}") == {f"expire_{topic}"}
-        assert upkeep.get_task(f"expire_{topic}").trigger_rule == "all_done"
+    publish: Any = upkeep.get_task("table.publish")
+    assert (publish.start, publish.end, publish.proven, publish.unproven_after) == (None, None, True, "1d")
+    assert downstream(upkeep, "table.publish") == {"table.compact", "table.expire"}
+    for name in ("compact", "expire"):
+        assert upkeep.get_task(f"table.{name}").trigger_rule == "all_done"
 
 
 def test_hours_are_read_again_by_hand_and_published_for_that_topic_alone() -> None:
@@ -112,7 +116,7 @@ def test_hours_are_read_again_by_hand_and_published_for_that_topic_alone() -> No
     assert downstream(by_hand, "reload") == {"publish"}
     publish: Any = by_hand.get_task("publish").prepare_for_execution()
     publish.render_template_fields({"params": {"topic": "SearchQuery"}})
-    assert publish.topic == "SearchQuery"
+    assert (publish.topic, publish.start, publish.end) == ("SearchQuery", None, None)
 
 
 GIVEN = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z", "reason": "schema 7 was missing"}
@@ -175,7 +179,18 @@ print(json.dumps({
 
 @pytest.mark.parametrize("name", ["warehouse_load", "warehouse_upkeep"])
 def test_parsing_a_dag_imports_nothing_heavy_and_warns_of_nothing(name: str) -> None:
-    heavy = ["pyspark", "pyarrow", "numpy", "pandas", "confluent_kafka", "kazoo", "kio", "millrace_spark"]
+    heavy = [
+        "pyspark",
+        "pyarrow",
+        "numpy",
+        "pandas",
+        "pyiceberg",
+        "confluent_kafka",
+        "kazoo",
+        "kio",
+        "millrace_spark",
+        "millrace_warehouse",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_DAG, str(DAGS / f"{name}.py"), *heavy],
         capture_output=True,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from millrace_demo.proof import Published, compare
+from millrace_demo.proof import Published, compare, loaded_files
 
 PUBLISHED = [
     Published("PageView", "web-1", 11, [(0, 99)]),
@@ -57,3 +58,16 @@ def test_every_difference_is_named(tmp_path: Path, rows: list[tuple[int, int]], 
 def test_a_topic_without_files_is_lost_whole() -> None:
     proof = compare(PUBLISHED, {"PageView": []})
     assert proof.count("lost") == proof.published == 190
+
+
+def test_what_is_compared_are_the_files_that_the_loads_name_and_no_strays(tmp_path: Path) -> None:
+    attempt = tmp_path / "rows" / "0000000001-ab"
+    attempt.mkdir(parents=True)
+    for name in ("2015-05-17T10-0-00000000.parquet", "2015-05-17T10-1-00000000.parquet"):
+        (attempt / name).touch()
+    (tmp_path / "loads").mkdir()
+    named = "rows/0000000001-ab/2015-05-17T10-0-00000000.parquet"
+    manifest = {"files": [{"path": named}]}
+    (tmp_path / "loads" / "0000000001.json").write_text(json.dumps(manifest))
+    assert loaded_files(tmp_path) == [tmp_path / named]
+    assert loaded_files(tmp_path / "none") == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,15 +20,15 @@ from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
 from millrace_registry.client import RegisteredVersion, RegistryUnavailable
 from millrace_spark.commands import early
+from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
-from millrace_warehouse.commands.options import Invocation, run_job
-from millrace_warehouse.commands.upkeep import hourly, promote, verify
-from millrace_warehouse.commands.verbs import Load, Verify
-from millrace_warehouse.commands.words import parse_bytes
-from millrace_warehouse.load.load import load_topic
-from tests.unit.warehouse.memory_log import SCHEMA, TOPIC, filled_log, load_run, with_field
+from millrace_warehouse.commands.verbs import Load, Mirror
+from tests.unit.warehouse.memory_log import SCHEMA, with_field
 
+MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b:1")
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
+
+AGAIN = ["A", *LOAD, "--reason", "a bug"]
 
 
 @pytest.fixture
@@ -85,13 +84,8 @@ def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dic
     assert settings["topics"] == ["A", "B"]
     assert settings["warehouse"] == str(Path("w").absolute())
     assert settings["run_id"].startswith("manual-")
-    assert submitted["fast_start"]
-    CliRunner().invoke(load, ["A", *LOAD, "--sink", "spark", "--run-id", "mine", "--master", "yarn"])
-    assert (submitted["settings"]["run_id"], submitted["master"], submitted["fast_start"]) == (
-        "mine",
-        "yarn",
-        False,
-    )
+    CliRunner().invoke(load, ["A", *LOAD, "--run-id", "mine", "--master", "yarn"])
+    assert (submitted["settings"]["run_id"], submitted["master"]) == ("mine", "yarn")
 
 
 def test_records_set_aside_end_in_one_line_and_exit_code_1_unless_accepted(submitted: dict[str, Any]) -> None:
@@ -147,32 +141,10 @@ def test_bounds_that_are_none_are_one_clear_line(
     assert words in str(shown.exception)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("1", 1), ("500MB", 500_000_000), ("2 GiB", 2 << 30), ("3kib", 3072), ("1T", None)]
-)
-def test_sizes_are_decimal_unless_they_say_otherwise(text: str, size: int | None) -> None:
-    if size is None:
-        with pytest.raises(MillraceError):
-            parse_bytes(text, "--max-bytes")
-    else:
-        assert parse_bytes(text, "--max-bytes") == size
-
-
 def test_a_warehouse_that_cannot_be_written_is_one_clear_line_before_anything_starts() -> None:
     shown = CliRunner().invoke(load, ["A", *LOAD, "--warehouse", "/proc/x"])
     assert isinstance(shown.exception, MillraceError)
     assert str(shown.exception).startswith("warehouse /proc/x cannot be made")
-
-
-@pytest.mark.parametrize("command", [hourly, reload])
-def test_a_table_that_is_not_there_is_one_clear_line_before_anything_starts(
-    command: Any, tmp_path: Path
-) -> None:
-    options = [*LOAD[2:], "--reason", "x"] if command is reload else []
-    where = ["--warehouse", str(tmp_path), "--hour", "2015-05-17T10"]
-    shown = CliRunner().invoke(command, ["Typo", *where, *options])
-    assert isinstance(shown.exception, MillraceError)
-    assert str(shown.exception).startswith(f"no load of Typo in {tmp_path}: check both names")
 
 
 def test_a_broker_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
@@ -251,12 +223,14 @@ def test_a_name_that_no_column_may_have_is_refused_before_a_jvm_starts_unless_an
 ) -> None:
     class Registry:
         def latest(self, subject: str) -> RegisteredVersion:
-            schema = {"Good": SCHEMA, "Bad": with_field("date", "string", "")}[subject]
+            schema = {"Good": SCHEMA, "Bad": with_field("_time", "string", "")}[subject]
             return RegisteredVersion(7, 1, schema)
 
     monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", lambda _: nullcontext(Registry()))
     warehouse = str(tmp_path)
-    with pytest.raises(MillraceError, match=r"^Bad cannot be loaded with schema 7: its field date has"):
+    with pytest.raises(
+        MillraceError, match=r"^Bad cannot be loaded with schema 7: its field _time has the name"
+    ):
         early.check_schemas(warehouse, "http://r", ["Bad"])
     early.check_schemas(warehouse, "http://r", ["Bad", "Good"])
     (tmp_path / "Bad").mkdir()  # a table that has its schema
@@ -264,68 +238,17 @@ def test_a_name_that_no_column_may_have_is_refused_before_a_jvm_starts_unless_an
 
 
 def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:
-    done = CliRunner().invoke(hourly, ["A", "--late", "--warehouse", "w", "--master", "spark://127.0.0.1:1"])
+    done = CliRunner().invoke(load, ["A", *LOAD, "--master", "spark://127.0.0.1:1"])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception).startswith("no Spark master answers at spark://127.0.0.1:1: ")
     assert "job" not in submitted
-
-
-def test_json_output_is_the_job_s_own_answer(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = [{"hour": "2015-05-17T10"}]
-    shown = CliRunner().invoke(hourly, ["A", "--hour", "2015-05-17T10:59:00Z", "--warehouse", "w", "--json"])
-    assert json.loads(shown.stdout) == {"topic": "A", "hours": submitted["answer"]}
-    assert submitted["settings"]["hours"] == ["2015-05-17T10"]
-
-
-def test_hours_are_named_one_by_one_or_as_an_interval(submitted: dict[str, Any]) -> None:
-    submitted["answer"] = [
-        {
-            "hour": "2015-05-17T10",
-            "revision": 1,
-            "rows": 1,
-            "verdict": "complete",
-            "published": True,
-            "message": "published rev=1",
-        },
-        {
-            "hour": "2015-05-17T11",
-            "revision": None,
-            "rows": 0,
-            "verdict": "",
-            "published": False,
-            "message": "none",
-        },
-    ]
-    options = ["--from", "2015-05-17T10:00:00+02:00", "--to", "2015-05-17T10:00:00Z", "--warehouse", "w"]
-    shown = CliRunner().invoke(hourly, ["A", *options, "--auditor", "http://127.0.0.1:3"])
-    assert shown.exit_code == 0, shown.output
-    assert "published rev=1" in shown.stdout
-    assert submitted["settings"]["hours"] == ["2015-05-17T08", "2015-05-17T09"]
-    assert submitted["settings"]["auditor"] == "http://127.0.0.1:3"
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ([], "which hours? give --hour"),
-        (["--hour", "2015-05-17"], "names a day: write an hour like 2015-05-17T10"),
-        (["--hour", "2015-05-17T10", "--from", "2015-05-17T10"], "give either --hour"),
-        (["--from", "2015-05-17T10"], "give either --hour"),
-        (["--hour", "noon"], "is not a time like"),
-        (["--from", "2015-05-17T11", "--to", "2015-05-17T10"], "is not before"),
-    ],
-)
-def test_hours_that_make_no_sense_are_one_clear_line(options: list[str], words: str) -> None:
-    shown = CliRunner().invoke(hourly, ["A", "--warehouse", "w", *options])
-    assert isinstance(shown.exception, MillraceError)
-    assert words in str(shown.exception)
 
 
 @pytest.mark.parametrize(
     ("command", "options"),
     [
         (load, ["A", "--warehouse", "w", "--bootstrap", "nowhere", "--registry", "http://x"]),
-        (load, ["A", "--warehouse", "s3a://w", "--bootstrap", "h:1", "--registry", "http://x"]),
+        (load, ["A", "--warehouse", "ftp://w", "--bootstrap", "h:1", "--registry", "http://x"]),
         (mirror_batch, ["A", "--origin", "dc1", "--origin-bootstrap", "h", "--bootstrap", "h:1"]),
     ],
 )
@@ -370,22 +293,66 @@ def test_mirror_batch_shows_what_it_copied(submitted: dict[str, Any]) -> None:
     }
 
 
-def test_verify_ends_with_a_table_or_with_the_problem(tmp_path: Path) -> None:
-    load_topic(load_run(filled_log(), tmp_path), TOPIC)
-    good = CliRunner().invoke(verify, [str(tmp_path)])
-    assert good.exit_code == 0, good.output
-    assert "180" in good.stdout
-    assert json.loads(CliRunner().invoke(verify, [str(tmp_path), "--json"]).stdout)["ok"] is True
-    shutil.rmtree(tmp_path / TOPIC / "load=0000000001")
-    bad = CliRunner().invoke(verify, [str(tmp_path), "--json"])
-    assert isinstance(bad.exception, MillraceError)
-    assert "load=0000000001 is missing" in str(bad.exception)
-    answer = json.loads(bad.stdout)
-    assert answer["ok"] is False
-    assert "load=0000000001 is missing" in answer["tables"][0]["problems"][0]
+def test_a_table_that_is_not_there_is_one_clear_line_before_anything_starts(tmp_path: Path) -> None:
+    where = ["--warehouse", str(tmp_path), "--hour", "2015-05-17T10", "--reason", "x"]
+    shown = CliRunner().invoke(reload, ["Typo", *LOAD[2:], *where])
+    assert isinstance(shown.exception, MillraceError)
+    assert str(shown.exception).startswith(f"no load of Typo in {tmp_path}: check both names")
 
 
-@pytest.mark.parametrize("command", [load, promote, hourly, verify, mirror_batch])
+def test_a_reload_names_hours_or_loads_and_says_what_became_of_each(submitted: dict[str, Any]) -> None:
+    each = {
+        "load": 7,
+        "edition": 2,
+        "published": True,
+        "rows": 1_021,
+        "rejected": 0,
+        "rows_before": 1_020,
+        "rejected_before": 1,
+        "hours": {},
+    }
+    submitted["answer"] = [each, {**each, "load": 8, "published": False}]
+    shown = CliRunner().invoke(reload, [*AGAIN, "--hour", "2015-05-17T10:59Z"])
+    assert shown.exit_code == 0, shown.output
+    assert "0000000007" in shown.stdout
+    assert "1,021" in shown.stdout
+    assert "this run had read it again already" in shown.stdout
+    assert "millrace publish A" in shown.stdout
+    settings = submitted["settings"]
+    assert (submitted["job"], settings["hours"], settings["loads"]) == ("reload", ["2015-05-17T10"], ())
+    assert (settings["reason"], settings["warehouse"]) == ("a bug", str(Path("w").absolute()))
+    shown = CliRunner().invoke(reload, [*AGAIN, "--loads", "7-9", "--run-id", "mine", "--json"])
+    assert json.loads(shown.stdout) == {"topic": "A", "loads": submitted["answer"]}
+    assert (submitted["settings"]["loads"], submitted["settings"]["run_id"]) == ([7, 8, 9], "mine")
+
+
+def test_a_reload_of_a_load_that_is_not_there_is_refused_before_spark_starts(tmp_path: Path) -> None:
+    loads = tmp_path / "A" / "loads"
+    loads.mkdir(parents=True)
+    (loads / "0000000007.json").touch()
+    places = [*AGAIN[3:], "--warehouse", str(tmp_path)]
+    refused = CliRunner().invoke(reload, ["A", *places, "--loads", "7-8"])
+    assert str(refused.exception) == f"A has no load 8 in {tmp_path}: check --loads"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "give either --hour"),
+        (["--hour", "2015-05-17T10", "--loads", "1"], "give either --loads, or hours"),
+        (["--loads", "9-7"], "--loads '9-7' is not a load or a range of them, like 7 or 7-9"),
+        (["--loads", "0"], "is not a load"),
+        (["--loads", "-3"], "is not a load"),
+        (["--reason", " ", "--loads", "1"], "--reason is empty"),
+    ],
+)
+def test_a_reload_of_nothing_or_for_no_reason_is_refused(options: list[str], says: str) -> None:
+    refused = CliRunner().invoke(reload, [*AGAIN, *options])
+    assert isinstance(refused.exception, ConfigError)
+    assert says in str(refused.exception)
+
+
+@pytest.mark.parametrize("command", [load, reload, mirror_batch])
 def test_every_command_s_help_has_an_example(command: Any) -> None:
     assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
 
@@ -439,5 +406,5 @@ def test_what_spark_says_while_it_starts_is_shown_only_where_the_job_did_not_beg
 
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     with nullcontext() if error is None else pytest.raises(MillraceError):
-        run_job("verify", Verify(warehouse="hdfs://n/w"), Invocation(master="local"))
+        run_job("mirror", MIRROR, Invocation(master="local"))
     assert capsys.readouterr().err.splitlines() == shown

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from millrace_warehouse.table.publish import hours_between
 
 import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
 from millrace_spark.jobs.submit import submit
+from millrace_warehouse.commands.words import parse_hours
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def spark_submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(lines: list[str], master: str = "local[2]", **options: Any) -> Any:
-    return submit("load", {"topics": ["A"]}, master=master, on_line=lines.append, fast_start=True, **options)
+    return submit("load", {"topics": ["A"]}, master=master, on_line=lines.append, **options)
 
 
 def settings_of(arguments: list[str]) -> dict[str, str]:
@@ -58,7 +57,7 @@ def test_a_step_is_told_while_the_job_still_runs(spark_submit: Path, tmp_path: P
         f"#!/bin/sh\necho 'step: a'\nuntil [ -e {seen} ]; do sleep 0.02; done\necho '{{\"result\": 1}}'\n"
     )
     # Without the touch the job would not end.
-    answer = submit("load", {}, master="local[2]", on_line=lambda line: seen.touch(), fast_start=True)
+    answer = submit("load", {}, master="local[2]", on_line=lambda line: seen.touch())
     assert answer == 1
 
 
@@ -100,8 +99,8 @@ def test_workers_and_driver_are_this_python_and_the_settings_one_file(spark_subm
 
 def test_settings_may_name_every_hour_of_a_year(spark_submit: Path) -> None:
     spark_submit.write_text("#!/bin/sh\necho '{\"result\": 1}'\n")
-    hours = hours_between(datetime(2015, 1, 1, tzinfo=UTC), datetime(2016, 1, 1, tzinfo=UTC))
-    assert submit("hourly", {"hours": hours}, master="local[2]", on_line=print, fast_start=True) == 1
+    hours = parse_hours([], "2015-01-01", "2016-01-01")
+    assert submit("reload", {"hours": hours}, master="local[2]", on_line=print) == 1
 
 
 def test_no_java_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Each option is said once: what a command makes of words is what a job reads."""
+"""Each option is said once: what a command makes of words is what a verb is given, in a Spark job too."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from millrace_warehouse.table.sources import UNPROVEN_AFTER_S
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
 from millrace_warehouse.commands.verbs import (
+    Compact,
     Expire,
-    Hourly,
     Load,
     Mirror,
-    Promote,
+    Publish,
     Reload,
+    Tables,
     Verify,
     from_words,
     option,
@@ -49,7 +49,7 @@ def words(cls: type, **given: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("cls", [Load, Hourly, Reload, Expire, Promote, Verify, Mirror])
+@pytest.mark.parametrize("cls", [Load, Reload, Mirror])
 def test_a_job_reads_the_very_verb_that_its_command_has_read(cls: type) -> None:
     given: Any = from_words(cls, words(cls))
     travelled = json.loads(json.dumps(dataclasses.asdict(given)))
@@ -73,9 +73,19 @@ def test_words_that_are_not_given_leave_the_defaults_and_words_mean_values() -> 
     assert from_words(Verify, words(Verify, warehouse="w")).warehouse == str(Path("w").absolute())
 
 
-def test_a_default_that_is_a_word_means_the_same_in_a_job() -> None:
-    assert Hourly(topic="T", warehouse="/w").unproven_after_s == UNPROVEN_AFTER_S
+def test_what_cannot_be_judged_waits_for_ever_unless_an_age_is_given() -> None:
+    assert from_words(Publish, words(Publish)).unproven_after_s is None
+    assert from_words(Publish, words(Publish, unproven_after_s="3d")).unproven_after_s == 259_200
+
+
+def test_a_default_that_is_a_word_means_the_same_to_code() -> None:
     assert Expire(topic="T", warehouse="/w", older_than_s=1).reader_grace_s == 21_600
+
+
+@pytest.mark.parametrize("cls", [Publish, Compact, Tables, Expire, Verify])
+def test_whoever_reads_or_writes_a_table_may_be_told_its_catalog(cls: type) -> None:
+    assert from_words(cls, words(cls)).catalog == ""
+    assert from_words(cls, words(cls, catalog="lake")).catalog == "lake"
 
 
 def test_a_word_that_means_nothing_is_refused_by_the_options_name() -> None:

@@ -1,4 +1,4 @@
-"""`millrace promote`: which schema it takes, what it says, and who does it where only Spark can reach."""
+"""`millrace promote`: which schema it takes, what it says, and the history it shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import millrace_spark.jobs.upkeep
 import pytest
 from click.testing import CliRunner
 
 import millrace_registry.client
-import millrace_spark.jobs.submit
+from millrace_warehouse.commands import run
 from millrace_warehouse.commands.upkeep import promote as command
 from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, with_field
@@ -60,7 +59,7 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
     log.append_events(0, [START], schema=COUNTED, count=5)
     load_topic(load_run(log, tmp_path), TOPIC)
     registry = Registry(SCHEMAS, [COUNTED, COUNTRY])
-    monkeypatch.setattr(millrace_spark.jobs.upkeep, "SchemaRegistryClient", lambda _: registry)
+    monkeypatch.setattr(run, "SchemaRegistryClient", lambda _: registry)
     options = [TOPIC, "--warehouse", str(tmp_path), "--registry", "http://r"]
     silent = CliRunner().invoke(command, options)
     assert "give --registry and --reason" in str(silent.exception)
@@ -71,27 +70,15 @@ def test_the_command_takes_the_newest_schema_or_a_registered_one_and_says_what_c
         )
     done = CliRunner().invoke(command, [*options, "--reason", "country is wanted"])
     assert done.stdout.splitlines() == [
-        "PageView: loads from now on have schema 10, before it was 8 (promotion 1)",
+        "PageView: loads from now on have schema 10, before it was 8 (record 2)",
         "  new column country: null in rows loaded before",
+        "  column count is long from now on, it was int",
     ]
     again = CliRunner().invoke(command, [*options, "--reason", "country is wanted", "--json"])
-    said = {"topic": TOPIC, "schema_id": COUNTRY, "promotion": None, "changes": []}
+    said = {"topic": TOPIC, "schema_id": COUNTRY, "record": None, "changes": []}
     assert json.loads(again.stdout) == said
-
-
-def test_a_warehouse_that_only_spark_can_reach_is_promoted_by_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    submitted: list[dict[str, Any]] = []
-    answer = {"topic": TOPIC, "schema_id": 9, "promotion": None, "changes": []}
-
-    def submit(job: str, settings: dict[str, Any], **_: Any) -> Any:
-        submitted.append({"job": job, **settings})
-        return [] if settings["history"] else answer
-
-    monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
-    options = [TOPIC, "--warehouse", "hdfs://n:9000/w", "--registry", "http://r", "--reason", "why"]
-    assert "schema 9 is the table's already" in CliRunner().invoke(command, options).stdout
-    assert CliRunner().invoke(command, [*options[:3], "--list"]).exit_code == 0
-    place = {"job": "promote", "topic": TOPIC, "warehouse": "hdfs://n:9000/w"}
-    wanted = {"schema_id": None, "reason": "why", "registry": "http://r", "history": False}
-    listed = {"schema_id": None, "reason": "", "registry": "", "history": True}
-    assert submitted == [{**place, **wanted}, {**place, **listed}]
+    listed = CliRunner().invoke(command, [*options[:3], "--list", "--json"])
+    entries = [(e["number"], e["schema_id"], e["first_load"]) for e in json.loads(listed.stdout)]
+    assert entries == [(1, COUNTED, 1), (2, COUNTRY, None)]
+    shown = CliRunner().invoke(command, [*options[:3], "--list"]).stdout
+    assert "country is wanted" in shown

@@ -1,0 +1,263 @@
+"""`millrace publish`, `compact`, `tables` and `hourly`: what they take, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_audit.answer import Completeness
+from millrace_warehouse.commands import run
+from millrace_warehouse.commands.publishing import compact, hourly, publish, tables
+from millrace_warehouse.commands.verbs import Publish
+from millrace_warehouse.load.load import load_topic
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
+
+HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]
+AUDITOR = "http://127.0.0.1:1"
+
+
+def on(warehouse: Path, command: Any, *words: str) -> Result:
+    return CliRunner().invoke(command, [*words, "--warehouse", str(warehouse)])
+
+
+def answers(warehouse: Path, command: Any, *words: str) -> list[dict[str, Any]]:
+    """What a command that succeeds says in JSON."""
+    done = on(warehouse, command, *words, "--json")
+    assert done.exit_code == 0, done.exception
+    said: list[dict[str, Any]] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Path:
+    """A warehouse with one load of three hours: 100 + 49 rows, 1 + 30 in the next ones."""
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    return tmp_path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Publish]:
+    """What the command hands over; nothing is published."""
+    seen: list[Publish] = []
+
+    def publish_one(request: Publish, topic: str, progress: Callable[[str], None]) -> dict[str, Any]:
+        seen.append(request)
+        none = dict.fromkeys(("publication", "complete_until", "rows"))
+        return {"topic": topic, "table": "t", "published": False, "changes": [], "waiting": [], **none}
+
+    monkeypatch.setattr(run, "publish_one", publish_one)
+    return seen
+
+
+def auditor(monkeypatch: pytest.MonkeyPatch, **verdicts: str) -> list[str]:
+    """An auditor that says of each hour what is given as `h10="complete"`; the hours it was asked about."""
+    seen: list[str] = []
+
+    def completeness(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        seen.append(f"{start:%Y-%m-%dT%H}")
+        return Completeness(topic, start, end, verdicts[f"h{start:%H}"], None, [])
+
+    monkeypatch.setattr(run, "completeness", completeness)
+    return seen
+
+
+def test_hours_that_are_named_are_published_and_the_others_are_listed(loaded: Path) -> None:
+    done = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0])
+    assert done.exit_code == 0, done.output
+    assert "publication 1 of millrace.PageView changed 1 hour(s)" in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if HOURS[0] in line]
+    assert line.split()[-2:] == ["unasked", "first"]
+    assert f"waits: {TOPIC} {HOURS[2]}: 30 rows, nobody was asked" in done.stderr
+
+
+def test_a_repeated_run_changes_nothing_and_says_so(loaded: Path) -> None:
+    (first,) = answers(loaded, publish, TOPIC, "--unasked", "--from", HOURS[0], "--to", "2015-05-17T13")
+    assert (first["published"], first["publication"], first["waiting"]) == (True, 1, [])
+    assert (len(first["changes"]), first["rows"]) == (3, 180)
+    (again,) = answers(loaded, publish, TOPIC, "--unasked", "--from", HOURS[0], "--to", "2015-05-17T13")
+    assert (again["published"], again["publication"], again["changes"]) == (False, 1, [])
+    done = on(loaded, publish, TOPIC, "--unasked")
+    assert done.stdout == f"{TOPIC}: millrace.PageView has nothing to change; 180 rows\n"
+
+
+def test_a_run_whose_answer_nobody_heard_tells_again_what_it_published(loaded: Path) -> None:
+    words = [TOPIC, "--unasked", "--hour", HOURS[0], "--run-id", "task-1"]
+    (first,) = answers(loaded, publish, *words)
+    (again,) = answers(loaded, publish, *words)
+    assert again["published"]
+    assert [change["hour"] for change in again["changes"]] == [HOURS[0]]
+    assert again["sha256"] == first["sha256"]
+
+
+def test_late_rows_need_no_option(tmp_path: Path) -> None:
+    log = filled_log()
+    load_topic(load_run(log, tmp_path), TOPIC)
+    answers(tmp_path, publish, TOPIC, "--unasked", "--hour", HOURS[0])
+    log.append_events(0, [START + 1, START + 2])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    (late,) = answers(tmp_path, publish, TOPIC, "--unasked")
+    (change,) = late["changes"]
+    assert (change["hour"], change["kind"], change["added"]) == (HOURS[0], "late", 2)
+
+
+def test_the_proven_hours_are_published_and_the_others_wait_with_their_verdict(
+    loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor(monkeypatch, h10="complete", h11="incomplete", h12="unknown")
+    done = on(loaded, publish, TOPIC, "--auditor", AUDITOR, "--proven")
+    assert done.exit_code == 0, done.output
+    assert f"{HOURS[0]}" in done.stdout
+    assert "complete until 2015-05-17T11" in done.stdout
+    assert f"{HOURS[1]}: " in done.stderr
+    assert "incomplete" in done.stderr
+    (old,) = answers(loaded, publish, TOPIC, "--auditor", AUDITOR, "--unproven-after", "1d")
+    assert [change["hour"] for change in old["changes"]] == [HOURS[2]]
+    assert [hour["hour"] for hour in old["waiting"]] == [HOURS[1]]
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(loaded: Path) -> None:
+    done = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--dry-run")
+    assert "would change 1 hour(s) of millrace.PageView" in done.stdout
+    (first,) = answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0])
+    assert first["publication"] == 1
+
+
+def test_a_topic_that_fails_does_not_stop_the_others_and_is_the_error(loaded: Path) -> None:
+    done = on(loaded, publish, "Typo", TOPIC, "--unasked", "--hour", HOURS[0], "--json")
+    assert isinstance(done.exception, MillraceError)
+    assert str(done.exception).startswith("no load of Typo in ")
+    failed, published = json.loads(done.stdout)
+    assert failed == {"topic": "Typo", "error": str(done.exception)}
+    assert published["published"]
+
+
+def test_the_options_reach_the_publisher(asked: list[Publish], tmp_path: Path) -> None:
+    words = ["--from", "2015-05-17T10:00:00+02:00", "--to", "2015-05-17T10:00:00Z", "--catalog", "lake"]
+    auditor = ["--auditor", AUDITOR, "--proven", "--unproven-after", "3d", "--rebuild", "--run-id", "mine"]
+    assert on(tmp_path, publish, "A", "B", "A", *words, *auditor).exit_code == 0
+    (request, _) = asked
+    assert request.topics == ["A", "B"]
+    assert request.hours == ["2015-05-17T08", "2015-05-17T09"]
+    assert (request.proven, request.unproven_after_s, request.rebuild) == (True, 259_200, True)
+    assert (request.catalog, request.run_id, request.auditor) == ("lake", "mine", AUDITOR)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "who judges the hours? give --auditor URL, or --unasked"),
+        (["--proven", "--unasked"], "--proven and --unproven-after go by the auditor's verdict"),
+        (["--unproven-after", "1d", "--unasked"], "go by the auditor's verdict"),
+        (["--unasked", "--from", "2015-05-17T10"], "give either --hour"),
+        (["--unasked", "--from", "2015-05-17T10:30", "--to", "2015-05-17T12"], "is not a whole hour in UTC"),
+        (["--unasked", "--unproven-after", "soon"], "is not an age like"),
+    ],
+)
+def test_what_makes_no_sense_is_one_clear_line(
+    asked: list[Publish], tmp_path: Path, words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MILLRACE_AUDITOR", raising=False)
+    refused = on(tmp_path, publish, "A", *words)
+    assert isinstance(refused.exception, ConfigError)
+    assert says in str(refused.exception)
+    assert asked == []
+
+
+def test_the_auditor_may_come_from_the_environment(
+    asked: list[Publish], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILLRACE_AUDITOR", "http://u:secret@a")
+    assert on(tmp_path, publish, "A").exit_code == 0
+    assert asked[0].auditor == "http://u:secret@a"
+    assert "secret" not in repr(asked[0])
+
+
+def test_the_old_command_names_the_new_one_whatever_it_was_given() -> None:
+    for words in ([], ["PageView", "--late", "--sink", "spark", "--warehouse", "w"]):
+        refused = CliRunner().invoke(hourly, words)
+        assert isinstance(refused.exception, ConfigError)
+        assert "`millrace publish TOPIC" in str(refused.exception)
+        assert "\n" not in str(refused.exception)
+
+
+def test_a_topic_with_nothing_to_compact_says_so(loaded: Path) -> None:
+    answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0])
+    done = on(loaded, compact, TOPIC)
+    assert done.stdout == f"{TOPIC}: no quiet hour has more than 8 small files\n"
+
+
+def test_the_table_is_described_with_a_line_for_each_reader_that_reads_it(loaded: Path) -> None:
+    answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--hour", HOURS[2])
+    (table,) = answers(loaded, tables, TOPIC)
+    assert (table["table"], table["publication"], table["rows"]) == ("millrace.PageView", 1, 130)
+    assert (table["through_load"], table["newest_load"]) == (1, 1)
+    line = table["readers"]["pyiceberg"]
+    before, _, expression = line.partition("; ")
+    names: dict[str, Any] = {}
+    exec(before, names)
+    assert eval(expression, names).num_rows == 130
+    shown = on(loaded, tables, TOPIC)
+    assert shown.exit_code == 0, shown.output
+    assert line in shown.stdout
+
+
+def test_a_table_that_was_never_published_names_the_command_that_does(loaded: Path) -> None:
+    refused = on(loaded, tables, TOPIC)
+    assert isinstance(refused.exception, MillraceError)
+    assert f"`millrace publish {TOPIC}`" in str(refused.exception)
+
+
+@pytest.mark.parametrize("command", [publish, compact, tables])
+def test_every_command_s_help_has_an_example(command: Any) -> None:
+    assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
+
+
+def test_the_verdict_of_an_hour_is_the_auditors_with_each_reason_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    window = {
+        "start": "2015-05-17T10:00:00Z",
+        "end": "2015-05-17T10:10:00Z",
+        "verdict": "unknown",
+        "revision": 0,
+        "acknowledged": 1,
+        "failed": 0,
+        "tiers": {"dc1": 1},
+        "findings": [],
+        "reasons": ["web1 is silent"],
+    }
+    seen: list[tuple[str, str, str, str]] = []
+
+    def answer(url: str, topic: str, start: datetime, end: datetime) -> Completeness:
+        seen.append((url, topic, start.isoformat(), end.isoformat()))
+        times = {"from": start.isoformat(), "to": end.isoformat(), "watermark": "2015-05-17T09:50:00+00:00"}
+        return Completeness.from_json(
+            {"topic": topic, "verdict": "unknown", "windows": [window, window], **times}
+        )
+
+    monkeypatch.setattr(run, "completeness", answer)
+    verdict = run.verdict_of("http://auditor", TOPIC, "2015-05-17T10")
+    assert (verdict.verdict, verdict.watermark) == ("unknown", "2015-05-17T09:50:00+00:00")
+    assert verdict.reasons == ["web1 is silent"]
+    assert seen == [("http://auditor", TOPIC, "2015-05-17T10:00:00+00:00", "2015-05-17T11:00:00+00:00")]
+
+
+def test_nobody_is_asked_about_rows_without_a_time_or_without_an_auditor() -> None:
+    verdict = run.verdict_of(AUDITOR, TOPIC, "none")
+    assert (verdict.verdict, len(verdict.reasons)) == ("unknown", 1)
+    assert run.verdict_of("", TOPIC, "2015-05-17T10").verdict == "unasked"
+
+
+def test_an_hour_of_which_no_load_has_rows_may_be_published_as_empty(tmp_path: Path) -> None:
+    log = MemoryLog()
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path), TOPIC)
+    (answer,) = answers(tmp_path, publish, TOPIC, "--unasked", "--hour", "2015-05-18T00")
+    assert [(change["hour"], change["added"]) for change in answer["changes"]] == [("2015-05-18T00", 0)]

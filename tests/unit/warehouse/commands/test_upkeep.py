@@ -1,0 +1,86 @@
+"""`millrace expire` and `verify`: what they take, what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from millrace.errors import MillraceError
+from millrace_warehouse.commands.publishing import publish
+from millrace_warehouse.commands.upkeep import expire, promote, verify
+from millrace_warehouse.load.load import load_topic
+from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
+
+EVERYTHING = ["--from", "2015-05-17T10", "--to", "2015-05-17T13"]
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    """One load of three hours."""
+    load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    return tmp_path
+
+
+def publish_all(warehouse: Path) -> None:
+    words = [TOPIC, "--unasked", *EVERYTHING, "--warehouse", str(warehouse)]
+    assert CliRunner().invoke(publish, words).exit_code == 0
+
+
+def test_expiry_keeps_what_is_not_published_and_says_why(warehouse: Path) -> None:
+    ages = ["--older-than", "0s", "--reader-grace", "0s"]
+    done = CliRunner().invoke(expire, [TOPIC, "--warehouse", str(warehouse), *ages])
+    assert done.exit_code == 0, done.exception
+    assert "kept: " in done.stderr
+    publish_all(warehouse)
+    tried = CliRunner().invoke(expire, [TOPIC, "--warehouse", str(warehouse), *ages, "--dry-run"])
+    assert "would delete" in tried.stdout
+    said = CliRunner().invoke(expire, [TOPIC, "--warehouse", str(warehouse), *ages, "--json"])
+    # The table names the very files that the load wrote: they are the table's now.
+    assert json.loads(said.stdout)["data_files"] == 0
+
+
+def test_verify_ends_with_a_table_or_with_the_problem(warehouse: Path) -> None:
+    publish_all(warehouse)
+    good = CliRunner().invoke(verify, [str(warehouse)])
+    assert good.exit_code == 0, (good.output, good.exception)
+    assert "180" in good.stdout
+    answer = json.loads(CliRunner().invoke(verify, [str(warehouse), "--rows", "--json"]).stdout)
+    assert answer["ok"] is True
+    (topic,) = answer["topics"]
+    assert (topic["topic"], topic["rows"], topic["published"]) == (TOPIC, 180, 180)
+    gone = next((warehouse / TOPIC / "rows").glob("*/2015-05-17T10-*.parquet"))
+    gone.unlink()
+    bad = CliRunner().invoke(verify, [str(warehouse), "--no-catalog", "--json"])
+    assert isinstance(bad.exception, MillraceError)
+    assert gone.name in str(bad.exception)
+    answer = json.loads(bad.stdout)
+    assert answer["ok"] is False
+    assert gone.name in answer["topics"][0]["problems"][0]
+
+
+def test_verify_without_a_catalog_proves_the_loads_alone(warehouse: Path) -> None:
+    publish_all(warehouse)
+    (warehouse / "catalog.db").unlink()
+    done = CliRunner().invoke(verify, [str(warehouse), "--no-catalog", "--json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["topics"][0]["published"] is None
+
+
+@pytest.mark.parametrize("name", ["owner.json", "00000000000000000000.log"])
+def test_a_brokers_folder_is_not_told_to_move_its_logs_away(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / "PageView-0-abc").mkdir()
+    refused = CliRunner().invoke(verify, [str(tmp_path)])
+    assert isinstance(refused.exception, MillraceError)
+    assert "is a broker's log directory, not a warehouse: check it with `millrace log verify`" in str(
+        refused.exception
+    )
+
+
+@pytest.mark.parametrize("command", [expire, promote, verify])
+def test_every_command_s_help_has_an_example(command: Any) -> None:
+    assert "Example: millrace" in CliRunner().invoke(command, ["--help"]).stdout
