@@ -7,6 +7,7 @@ With `registry.url` the columns are those of one schema, pinned when the DataFra
 key, value, headers, topic, partition, offset, timestamp. Spark finds the source by itself where this package
 is installed (`pyspark_millrace`); elsewhere `spark.dataSource.register(MillraceDataSource)` names it. Left
 out: filters pushed down by Spark (they leak into later queries in 4.3 and give wrong results), and writing.
+Streams need PySpark 4.2, batches 4.0.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 
 import pyarrow as pa
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,7 +25,6 @@ from millrace.errors import MillraceError
 from millrace_spark.source.offsets import cuts_for, freeze, subscribed
 from millrace_spark.source.options import SourceOptions, check_batch, check_stream, parse_options
 from millrace_spark.source.rows import RowReader, table_schema
-from millrace_spark.source.stream import CutPartition, MillraceStreamReader
 from millrace_warehouse.log.ranges import Cut
 
 
@@ -55,6 +56,13 @@ class MillraceDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         check_stream(self.source_options)
         self._check_schema(schema)
+        try:
+            from millrace_spark.source.stream import MillraceStreamReader
+        except ModuleNotFoundError:
+            raise MillraceError(
+                f"spark.readStream.format('millrace') needs PySpark 4.2 or newer, not"
+                f" {pyspark.__version__}: install it, or read with spark.read or Spark's own Kafka source"
+            ) from None
         return MillraceStreamReader(self.rows)
 
     def _check_schema(self, schema: StructType) -> None:
@@ -76,6 +84,13 @@ def _frozen(options: SourceOptions) -> list[Cut] | str:
             if options.ending is not None:  # a batch beyond doubt
                 raise
             return str(error)
+
+
+class CutPartition(InputPartition):
+    """A task's share."""
+
+    def __init__(self, cut: Cut) -> None:
+        super().__init__(cut)
 
 
 class MillraceReader(DataSourceReader):

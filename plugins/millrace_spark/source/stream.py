@@ -3,6 +3,8 @@
 Runs in a Python process of the driver that lives as long as the query; Spark keeps the offsets in the query's
 checkpoint and hands them back. A micro-batch that is run again reads the same rows. What a micro-batch reads
 is decided in progress.py; here the cluster is asked.
+
+Needs PySpark 4.2: before it, a Python source is not told where the micro-batch that it plans begins.
 """
 
 from __future__ import annotations
@@ -19,18 +21,12 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError
 from millrace.records.topic_partition import TopicPartition
 from millrace_spark.source import offsets
+from millrace_spark.source.data_source import CutPartition
 from millrace_spark.source.options import Position
 from millrace_spark.source.progress import Progress, advance, ranges_between
 from millrace_spark.source.rows import RowReader
-from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, Cut
+from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
 from millrace_warehouse.log.reading import has_byte_positions
-
-
-class CutPartition(InputPartition):
-    """A task's share."""
-
-    def __init__(self, cut: Cut) -> None:
-        super().__init__(cut)
 
 
 class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
