@@ -1,148 +1,178 @@
-"""The table people query: every hour's newest revision, read with one pinned schema.
+"""`read(spark, warehouse, topic)`: a published table as a Spark DataFrame, without Iceberg's Spark runtime.
 
-    read(spark, warehouse, topic)     a Spark DataFrame          dataset(warehouse, topic)   for pyarrow
-    duckdb(warehouse, topic)          a DuckDB relation          pandas(warehouse, topic)    in memory
+pyiceberg plans: the snapshot's files, narrowed by hour. Spark reads those Parquet files, named once, with the
+table's columns. A reader therefore sees one publication, whole, whatever is published meanwhile. The snapshot
+and its files stay for a day, and until `expire` or somebody else's maintenance deletes them.
 
-The files read are those the manifests name, never what a listing finds, and they are named once: a reader
-sees each hour as it was at that moment, whole, whatever is published meanwhile. What it reads is deleted
-no sooner than `expire` allows for. The columns are those of the newest promotion in any hour of the table,
-whichever hours are read; one that an older revision lacks is null there. `date`, `hour` and `rev` come from
-the folders; a table that an older version gave a column of such a name is read without these three.
+Spark's Parquet reader finds columns by name, and by Iceberg's field id only where the session says so
+(`spark.sql.parquet.fieldId.read.enabled`; as an option of the reader it has no effect, tried on 4.1 and 4.3).
+The two differ once a column was renamed, or dropped and added again: such a table is refused without it. Rows
+that an engine deleted in place are refused too: only Iceberg's own readers leave them out.
+
+Left out: branches, and planning by other columns than the hour. Sessions of Spark 4.0 and 4.1 with the
+runtime have both: `millrace tables TOPIC` prints how.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
 
-import pyarrow as pa
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
-from millrace_warehouse.table.revisions import Hours, Revision
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
+from pyiceberg.expressions.parser import parse
+from pyiceberg.schema import Schema, SchemaVisitor, visit
+from pyiceberg.table import Table
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    UUIDType,
+)
+from pyspark.sql import DataFrame, SparkSession, types
+from pyspark.sql.types import DataType
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_warehouse.columns import same_but_case
-from millrace_warehouse.history.layout import HOURLY
-from millrace_warehouse.history.ledger import newest_load
-from millrace_warehouse.history.manifest import HourManifest
-from millrace_warehouse.history.schemas import PROMOTIONS
-from millrace_warehouse.storage.filesystem import Filesystem, literal, open_filesystem
-from millrace_warehouse.table import revisions
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.readers import open_table
+from millrace_warehouse.storage import open_storage
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+Hours = tuple[datetime, datetime]
+"""Rows whose `_time` lies in [from, to); a time without a zone is UTC."""
+
+FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
+"""The session's setting by which Spark finds a Parquet file's columns by their field ids."""
 
 
-def read(spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None) -> DataFrame:
-    """The hourly table of a topic for Spark; MillraceError when nothing was published yet."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+def read(
+    spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
+) -> DataFrame:
+    """The published table of a topic, as of now; MillraceError when nothing was published yet."""
+    with connect(open_storage(warehouse), catalog) as connected:
+        return read_table(spark, open_table(connected, topic), hours)
 
-    fs = open_filesystem(warehouse, spark)
-    published = _published(fs, topic, hours)
-    columns = _columns(fs, topic, published)
-    pair = same_but_case(columns.names)
-    if pair and spark.conf.get("spark.sql.caseSensitive") != "true":
+
+def read_table(spark: SparkSession, table: Table, hours: Hours | None = None) -> DataFrame:
+    """The current snapshot of an Iceberg table; MillraceError for what Spark would read wrong."""
+    name = ".".join(table.name())
+    between = None if hours is None else (_utc(hours[0]), _utc(hours[1]))
+    planned = list(table.scan(row_filter=_filter(between)).plan_files())
+    if any(task.delete_files for task in planned):
         raise MillraceError(
-            f"the columns {pair[0]} and {pair[1]} of {topic} differ in case only: set spark.sql.caseSensitive"
-            " to true in this session"
+            f"rows of {name} were deleted in place, which only Iceberg's own readers see: compact it with the"
+            " engine that deleted them, or read it with one of the readers that `millrace tables` prints"
         )
-    folders = _folder_columns(columns)
-    reader = spark.read.schema(from_arrow_schema(pa.schema([*columns, *folders])))
-    # Without its base path Spark takes no column from a file's folders.
-    reader = reader.option("basePath", fs.uri(f"{topic}{HOURLY}")) if len(folders) else reader
-    return reader.parquet(*(literal(fs.uri(path)) for path in _paths(published)))
-
-
-def dataset(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
-    """The hourly table of a topic as a pyarrow dataset; MillraceError when nothing was published yet."""
-    fs = open_filesystem(warehouse)
-    published = _published(fs, topic, hours)
-    columns = _columns(fs, topic, published)
-    folders = _folder_columns(columns)
-    return ds.dataset(
-        [fs.uri(path) for path in _paths(published)],
-        schema=pa.schema([*columns, *folders]),
-        format="parquet",
-        partitioning=ds.partitioning(folders, flavor="hive"),
-        partition_base_dir=fs.uri(f"{topic}{HOURLY}"),
-    )
-
-
-def duckdb(warehouse: str, topic: str, hours: Hours | None = None, connection: Any = None) -> Any:
-    """The hourly table of a topic as a DuckDB relation, on the connection or on DuckDB's default one."""
-    return (connection or _installed("duckdb")).from_arrow(dataset(warehouse, topic, hours))
-
-
-def pandas(warehouse: str, topic: str, hours: Hours | None = None) -> Any:
-    """The hourly table of a topic as a pandas DataFrame, all of it in memory: narrow it by `hours`."""
-    _installed("pandas")  # what pyarrow says without it names no remedy
-    return dataset(warehouse, topic, hours).to_table().to_pandas()
-
-
-def _installed(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ConfigError(f"{name} is not installed: pip install {name}") from None
-
-
-def _published(fs: Filesystem, topic: str, between: Hours | None) -> list[Revision]:
-    newest = revisions.newest_revisions(fs, topic, between)
-    published = [revision for revision in newest if revision.manifest.files]
-    if not published:
-        inside = " from {} to {}".format(*map(revisions.utc, between)) if between is not None else ""
+    if spark.conf.get(FIELD_IDS) != "true" and (column := _ambiguous(table)):
         raise MillraceError(
-            f"no hour of {topic} with rows is published in {fs.root}{inside}: load it, then run"
-            f" `millrace hourly {topic}`"
+            f"column {column} of {name} was renamed, or dropped and added again: set {FIELD_IDS} to true in"
+            " this session"
         )
-    return published
+    schema = _spark_schema(table.schema())
+    if not planned:
+        return spark.createDataFrame([], schema)
+    # Spark takes no columns from the folders of files that are named: other engines' compactions make some.
+    frame = spark.read.schema(schema).parquet(*(_literal(task.file.file_path) for task in planned))
+    if between is None:
+        return frame
+    return frame.where((frame["_time"] >= between[0]) & (frame["_time"] < between[1]))
 
 
-def _columns(fs: Filesystem, topic: str, published: Sequence[Revision]) -> pa.Schema:
-    """The columns of the revision with the newest promotion, and among those with the newest load.
-
-    That revision is among those that are read, or else it is looked for from the newest hour backwards.
-    """
-    newest = max(published, key=lambda revision: _age(revision.manifest))
-    last, others = _newest_promotion(fs, topic), _newest_hour_first(fs, topic)
-    while _age(newest.manifest)[0] < last and (other := next(others, None)) is not None:
-        newest = max(newest, other, key=lambda revision: _age(revision.manifest))
-    with fs.local_copy(_paths([newest])[0]) as file:
-        return pq.read_schema(file).remove_metadata()
+def _utc(time: datetime) -> datetime:
+    if not isinstance(time, datetime):  # this is called by hand, in notebooks
+        raise ConfigError(
+            f"hours: {time!r} is no datetime: give two, like"
+            " (datetime(2015, 5, 17, 10), datetime(2015, 5, 17, 12))"
+        )
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-def _folder_columns(columns: pa.Schema) -> pa.Schema:
-    """What the folders add to the columns of the files: nothing where a file has one of that name."""
-    theirs = {name.casefold() for name in columns.names}
-    return pa.schema([]) if theirs & {*revisions.FOLDER_COLUMNS.names} else revisions.FOLDER_COLUMNS
+def _filter(between: Hours | None) -> BooleanExpression:
+    if between is None:
+        return AlwaysTrue()
+    return parse("_time >= '{}' and _time < '{}'".format(*(time.isoformat() for time in between)))
 
 
-def _newest_promotion(fs: Filesystem, topic: str) -> int:
-    """The number of the newest promotion that an hour can have; 0 for none."""
-    if not fs.names(f"{topic}/{PROMOTIONS}"):
-        return 0
-    try:
-        newest = newest_load(fs, topic)
-    except MillraceError:  # of a damaged history `verify` speaks; whole hours can be read all the same
-        return 0
-    return 0 if newest is None else newest.promotion or 0
+def _literal(uri: str) -> str:
+    """A file's address for Spark to read: a bracket or a star in a folder's name is a pattern to Spark."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", uri)
 
 
-def _newest_hour_first(fs: Filesystem, topic: str) -> Iterator[Revision]:
-    """The newest revision of every hour with rows, the newest hour first; damaged ones are left out."""
-    for hour in reversed(revisions.hours(fs, topic)):
-        try:
-            revision = revisions.newest_revision(fs, topic, hour)
-        except MillraceError:  # as above
-            continue
-        if revision.manifest.files:
-            yield revision
+def _ambiguous(table: Table) -> str | None:
+    """A column that files of the table may have under another name, or another column under its name."""
+    now = {field_id: path for path, field_id in _paths(table.schema())}
+    names = {path: field_id for field_id, path in now.items()}
+    for schema in table.schemas().values():
+        for path, field_id in _paths(schema):
+            if now.get(field_id, path) != path or names.get(path, field_id) != field_id:
+                return now.get(field_id, path)
+    return None
 
 
-def _age(manifest: HourManifest) -> tuple[int, int]:
-    return manifest.promotion or 0, max(part.load for part in manifest.loads)
+def _paths(schema: Schema) -> Iterator[tuple[str, int]]:
+    return ((schema.find_column_name(field_id) or "", field_id) for field_id in schema.field_ids)
 
 
-def _paths(published: Sequence[Revision]) -> list[str]:
-    return [f"{revision.folder}/{file.path}" for revision in published for file in revision.manifest.files]
+def _spark_schema(schema: Schema) -> types.StructType:
+    struct = visit(schema, _SparkTypes())
+    assert isinstance(struct, types.StructType)
+    return struct
+
+
+class _SparkTypes(SchemaVisitor[DataType]):
+    """Iceberg's types as Iceberg's runtime has them, except that uuid is its 16 bytes; with field ids."""
+
+    def schema(self, schema: Schema, struct_result: DataType) -> DataType:
+        return struct_result
+
+    def struct(self, struct: StructType, field_results: list[DataType]) -> DataType:
+        return types.StructType(
+            [
+                types.StructField(field.name, result, True, {"parquet.field.id": field.field_id})
+                for field, result in zip(struct.fields, field_results, strict=True)
+            ]
+        )
+
+    def field(self, field: NestedField, field_result: DataType) -> DataType:
+        return field_result
+
+    def list(self, list_type: ListType, element_result: DataType) -> DataType:
+        return types.ArrayType(element_result)
+
+    def map(self, map_type: MapType, key_result: DataType, value_result: DataType) -> DataType:
+        return types.MapType(key_result, value_result)
+
+    def primitive(self, primitive: PrimitiveType) -> DataType:
+        simple: dict[type[IcebergType], DataType] = {
+            BooleanType: types.BooleanType(),
+            IntegerType: types.IntegerType(),
+            LongType: types.LongType(),
+            FloatType: types.FloatType(),
+            DoubleType: types.DoubleType(),
+            StringType: types.StringType(),
+            BinaryType: types.BinaryType(),
+            FixedType: types.BinaryType(),
+            UUIDType: types.BinaryType(),
+            DateType: types.DateType(),
+            TimestampType: types.TimestampNTZType(),
+            TimestamptzType: types.TimestampType(),
+        }
+        if isinstance(primitive, DecimalType):
+            return types.DecimalType(primitive.precision, primitive.scale)
+        if type(primitive) not in simple:
+            raise MillraceError(f"Spark has no type for Iceberg's {primitive}: read it with another engine")
+        return simple[type(primitive)]

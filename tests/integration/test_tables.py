@@ -1,154 +1,184 @@
-"""Spark on the hourly table: readers while revisions are published, and hours written by Spark itself."""
+"""`tables.read`: Spark without Iceberg's runtime on tables as pyiceberg and other engines leave them."""
 
 from __future__ import annotations
 
-import random
+import uuid
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from millrace_spark.spark_sink import SparkMerge
-from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
-from tests.unit.warehouse.table.test_tables import (
-    FIRST,
-    MORE,
-    add,
-    check_whole,
-    expire,
-    fs_of,
-    look_in_time,
-    publishing,
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import parquet_file_to_data_file, schema_to_pyarrow
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
+from pyiceberg.types import (
+    BinaryType,
+    DateType,
+    DecimalType,
+    FixedType,
+    FloatType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
 )
 
-from millrace.errors import MillraceError
+from millrace.errors import ConfigError, MillraceError
 from millrace_spark import tables
-from millrace_warehouse.load.load import load_topic
-from millrace_warehouse.load.reload import reload_topic
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
-from tests.unit.warehouse.interleaved import HOURS, Scenario, later_event, moved_event
-from tests.unit.warehouse.memory_log import (
-    HOUR,
-    START,
-    TOPIC,
-    MemoryLog,
-    event,
-    hourly_run,
-    load_run,
-    no_progress,
-    with_field,
-)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
+
+TEN = datetime(2015, 5, 17, 10, tzinfo=UTC)
+SCHEMA = Schema(
+    NestedField(1, "url", StringType()),
+    NestedField(2, "count", IntegerType()),
+    NestedField(3, "_time", TimestamptzType()),
+)
+BY_HOUR = PartitionSpec(PartitionField(3, 1000, HourTransform(), "_time_hour"))
+
+MakeTable = Callable[..., Table]
 
 
-def rows(frame: DataFrame) -> list[tuple[int, int, int]]:
-    return [tuple(row) for row in frame.select("hour", "rev", "header.sequence").collect()]
+@pytest.fixture
+def make_table(tmp_path: Path) -> MakeTable:
+    folder = tmp_path / "a [warehouse] {of} *stars*"
+    folder.mkdir()
+    catalog = SqlCatalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{folder}")
+    catalog.create_namespace("millrace")
+
+    def make(schema: Schema = SCHEMA, spec: PartitionSpec = BY_HOUR) -> Table:
+        return catalog.create_table("millrace.PageView", schema, partition_spec=spec)
+
+    return make
 
 
-def test_a_spark_reader_sees_each_hour_as_one_revision_whole_while_others_come_and_go(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    scene = Scenario(tmp_path, random.Random(1))
-    add(scene, FIRST)
-    publish_hours(scene.hourly_run(fs_of(scene)), TOPIC, HOURS)
-
-    def look() -> int:
-        frame = tables.read(spark, str(tmp_path), TOPIC)
-        revision = check_whole(rows(frame))
-        # Planned once, read twice: Spark has listed its files and does not look again.
-        assert check_whole(rows(frame)) == revision
-        return revision
-
-    assert look() == 1
-    with publishing(scene) as done:
-        last_look = False
-        while not last_look:
-            last_look = done.is_set()
-            look_in_time(look)
-    add(scene, MORE)
-    before = tables.read(spark, str(tmp_path), TOPIC)
-    publish_late_hours(scene.hourly_run(fs_of(scene)), TOPIC)
-    expire(scene, grace_s=3600)
-    assert check_whole(rows(tables.read(spark, str(tmp_path), TOPIC))) == check_whole(rows(before)) + 1
-
-
-def test_hours_that_spark_writes_take_over_replace_and_drop_rows_as_the_tasks_do(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    scene = Scenario(tmp_path, random.Random(1))
-    fs = LocalFilesystem(str(tmp_path))
-    direct = scene.hourly_run(fs)
-    run = HourlyRun(
-        fs=fs, merge=SparkMerge(spark, fs), verdict_of=direct.verdict_of, run_id="spark", progress=no_progress
+def append(table: Table, *rows: tuple[Any, ...], folder: str = "") -> None:
+    """One file, by reference, in a folder outside the table's: as `publish` appends."""
+    schema = schema_to_pyarrow(table.schema())
+    path = Path(table.location().removeprefix("file://")).parent / "rows" / folder / f"{uuid.uuid4()}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(
+        pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema), path
     )
-    scene.log.append(0, [moved_event(0, START, START + HOUR), event(1, START + HOUR), later_event(2, START)])
-    scene._load(fs)
-    publish_hours(run, TOPIC, HOURS)
-    scene.log.append(1, [event(3, START + HOUR)])
-    scene._load(fs)
-    scene.fixed = True
-    reload_topic(scene.reload_run(fs), TOPIC, [1])
-    results = publish_late_hours(run, TOPIC)
-    assert [(each.revision, each.rows) for each in results] == [(2, 1), (2, 3)]
-    assert scene.visible() == {(HOURS[0], 2): 1, (HOURS[1], 0): 1, (HOURS[1], 1): 1, (HOURS[1], 3): 1}
-    scene.fixed = False
-    scene.runs += 1
-    reload_topic(scene.reload_run(fs), TOPIC, [1])
-    assert [each.rows for each in publish_late_hours(run, TOPIC)] == [1, 2]
-    assert scene.visible() == {(HOURS[0], 0): 1, (HOURS[1], 1): 1, (HOURS[1], 3): 1}
-    assert [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems] == []
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as snapshot:
+        snapshot.append_data_file(parquet_file_to_data_file(table.io, table.metadata, f"file://{path}"))
 
 
-def published(log: MemoryLog, warehouse: Path) -> None:
-    load_topic(load_run(log, warehouse), TOPIC)
-    publish_hours(hourly_run(warehouse), TOPIC, ["2015-05-17T10"])
-
-
-def test_spark_reads_and_writes_a_warehouse_whatever_its_path_is_called(
-    spark: SparkSession, tmp_path: Path
+def test_the_hours_asked_for_are_read_and_no_file_of_another(
+    make_table: MakeTable, spark: SparkSession
 ) -> None:
-    for name in ("a[1]", "a{b,c}", "a*", "a?", "a\\b", "a b", "a%20b", "a%", "a:b", "a#b"):
-        warehouse, log = tmp_path / name, MemoryLog()
-        log.append_events(0, [START, START + 1])
-        published(log, warehouse)
-        frame = tables.read(spark, str(warehouse), TOPIC)
-        assert {(row.url, row.hour, row.rev) for row in frame.collect()} == {("/0", 10, 1), ("/1", 10, 1)}
-    warehouse = tmp_path / "a[1]{b,c}*"
-    fs, log = LocalFilesystem(str(warehouse)), MemoryLog()
-    log.append_events(0, [START, START + 1])
-    load_topic(load_run(log, warehouse), TOPIC)
-    run = HourlyRun(
-        fs=fs,
-        merge=SparkMerge(spark, fs),
-        verdict_of=hourly_run(warehouse).verdict_of,
-        run_id="spark",
-        progress=no_progress,
-    )
-    (result,) = publish_hours(run, TOPIC, ["2015-05-17T10"])
-    assert (result.published, result.rows) == (True, 2)
+    table = make_table()
+    for hour in range(3):
+        append(table, (f"/{hour}", hour, TEN + timedelta(hours=hour, minutes=30)))
+    noon = datetime(2015, 5, 17, 12)  # without a zone it is UTC
+    frame = tables.read_table(spark, table, (TEN + timedelta(hours=1), noon))
+    assert [row["url"] for row in frame.collect()] == ["/1"]
+    assert len(frame.inputFiles()) == 1
+    assert tables.read_table(spark, table).count() == 3
+    none = tables.read_table(spark, table, (noon + timedelta(days=1), noon + timedelta(days=2)))
+    assert none.collect() == []
+    assert none.schema == frame.schema
+    with pytest.raises(ConfigError, match="is no datetime: give two"):
+        tables.read_table(spark, table, ("2015-05-17T10", "2015-05-17T12"))  # type: ignore[arg-type]
 
 
-def test_spark_reads_the_columns_that_an_older_version_let_a_table_have(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_frame_is_one_snapshot_whatever_is_published_before_it_is_read(
+    make_table: MakeTable, spark: SparkSession
 ) -> None:
-    monkeypatch.setattr("millrace_warehouse.load.load.check_pinned", lambda *_: None)
-    for name in ("date", "URL"):
-        log = MemoryLog()
-        log.schemas[8] = with_field(name, "string", "")
-        value: dict[str, Any] = {name: "x"}
-        log.append_events(0, [START], schema=8, **value)
-        published(log, tmp_path / name)
-    (row,) = tables.read(spark, str(tmp_path / "date"), TOPIC).collect()
-    assert row.date == "x"
+    table = make_table()
+    append(table, ("/first", 1, TEN))
+    frame = tables.read_table(spark, table)
+    append(table, ("/late", 1, TEN))
+    assert [row["url"] for row in frame.collect()] == ["/first"]
+    assert tables.read_table(spark, table).count() == 2
+
+
+def test_every_type_of_a_table_is_read(make_table: MakeTable, spark: SparkSession) -> None:
+    number = uuid.UUID("12345678123456781234567812345678")
+    inner = StructType(NestedField(30, "a", LongType()), NestedField(31, "b", StringType()))
+    values = {
+        "i": (IntegerType(), 1),
+        "f": (FloatType(), 1.5),
+        "d": (DecimalType(9, 2), Decimal("1.25")),
+        "day": (DateType(), date(2015, 5, 17)),
+        "local": (TimestampType(), datetime(2015, 5, 17, 10)),
+        "fixed": (FixedType(4), b"abcd"),
+        "bytes": (BinaryType(), b"xyz"),
+        "uuid": (UUIDType(), number.bytes),
+        "inner": (inner, {"a": 1, "b": "x"}),
+        "list": (ListType(32, inner), [{"a": 2, "b": None}]),
+        "map": (MapType(33, StringType(), 34, LongType()), {"k": 3}),
+    }
+    fields = [NestedField(at, name, type_) for at, (name, (type_, _)) in enumerate(values.items(), 1)]
+    table = make_table(Schema(*fields), PartitionSpec())
+    append(table, tuple(number if name == "uuid" else value for name, (_, value) in values.items()))
+    (row,) = tables.read_table(spark, table).collect()
+    assert row.asDict(recursive=True) == {name: value for name, (_, value) in values.items()}
+
+
+def test_a_type_that_spark_has_not_is_named(make_table: MakeTable, spark: SparkSession) -> None:
+    table = make_table(Schema(NestedField(1, "at", TimeType())), PartitionSpec())
+    with pytest.raises(MillraceError, match="Spark has no type for Iceberg's time"):
+        tables.read_table(spark, table)
+
+
+def test_columns_that_came_later_are_null_before_and_wider_ones_are_widened(
+    make_table: MakeTable, spark: SparkSession
+) -> None:
+    table = make_table()
+    append(table, ("/old", 1, TEN))
+    with table.update_schema() as update:
+        update.add_column("country", StringType()).update_column("count", LongType())
+    append(table, ("/new", 1 << 40, TEN, "NO"))
+    rows = {tuple(row)[:2] + tuple(row)[3:] for row in tables.read_table(spark, table).collect()}
+    assert rows == {("/old", 1, None), ("/new", 1 << 40, "NO")}
+
+
+def test_a_column_that_was_renamed_or_made_anew_is_read_by_its_id_or_refused(
+    make_table: MakeTable, spark: SparkSession
+) -> None:
+    table = make_table()
+    append(table, ("/old", 1, TEN))
+    with table.update_schema() as update:
+        update.rename_column("url", "address")
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("count")
+    with table.update_schema() as update:
+        update.add_column("count", IntegerType())
     with pytest.raises(
-        MillraceError, match=r"^the columns url and URL of PageView differ in case only: set "
+        MillraceError, match=r"was renamed, or dropped and added again: set spark\.sql\.parquet"
     ):
-        tables.read(spark, str(tmp_path / "URL"), TOPIC)
-    spark.conf.set("spark.sql.caseSensitive", "true")
+        tables.read_table(spark, table)
+    spark.conf.set(tables.FIELD_IDS, "true")
     try:
-        (row,) = tables.read(spark, str(tmp_path / "URL"), TOPIC).select("url", "URL").collect()
+        assert [tuple(row) for row in tables.read_table(spark, table).collect()] == [
+            ("/old", datetime(2015, 5, 17, 10), None)
+        ]
     finally:
-        spark.conf.unset("spark.sql.caseSensitive")
-    assert tuple(row) == ("/0", "x")
+        spark.conf.unset(tables.FIELD_IDS)
+
+
+def test_folders_that_another_engine_names_after_the_partition_become_no_columns(
+    make_table: MakeTable, spark: SparkSession
+) -> None:
+    table = make_table()
+    append(table, ("/plain", 1, TEN))
+    append(table, ("/folder", 1, TEN), folder="_time_hour=2015-05-17-10")
+    frame = tables.read_table(spark, table)
+    assert frame.columns == ["url", "count", "_time"]
+    assert {row["url"] for row in frame.collect()} == {"/plain", "/folder"}

@@ -15,7 +15,6 @@ from pyiceberg.catalog import Catalog
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.commands.describe import describe_table
 from millrace_warehouse.commands.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
@@ -23,6 +22,7 @@ from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import CompactRun, compact_topic
 from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
 from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.readers import describe_table
 from millrace_warehouse.storage import Storage, open_storage
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics

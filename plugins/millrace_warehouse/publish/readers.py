@@ -1,0 +1,142 @@
+"""What `millrace tables` tells: the names of a topic's table, how far it is, and a line for each reader.
+
+Each line is run as it is printed by `make test-readers`. A line holds what this process knows of the catalog,
+and no secret: what a catalog or a storage asks for beside its address is the reader's own configuration.
+Changes nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import load_numbers, read_checked
+from millrace_warehouse.history.manifest import Publication
+from millrace_warehouse.publish.table import PATH, find_table
+from millrace_warehouse.storage.verbs import Storage
+
+SPARK_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+"""Iceberg's newest runtime for Spark 4.1; 4.0 has one of its own name, 4.2 and 4.3 have none yet."""
+SQLITE_DRIVER = "org.xerial:sqlite-jdbc:3.50.3.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDescription:
+    """A topic's table as its newest publication left it, and what waits."""
+
+    topic: str
+    table: str
+    """`millrace.PageView`, in the catalog."""
+    catalog: str
+    location: str
+    metadata_location: str
+    """The file that is the table at this moment, for readers that want no catalog."""
+    snapshot_id: int | None
+    publication: int
+    published_at: str
+    schema: int
+    """Number of the record in `schema/`."""
+    rows: int
+    published: str
+    """The hours from the first to the last that is published; some between may wait."""
+    complete: str
+    """The hours [from, to) that are complete by the auditor's verdict, without a hole."""
+    through_load: int
+    loads_behind: int
+    """Loads after it: the next publication looks at them."""
+    waiting_hours: int
+    waiting_rows: int
+    """Of loads up to `through_load`, in hours that are not published."""
+    readers: Mapping[str, str]
+    """Reader -> a line for the shell."""
+
+
+def open_table(catalog: Catalog, topic: str) -> Table:
+    """The published table of a topic, as of now; MillraceError when nothing of the topic was published."""
+    table = find_table(catalog, topic)
+    if table is None or PATH not in table.properties:
+        raise MillraceError(
+            f"catalog {catalog.name} has no published table of {topic}: run `millrace publish {topic}` first"
+        )
+    return table
+
+
+def describe_table(storage: Storage, catalog: Catalog, topic: str) -> TableDescription:
+    """The table of a topic and how to read it; MillraceError when nothing of the topic was published."""
+    table = open_table(catalog, topic)
+    record = read_checked(storage, Publication, table.properties[PATH])
+    snapshot = table.current_snapshot()
+    waiting = [load.rows for loads in record.unpublished.values() for load in loads]
+    return TableDescription(
+        topic=topic,
+        table=".".join(table.name()),
+        catalog=catalog.name,
+        location=table.location(),
+        metadata_location=table.metadata_location,
+        snapshot_id=snapshot.snapshot_id if snapshot is not None else None,
+        publication=record.number,
+        published_at=record.created,
+        schema=record.schema,
+        rows=record.rows,
+        published=f"{record.published[0][0]} to {record.published[-1][1]}" if record.published else "",
+        complete=f"{record.complete_from} to {record.complete_until}" if record.complete_until else "",
+        through_load=record.loads.load,
+        loads_behind=len(load_numbers(storage, topic, record.loads.load)),
+        waiting_hours=len(record.unpublished),
+        waiting_rows=sum(waiting),
+        readers=_readers(storage, catalog, topic, table),
+    )
+
+
+def _readers(storage: Storage, catalog: Catalog, topic: str, table: Table) -> dict[str, str]:
+    local = isinstance(catalog, SqlCatalog) and catalog.properties["uri"].startswith("sqlite:///")
+    identifier, metadata = ".".join(table.name()), table.metadata_location
+    named = "" if local else f", catalog={catalog.name!r}"
+    lines = {
+        "DuckDB": shlex.join(
+            ["duckdb", "-c", f"INSTALL iceberg; LOAD iceberg; FROM iceberg_scan('{metadata}')"]
+        ),
+        "pandas": _python(
+            "from pyiceberg.table import StaticTable",
+            f"print(StaticTable.from_metadata({metadata!r}).scan().to_pandas())",
+        ),
+        "polars": _python("import polars", f"print(polars.scan_iceberg({metadata!r}).collect())"),
+        "PySpark 4.0 to 4.3": _python(
+            "from pyspark.sql import SparkSession",
+            "from millrace_spark import tables",
+            "spark = SparkSession.builder.getOrCreate()",
+            f"tables.read(spark, {storage.root!r}, {topic!r}{named}).show()",
+        ),
+    }
+    if settings := _spark_settings(storage, catalog, local=local):
+        packages = ",".join([SPARK_RUNTIME, *([SQLITE_DRIVER] if local else [])])
+        prefix = f"spark.sql.catalog.{catalog.name}"
+        words = ["spark-sql", "--packages", packages]
+        words += [f"--conf={prefix}{key}={value}" for key, value in settings.items()]
+        words += ["-e", f"SELECT * FROM {catalog.name}.{identifier} LIMIT 10"]
+        lines["Spark 4.1 with Iceberg"] = shlex.join(words)
+    return lines
+
+
+def _spark_settings(storage: Storage, catalog: Catalog, *, local: bool) -> dict[str, str]:
+    """What Iceberg's catalog in Spark is given; {} for a kind of catalog that was not tried."""
+    settings = {"": "org.apache.iceberg.spark.SparkCatalog"}
+    if local:
+        # Iceberg's JDBC catalog has the tables under its own name, which therefore is the same in Spark.
+        uri = "jdbc:sqlite:" + catalog.properties["uri"].removeprefix("sqlite:///")
+        return settings | {".type": "jdbc", ".uri": uri, ".warehouse": storage.root}
+    if isinstance(catalog, RestCatalog):
+        given = {f".{key}": catalog.properties.get(key, "") for key in ("uri", "warehouse", "prefix")}
+        return settings | {".type": "rest"} | {key: value for key, value in given.items() if value}
+    return {}
+
+
+def _python(*statements: str) -> str:
+    return shlex.join(["python", "-c", "; ".join(statements)])

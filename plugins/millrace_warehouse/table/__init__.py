@@ -1,1 +1,0 @@
-"""The table people query: its hours, their revisions and their expiry. Never reads a topic."""
