@@ -19,6 +19,8 @@ from typing import Any
 
 import fastavro
 import pyarrow.parquet as pq
+from millrace_warehouse.history.editions import edition_folder, later_editions
+from millrace_warehouse.table import revisions
 from millrace_warehouse.table.expire import ExpireRun, expire_topic
 from millrace_warehouse.table.merge import DirectMerge, merge_files
 from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_late_hours
@@ -26,7 +28,6 @@ from millrace_warehouse.table.publish import HourlyRun, publish_hours, publish_l
 from millrace.errors import MillraceError
 from millrace.records import Message
 from millrace_spark import tables
-from millrace_warehouse.history.editions import edition_folder, later_editions
 from millrace_warehouse.history.layout import load_numbers
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.load.load import load_topic
@@ -34,7 +35,6 @@ from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.load.task import DirectSink, Source
 from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.table import revisions
 from millrace_warehouse.verify import verify
 from tests.unit.warehouse.memory_log import (
     HOUR,
