@@ -58,6 +58,14 @@ class PaddedBuffer:
         words = self.words4 if np.dtype(dtype).itemsize == 4 else self.words8
         return words[start].view(dtype)
 
+    def rows(self, start: Longs, size: int) -> Bytes:
+        """The `size` bytes from each position on, a row each; anything for those that lie beyond the end."""
+        last = len(self.data) - size
+        if last < 0:
+            return np.zeros((len(start), size), np.uint8)
+        windows = np.ndarray((last + 1, size), np.uint8, self.data, strides=(1, 1))
+        return windows[np.minimum(start, last)]
+
 
 class Faults:
     """Which rows are bad, and the first reason for each."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Context, Decimal
@@ -159,15 +158,17 @@ def _same_type(writer: avro.Node, table: avro.Node) -> bool:
 
 def pick_branch(writer: avro.Node, table: avro.Union, path: str) -> int:
     """The branch of the table's union that takes values of the writer's type; SchemaError when none does."""
-    for fits in (
-        lambda branch: branch == writer,
+    same = (writer, avro.as_column(writer))
+    ways: tuple[Callable[[avro.Node], bool], ...] = (
+        lambda branch: branch in same,
         lambda branch: _same_type(writer, branch),
         lambda branch: promotes(writer, branch),
         # There is one branch only, so nothing can be mistaken: names do not matter, as outside of unions.
         lambda branch: (
             table.is_optional and not isinstance(writer, avro.Leaf) and type(writer) is type(branch)
         ),
-    ):
+    )
+    for fits in ways:
         for index, branch in enumerate(table.branches):
             if fits(branch):
                 return index
@@ -191,8 +192,6 @@ def leaf_value(leaf: avro.Plain, raw: Any) -> Any:
         if abs(unscaled) >= 10**leaf.precision:
             raise ValueError(f"a decimal of more than {leaf.precision} digits")
         return Decimal(unscaled).scaleb(-leaf.scale, _EXACT)
-    if leaf.logical == "uuid" and isinstance(leaf, avro.Fixed):
-        return str(uuid.UUID(bytes=raw))
     scale = scale_of(leaf)
     if scale is None:
         return raw
@@ -246,9 +245,9 @@ def _default(node: avro.Node, value: Any) -> Any:
     if isinstance(node, avro.Union):
         return _union_default(node, value)
     if isinstance(node, avro.Record):
-        return {
-            field.name: _default(field.type, value.get(field.name, field.default)) for field in node.fields
-        }
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r} is no record")
+        return {f.name: _default(f.type, value.get(f.name, f.default)) for f in node.fields} or True
     if isinstance(node, avro.Recursion):
         return json_text(value)
     if isinstance(node, avro.Array):

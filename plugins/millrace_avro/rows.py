@@ -134,7 +134,7 @@ class _Compiler:
 
         def read(data: bytes, position: int) -> tuple[Any, int]:
             values, position = fields(data, position)
-            return dict(zip(names, values, strict=True)), position
+            return dict(zip(names, values, strict=True)) or True, position
 
         return read
 

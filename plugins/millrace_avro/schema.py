@@ -296,18 +296,19 @@ def varies_in_shape(node: Node) -> bool:
 
 def without_nulls(record: Record) -> Record:
     """The record as a table has it: no fields that can only be null, at any depth."""
-    fields = (replace(field, type=_without_nulls(field.type)) for field in record.fields)
+    fields = (replace(field, type=as_column(field.type)) for field in record.fields)
     return replace(record, fields=tuple(field for field in fields if not _is_null(field.type)))
 
 
-def _without_nulls(node: Node) -> Node:
+def as_column(node: Node) -> Node:
+    """The type as a table has it: see `without_nulls`."""
     if isinstance(node, Record):
         return without_nulls(node)
     if isinstance(node, Array):
-        return Array(_without_nulls(node.items))
+        return Array(as_column(node.items))
     if isinstance(node, Map):
-        return Map(_without_nulls(node.values))
-    return Union(tuple(map(_without_nulls, node.branches))) if isinstance(node, Union) else node
+        return Map(as_column(node.values))
+    return Union(tuple(map(as_column, node.branches))) if isinstance(node, Union) else node
 
 
 def _is_null(node: Node) -> bool:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from millrace_avro import columns, resolution, wide_values
 from millrace_avro import schema as avro
 from millrace_avro.columns import Column
-from millrace_avro.cursor import PADDING, Faults, Longs, Mask, PaddedBuffer, RowCursor
+from millrace_avro.cursor import Faults, Longs, Mask, PaddedBuffer, RowCursor
 from millrace_avro.schema import NULL, arrow_type
 
 Step: TypeAlias = Callable[[RowCursor], Column]
@@ -96,7 +96,14 @@ def _compile(writer: avro.Node, table: avro.Node, path: str) -> Step:
 
 def _record(writer: avro.Record, table: avro.Record, path: str) -> Step:
     step, type_ = _compile_record(writer, table, path + "."), arrow_type(table)
-    return lambda rows: columns.Struct(type_, step(rows), rows.at)
+    if table.fields:
+        return lambda rows: columns.Struct(type_, step(rows), rows.at)
+
+    def presence(rows: RowCursor) -> Column:
+        step(rows)
+        return columns.FixedWidth(type_, np.ones(len(rows), np.bool_), rows.at)
+
+    return presence
 
 
 def _writer_union(writer: avro.Union, table: avro.Node, path: str) -> Step:
@@ -199,7 +206,7 @@ def _leaf(leaf: avro.Leaf, kind: str, path: str) -> Step:
         return number
     if leaf.kind == "boolean":
         return _boolean(path)
-    nothing = columns.Constant(pa.scalar(None))
+    nothing = columns.Constant(pa.scalar(None, arrow_type(leaf)))
     return lambda rows: nothing
 
 
@@ -234,21 +241,21 @@ def _integer(leaf: avro.Leaf, kind: str, path: str) -> Step:
 
 
 def _fixed(fixed: avro.Fixed, path: str) -> Step:
+    type_ = arrow_type(fixed)
+
     def slices(rows: RowCursor) -> tuple[Longs, Longs]:
         start = rows.fixed_bytes(fixed.size, path)
         return start, rows.pos.copy()
 
+    def values(rows: RowCursor) -> Column:
+        start = rows.fixed_bytes(fixed.size, path)
+        return columns.FixedWidth(type_, rows.buffer.rows(start, fixed.size), rows.at)
+
     if fixed.logical == "decimal":
         return _decimal(fixed, slices, path)
-    if fixed.logical != "uuid":
-        return lambda rows: columns.Slices(pa.binary(), rows.buffer, *slices(rows), rows.at, path)
-
-    def uuids(rows: RowCursor) -> Column:
-        texts = PaddedBuffer.of([wide_values.uuid_texts(rows.buffer, rows.fixed_bytes(fixed.size, path))])
-        start = PADDING + np.arange(len(rows)) * wide_values.UUID_CHARACTERS
-        return columns.Slices(pa.string(), texts, start, start + wide_values.UUID_CHARACTERS, rows.at, path)
-
-    return uuids
+    if pa.types.is_fixed_size_binary(type_):
+        return values
+    return lambda rows: columns.Slices(type_, rows.buffer, *slices(rows), rows.at, path)
 
 
 def _decimal(leaf: avro.Plain, slices: Callable[[RowCursor], tuple[Longs, Longs]], path: str) -> Step:

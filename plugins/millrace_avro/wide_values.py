@@ -1,17 +1,13 @@
-"""Values of 16 bytes, many at a time: decimals as two words, UUIDs as text."""
+"""Decimals of any length, many at a time, as two words each."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from millrace_avro.cursor import Longs, Mask, PaddedBuffer, Words
 
 _WORD_BITS = 64
 _MOST = (1 << 128) - 1
-UUID_CHARACTERS = 36
 
 
 def decimal_words(buffer: PaddedBuffer, start: Longs, end: Longs) -> Words:
@@ -47,17 +43,3 @@ def fits_precision(words: Words, precision: int) -> Mask:
     limit_high, limit_low = divmod(10**precision, 1 << 64)
     fits: Mask = (high < limit_high) | ((high == limit_high) & (low < limit_low))
     return fits
-
-
-_HEX: npt.NDArray[Any] = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8)
-# Where the two digits of each byte go in 8-4-4-4-12.
-_DIGITS_AT = 2 * np.arange(16) + np.repeat(np.arange(5), [4, 2, 2, 2, 6])
-
-
-def uuid_texts(buffer: PaddedBuffer, start: Longs) -> bytes:
-    """The 16 bytes at each position as 36 characters, one after the other."""
-    raw = buffer.bytes[start[:, None] + np.arange(16)]
-    digits = _HEX.reshape(256, 2)[raw]
-    texts = np.full((len(start), UUID_CHARACTERS), ord("-"), np.uint8)
-    texts[:, _DIGITS_AT], texts[:, _DIGITS_AT + 1] = digits[:, :, 0], digits[:, :, 1]
-    return texts.tobytes()

@@ -101,8 +101,6 @@ class HourFiles:
 
     def _write(self, hour: str) -> None:
         table = pa.Table.from_batches(self._held.pop(hour))
-        if table.schema != self._schema:  # a UUID is 16 bytes to the decoder
-            table = table.cast(self._schema)
         if hour not in self._open:
             if len(self._open) >= OPEN_FILES:
                 self._close(next(iter(self._open)))
@@ -110,6 +108,8 @@ class HourFiles:
             path = self._folder / f"{hour}-{self._name}-{number:04d}.parquet"
             settings = {"compression": "zstd", "metadata_collector": self._footers, **encodings(table)}
             self._open[hour] = path, pq.ParquetWriter(path, self._schema, **settings)
+        if table.schema != self._schema:  # a UUID is 16 bytes to the decoder
+            table = table.cast(self._schema)
         self._open[hour][1].write_table(table, row_group_size=ROW_GROUP_ROWS)
         del self._held_rows[hour], self._held_bytes[hour]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from millrace_avro.cursor import PADDING, PaddedBuffer
-from millrace_avro.schema import Array, Fixed, Leaf, Map, Node, Record, Union, parse
+from millrace_avro.schema import Array, Leaf, Map, Node, Record, Union, parse, without_nulls
 
 Schema = Any
 
@@ -180,6 +180,18 @@ def encode(schema: Schema, value: Any) -> bytes:
     return out.getvalue()
 
 
+def record(schema: Schema) -> Record:
+    """A writer's schema."""
+    node = parse(schema)
+    assert isinstance(node, Record)
+    return node
+
+
+def table_record(schema: Schema) -> Record:
+    """A table's schema, which has no column that can only be null."""
+    return without_nulls(record(schema))
+
+
 def in_one_buffer(bodies: list[bytes]) -> tuple[PaddedBuffer, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Bodies one after the other, and where each starts and ends."""
     sizes = np.array([len(body) for body in bodies], np.int64)
@@ -188,17 +200,15 @@ def in_one_buffer(bodies: list[bytes]) -> tuple[PaddedBuffer, np.ndarray[Any, An
 
 
 def shown(node: Node, value: Any) -> Any:
-    """What a table shows (`to_pylist`) for a value as fastavro reads it with the schema of the node."""
+    """What a table of the node's columns shows (`to_pylist`) for a value as fastavro reads it."""
     if isinstance(node, Union):
         return _shown_union(node, value)
     if isinstance(node, Record):
-        return {field.name: shown(field.type, value[field.name]) for field in node.fields}
+        return {field.name: shown(field.type, value[field.name]) for field in node.fields} or True
     if isinstance(node, Array):
         return [shown(node.items, item) for item in value]
     if isinstance(node, Map):
         return sorted((key, shown(node.values, item)) for key, item in value.items())
-    if isinstance(node, Fixed) and node.logical == "uuid":
-        value = uuid.UUID(bytes=value)  # fastavro leaves these alone
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, time):  # stays the number it is
@@ -252,8 +262,6 @@ def comparable(value: Any) -> Any:
 
 def rows_of(arrays: list[pa.Array], schema: Schema) -> list[Any]:
     """The rows as Python values."""
-    node = parse(schema)
-    assert isinstance(node, Record)
     columns = [array.to_pylist() for array in arrays]
-    names = [field.name for field in node.fields]
+    names = [field.name for field in table_record(schema).fields]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

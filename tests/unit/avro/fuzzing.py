@@ -27,12 +27,11 @@ import pyarrow as pa
 
 from millrace.records import HEADER_BYTES, BatchHeader, Message, build_batch
 from millrace_avro.rows import RowDecoder
-from millrace_avro.schema import Record, parse
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.log.messages import Decoder, body_decoder
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches
-from tests.unit.avro.avro_cases import comparable, encode, in_one_buffer, rows_of, shown
+from tests.unit.avro.avro_cases import comparable, encode, in_one_buffer, record, rows_of, shown, table_record
 from tests.unit.avro.fuzz_cases import SCHEMAS, Case
 
 ROWS = 250
@@ -125,7 +124,7 @@ class Target:
 
     def __init__(self, case: Case, dice: random.Random) -> None:
         self.name, self.case = case.name, case
-        self.writer, self.table = _record(case.writer), _record(case.table)
+        self.writer, self.table = record(case.writer), table_record(case.table)
         self.main, self.rows = body_decoder(self.writer, self.table), RowDecoder(self.writer, self.table)
         self.by_columns = isinstance(self.main, ColumnDecoder)
         self.parsed = fastavro.parse_schema(case.writer)
@@ -165,7 +164,7 @@ class Target:
         if self.case.writer is not self.case.table or not looked_at:
             return
         taken = [column.take(pa.array(looked_at)) for column in columns]
-        expected = [shown(self.writer, self._fastavro(bodies[good[at]])) for at in looked_at]
+        expected = [shown(self.table, self._fastavro(bodies[good[at]])) for at in looked_at]
         assert comparable(rows_of(taken, self.case.table)) == comparable(expected)
 
     def _fastavro(self, body: bytes) -> Any:
@@ -197,12 +196,6 @@ class Target:
         assert rows + rejected == stats.records == 3 * BATCH
         assert rows >= BATCH, "the batch that is whole lost records"
         counts["batches"] += 2
-
-
-def _record(schema: Any) -> Record:
-    node = parse(schema)
-    assert isinstance(node, Record)
-    return node
 
 
 def _same(one: pa.Array, two: pa.Array) -> bool:

@@ -14,10 +14,19 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from millrace_avro.rows import RowDecoder
-from millrace_avro.schema import Record, SchemaError, arrow_fields, parse
+from millrace_avro.schema import SchemaError, arrow_fields, parse
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.log.messages import body_decoder
-from tests.unit.avro.avro_cases import comparable, encode, in_one_buffer, messages, rows_of, shown
+from tests.unit.avro.avro_cases import (
+    comparable,
+    encode,
+    in_one_buffer,
+    messages,
+    record,
+    rows_of,
+    shown,
+    table_record,
+)
 
 PROMOTED = {
     "int": ["long", "float", "double"],
@@ -44,12 +53,6 @@ MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 DECIMAL_4 = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
 LATE = datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)
 PAIR = (ColumnDecoder, RowDecoder)
-
-
-def record(schema: Any) -> Record:
-    node = parse(schema)
-    assert isinstance(node, Record)
-    return node
 
 
 def table_of(*fields: dict[str, Any]) -> dict[str, Any]:
@@ -108,11 +111,12 @@ def test_an_evolved_table_shows_what_fastavro_reads_with_its_schema(case: tuple[
     bodies = [encode(writer, value) for value in values]
     schemas = fastavro.parse_schema(writer), fastavro.parse_schema(table)
     expected = [fastavro.schemaless_reader(io.BytesIO(body), *schemas) for body in bodies]
-    rows = [shown(record(table), row) for row in expected]
-    for decoder in (body_decoder(record(writer), record(table)), RowDecoder(record(writer), record(table))):
+    rows = [shown(table_record(table), row) for row in expected]
+    pair = record(writer), table_record(table)
+    for decoder in (body_decoder(*pair), RowDecoder(*pair)):
         arrays, faults = decoder.decode(*in_one_buffer(bodies))
         assert faults.reasons == {}
-        assert [array.type for array in arrays] == [each.type for each in arrow_fields(record(table))]
+        assert [array.type for array in arrays] == [each.type for each in arrow_fields(table_record(table))]
         if arrays:
             assert comparable(rows_of(arrays, table)) == comparable(rows)
 
@@ -131,7 +135,7 @@ def test_values_that_the_table_cannot_hold_are_rejected_one_by_one(decoder: type
         {"a": 1, "b": "BLUE", "c": "text"},
         {"a": 2, "b": "BLUE", "c": 4},
     ]
-    arrays, faults = decoder(record(writer), record(table)).decode(
+    arrays, faults = decoder(record(writer), table_record(table)).decode(
         *in_one_buffer([encode(writer, value) for value in values])
     )
     assert rows_of(arrays, table) == [{"a": 1, "b": "RED", "c": 3}, {"a": 2, "b": "BLUE", "c": 4}]
@@ -147,14 +151,16 @@ def test_an_unknown_symbol_becomes_the_default_of_the_tables_enum(decoder: type[
     writer = table_of(field("a", colours))
     table = table_of(field("a", {**colours, "symbols": ["NONE", "RED"], "default": "NONE"}))
     bodies = [encode(writer, {"a": symbol}) for symbol in ("GREEN", "RED")]
-    arrays, _ = decoder(record(writer), record(table)).decode(*in_one_buffer(bodies))
+    arrays, _ = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
     assert arrays[0].to_pylist() == ["NONE", "RED"]
 
 
 @pytest.mark.parametrize("decoder", PAIR)
 def test_a_renamed_field_is_found_by_its_alias(decoder: type[Any]) -> None:
     writer, table = table_of(field("old", "long")), table_of(field("new", "long", aliases=["old"]))
-    arrays, _ = decoder(record(writer), record(table)).decode(*in_one_buffer([encode(writer, {"old": 5})]))
+    arrays, _ = decoder(record(writer), table_record(table)).decode(
+        *in_one_buffer([encode(writer, {"old": 5})])
+    )
     assert arrays[0].to_pylist() == [5]
 
 
@@ -178,7 +184,7 @@ def test_logical_types_and_unions_resolve(
 ) -> None:
     writer, table = table_of(field("a", written)), table_of(field("a", wanted))
     bodies = [encode(writer, {"a": value})] * 2
-    arrays, faults = decoder(record(writer), record(table)).decode(*in_one_buffer(bodies))
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
     assert faults.reasons == {}
     assert comparable(arrays[0].to_pylist()) == comparable([expected] * 2)
 
@@ -219,7 +225,7 @@ def test_types_that_do_not_fit_are_refused_by_name(decoder: type[Any], written: 
 )
 def test_a_new_field_needs_a_default_that_fits(decoder: type[Any], wanted: dict[str, Any]) -> None:
     with pytest.raises(SchemaError, match=r"b: |Default value <x>"):
-        decoder(record(table_of(field("a", "long"))), record(table_of(wanted)))
+        decoder(record(table_of(field("a", "long"))), table_record(table_of(wanted)))
 
 
 @pytest.mark.parametrize("decoder", PAIR)
@@ -235,7 +241,7 @@ def test_defaults_are_read_from_json_as_avro_says(decoder: type[Any]) -> None:
     if decoder is ColumnDecoder:
         del defaults["many"], defaults["named"]
     table = table_of(*[field(name, schema, default=json) for name, (schema, json, _) in defaults.items()])
-    arrays, faults = decoder(record(table_of()), record(table)).decode(*in_one_buffer([b"", b""]))
+    arrays, faults = decoder(record(table_of()), table_record(table)).decode(*in_one_buffer([b"", b""]))
     assert not faults
     assert rows_of(arrays, table) == [{name: shown for name, (_, _, shown) in defaults.items()}] * 2
 

@@ -11,26 +11,21 @@ import pyarrow as pa
 import pytest
 
 from millrace_avro.rows import MAX_DEPTH, RowDecoder
-from millrace_avro.schema import Record, SchemaError, arrow_fields, arrow_type, parse
+from millrace_avro.schema import SchemaError, arrow_fields, arrow_type, parse
 from millrace_avro.vectorised import ColumnDecoder
 from millrace_warehouse.log.messages import body_decoder
-from tests.unit.avro.avro_cases import encode, in_one_buffer, rows_of
+from tests.unit.avro.avro_cases import encode, in_one_buffer, record, rows_of, table_record
 from tests.unit.avro.fuzz_cases import INNER, SCHEMAS, TREE, Case
 
 PAIR = (ColumnDecoder, RowDecoder)
 INNER_1 = {"n": 1, "s": None}
 DECIMAL = {"type": "bytes", "logicalType": "decimal"}
 MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+EMPTY = {"type": "record", "name": "Empty", "fields": []}
 FIXED_2 = {"type": "fixed", "name": "F", "size": 2}
 FIXED_12 = {"type": "fixed", "name": "F", "size": 12}
 LONG_NANOS = {"type": "long", "logicalType": "timestamp-nanos"}
 LONG_MICROS = {"type": "long", "logicalType": "timestamp-micros"}
-
-
-def record(schema: Any) -> Record:
-    node = parse(schema)
-    assert isinstance(node, Record)
-    return node
 
 
 def column(schema: Any, name: str = "a", **more: Any) -> dict[str, Any]:
@@ -40,7 +35,7 @@ def column(schema: Any, name: str = "a", **more: Any) -> dict[str, Any]:
 def decoded(
     decoder: type[Any], writer: Any, table: Any, bodies: list[bytes]
 ) -> tuple[list[Any], dict[int, str]]:
-    arrays, faults = decoder(record(writer), record(table)).decode(*in_one_buffer(bodies))
+    arrays, faults = decoder(record(writer), table_record(table)).decode(*in_one_buffer(bodies))
     return rows_of(arrays, table), faults.reasons
 
 
@@ -50,7 +45,7 @@ def decoded(
         (LONG_NANOS, pa.int64()),
         ({"type": "long", "logicalType": "local-timestamp-nanos"}, pa.int64()),
         ({"type": "bytes", "logicalType": "big-decimal"}, pa.binary()),
-        ({**FIXED_12, "logicalType": "duration"}, pa.binary()),
+        ({**FIXED_12, "logicalType": "duration"}, pa.binary(12)),
         ({**DECIMAL, "precision": 38, "scale": 38}, pa.decimal128(38, 38)),
         ({**DECIMAL, "precision": 39}, pa.binary()),
         # What does not fit its type is ignored.
@@ -59,15 +54,17 @@ def decoded(
         ({**DECIMAL, "precision": 2, "scale": 3}, pa.binary()),
         ({**DECIMAL, "precision": 2, "scale": -1}, pa.binary()),
         ({**DECIMAL, "precision": "2"}, pa.binary()),
-        ({**FIXED_2, "logicalType": "decimal", "precision": 5}, pa.binary()),
+        ({**FIXED_2, "logicalType": "decimal", "precision": 5}, pa.binary(2)),
         ({**FIXED_2, "logicalType": "decimal", "precision": 4}, pa.decimal128(4, 0)),
         ({"type": "string", "logicalType": "decimal", "precision": 4}, pa.string()),
-        ({"type": "fixed", "name": "F", "size": 15, "logicalType": "uuid"}, pa.binary()),
-        ({"type": "fixed", "name": "F", "size": 16, "logicalType": "uuid"}, pa.string()),
+        ({"type": "fixed", "name": "F", "size": 15, "logicalType": "uuid"}, pa.binary(15)),
+        ({"type": "fixed", "name": "F", "size": 16, "logicalType": "uuid"}, pa.binary(16)),
         ({"type": "bytes", "logicalType": "uuid"}, pa.binary()),
         ({"type": "int", "logicalType": "timestamp-millis"}, pa.int32()),
         ({"type": "long", "logicalType": "time-millis"}, pa.int64()),
-        ({"type": "fixed", "name": "F", "size": 11, "logicalType": "duration"}, pa.binary()),
+        ({"type": "fixed", "name": "F", "size": 11, "logicalType": "duration"}, pa.binary(11)),
+        ({"type": "fixed", "name": "F", "size": 0}, pa.binary()),
+        ({"type": "fixed", "name": "F", "size": 20, "logicalType": "decimal", "precision": 40}, pa.binary()),
         ({"type": "long", "logicalType": ["no", "text"]}, pa.int64()),
         (["string"], pa.string()),
     ],
@@ -97,7 +94,7 @@ def test_every_logical_type_has_a_column_and_those_that_do_not_fit_are_ignored(
 )
 def test_numbers_that_mean_something_else_are_refused(decoder: type[Any], written: Any, wanted: Any) -> None:
     with pytest.raises(SchemaError, match="a: "):
-        decoder(record(column(written)), record(column(wanted)))
+        decoder(record(column(written)), table_record(column(wanted)))
 
 
 @pytest.mark.parametrize("decoder", PAIR)
@@ -287,14 +284,92 @@ def test_a_block_with_its_size_in_bytes_is_read() -> None:
     assert decoded(RowDecoder, schema, schema, [b"\3\4\2\4\2\6\0"]) == ([{"a": [1, 2, 3]}], {})
 
 
-def test_a_record_without_fields_is_no_column_but_may_be_written() -> None:
-    empty = {"type": "record", "name": "Empty", "fields": []}
-    with pytest.raises(SchemaError, match="has no fields"):
-        arrow_fields(record(column(empty)))
-    writer = {
+@pytest.mark.parametrize("decoder", PAIR)
+def test_a_record_without_fields_says_whether_it_is_there(decoder: type[Any]) -> None:
+    fields = [
+        {"name": "e", "type": EMPTY},
+        {"name": "maybe", "type": ["null", "Empty"]},
+        {"name": "either", "type": ["null", "long", "Empty"]},
+        {"name": "inside", "type": column("null") | {"name": "Inside"}},
+        {"name": "new", "type": "Empty", "default": {}},
+    ]
+    table = {"type": "record", "name": "R", "fields": fields}
+    writer = {**table, "fields": fields[:-1]}
+    there = {"e": True, "inside": True, "new": True}
+    rows = [
+        {**there, "maybe": True, "either": {"member0": None, "member1": True}},
+        {**there, "maybe": None, "either": {"member0": 3, "member1": None}},
+        {**there, "maybe": None, "either": None},
+    ]
+    assert decoded(decoder, writer, table, [b"\2\4", b"\0\2\6", b"\0\0"]) == (rows, {})
+    assert decoded(decoder, writer, column("int", default=4), [b"\2\4"]) == ([{"a": 4}], {})
+    assert decoded(decoder, column("long", "e"), column("long", "e"), [b"\2"]) == ([{"e": 1}], {})
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_a_record_with_fields_is_read_as_one_without_any(decoder: type[Any]) -> None:
+    full = {"type": "record", "name": "Empty", "fields": [{"name": "x", "type": "string"}]}
+    assert decoded(decoder, column(full), column(EMPTY), [b"\2x"]) == ([{"a": True}], {})
+    _, faults = decoded(decoder, column(full), column(EMPTY), [b"\4x"])
+    assert list(faults) == [0]
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_what_can_only_be_null_is_no_column_at_any_depth(decoder: type[Any]) -> None:
+    kinds = {"x": "null", "y": "int", "z": ["null"]}
+    fields = [{"name": name, "type": kind} for name, kind in kinds.items()]
+    inner = {"type": "record", "name": "Inner", "fields": fields}
+    schema = {
         "type": "record",
         "name": "R",
-        "fields": [{"name": "e", "type": empty}, {"name": "a", "type": "int"}],
+        "fields": [
+            {"name": "a", "type": "null"},
+            {"name": "b", "type": inner},
+            {"name": "c", "type": ["null"]},
+            {"name": "d", "type": ["null", "string", "Inner"]},
+        ],
     }
-    for decoder in PAIR:
-        assert decoded(decoder, writer, column("int"), [b"\2"]) == ([{"a": 1}], {})
+    row = {"b": {"y": 1}, "d": {"member0": None, "member1": {"y": 2}}}
+    assert decoded(decoder, schema, schema, [b"\2\0\0\4\4\0"]) == ([row], {})
+    later = {**schema, "fields": [{"name": "c", "type": ["null", "string"]}]}
+    assert decoded(decoder, schema, later, [b"\2\0\0\4\4\0"]) == ([{"c": None}], {})
+
+
+def test_nulls_in_arrays_and_maps_are_booleans() -> None:
+    fields = [
+        {"name": "a", "type": {"type": "array", "items": ["null"]}},
+        {"name": "m", "type": {"type": "map", "values": "null"}},
+        {"name": "e", "type": {"type": "map", "values": EMPTY}},
+    ]
+    schema = {"type": "record", "name": "R", "fields": fields}
+    types = [str(field.type) for field in arrow_fields(table_record(schema))]
+    assert types == ["list<element: bool>", "map<string, bool>", "map<string, bool>"]
+    rows, faults = decoded(RowDecoder, schema, schema, [b"\4\0\0\0" + b"\2\2k\0" + b"\2\2k\0"])
+    assert (rows, faults) == ([{"a": [None, None], "m": [("k", None)], "e": [("k", True)]}], {})
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+@pytest.mark.parametrize("size", [0, 1, 16, 20, 100])
+def test_bytes_of_one_size_are_a_column_of_that_size(decoder: type[Any], size: int) -> None:
+    schema = column(["null", {"type": "fixed", "name": "F", "size": size}])
+    values = [bytes([number]) * size for number in range(3)]
+    bodies = [b"\2" + values[0], b"\0", b"\2" + values[1], b"\2" + values[2]]
+    rows, faults = decoded(decoder, schema, schema, bodies)
+    assert (rows, faults) == ([{"a": value} for value in (values[0], None, *values[1:])], {})
+    if size:
+        cut = b"\2" + values[0][:-1]
+        for order in ([cut], [*bodies, cut], [cut, *bodies]):
+            rows, faults = decoded(decoder, schema, schema, order)
+            assert (len(rows), list(faults)) == (len(order) - 1, [order.index(cut)])
+
+
+@pytest.mark.parametrize("decoder", PAIR)
+def test_branches_of_the_same_short_name_are_told_apart_without_their_nulls(decoder: type[Any]) -> None:
+    one, two = (
+        {**column(kind), "name": "X", "namespace": space} for kind, space in (("int", "a"), ("string", "b"))
+    )
+    for branch in (one, two):
+        branch["fields"] = [*branch["fields"], {"name": "nothing", "type": "null"}]
+    schema = column(["null", one, two])
+    rows, faults = decoded(decoder, schema, schema, [b"\4\2x"])
+    assert (rows, faults) == ([{"a": {"member0": None, "member1": {"a": "x"}}}], {})

@@ -16,9 +16,9 @@ from millrace.records import Message, batch_crc
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts, window_start
 from millrace_avro.schema import SchemaError
-from millrace_warehouse.columns import META_FIELDS
+from millrace_warehouse.columns import LOG_FIELDS, OWN_FIELDS
 from millrace_warehouse.load.sequences import count_sequences
-from millrace_warehouse.log.messages import DecodedBatch, Decoder, event_times
+from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges, join_stats
 from millrace_warehouse.log.reading import read_cut
 from tests.support import REPOSITORY
@@ -35,6 +35,7 @@ SCHEMAS: dict[int, Any] = {
     4: {"type": "enum", "name": "E", "symbols": ["A"]},
 }
 START = 1431857103000
+MICROS = {"type": "long", "logicalType": "timestamp-micros"}
 
 
 def page_view(
@@ -65,10 +66,14 @@ def view(sequence: int, schema_id: int = 1, **more: Any) -> Message:
 
 
 def decode(
-    log: MemoryLog, table: Any = PAGE_VIEW, cut_bytes: int = 1 << 40
+    log: MemoryLog,
+    table: Any = PAGE_VIEW,
+    cut_bytes: int = 1 << 40,
+    filing: Filing | None = None,
+    lookup: Any = SCHEMAS.get,
 ) -> tuple[list[DecodedBatch], RangeStats]:
     range_ = Range("PageView", 3, 0, log.high_watermark, 0)
-    decoder, parts = Decoder(table, SCHEMAS.get), []
+    decoder, parts = Decoder(table, lookup, filing), []
     batches: list[DecodedBatch] = []
     for cut in cut_ranges([range_], cut_bytes):
         stats = RangeStats.of(cut)
@@ -89,7 +94,7 @@ def test_rows_carry_where_they_come_from() -> None:
     log.append([view(0), Message(-1, b"key", view(1).value)], Codec.ZSTD)
     batches, stats = decode(log)
     rows = table_of(batches).to_pylist()
-    assert [[row[field.name] for field in META_FIELDS if field.name != "_timestamp"] for row in rows] == [
+    assert [[row[field.name] for field in LOG_FIELDS if field.name != "_timestamp"] for row in rows] == [
         [3, 0, None, 1],
         [3, 1, b"key", 1],
     ]
@@ -181,9 +186,10 @@ def test_the_account_closes_however_damaged_the_messages_and_wherever_the_cuts()
         assert rejected > 50
 
 
-def test_a_table_whose_field_has_one_of_our_names_is_refused() -> None:
-    table = {"type": "record", "name": "R", "fields": [{"name": "_offset", "type": "long"}]}
-    with pytest.raises(SchemaError, match="_offset"):
+@pytest.mark.parametrize("name", ["_offset", "_load", "_TIME", "_partition"])
+def test_a_table_whose_field_has_one_of_our_names_is_refused(name: str) -> None:
+    table = {"type": "record", "name": "R", "fields": [{"name": name, "type": "long"}]}
+    with pytest.raises(SchemaError, match=name):
         Decoder(table, SCHEMAS.get)
     with pytest.raises(SchemaError, match="must be an Avro record"):
         Decoder({"type": "array", "items": "long"}, SCHEMAS.get)
@@ -206,8 +212,81 @@ def test_events_without_an_audit_header_have_the_time_of_their_record() -> None:
     log.append([message(3, b"\2")])
     batches, stats = decode(log, OTHER)
     assert (stats.min_time, stats.max_time) == (START, START)
-    assert event_times(batches[0].rows).cast(pa.int64()).to_pylist() == [START * 1000]
     assert count_sequences(batches[0].rows) == SequenceCounts()
+    ((filed,), _) = decode(log, OTHER, filing=Filing(1, START + 1))
+    assert filed.rows["_time"].cast(pa.int64()).to_pylist() == [START * 1000]
+
+
+def test_the_rows_of_a_load_carry_its_number_and_the_time_they_are_filed_by() -> None:
+    log = MemoryLog()
+    log.append([view(0), view(1, time=START + 1)], Codec.ZSTD)
+    ((batch,), _) = decode(log, filing=Filing(load=1 << 40, file_by_ms=START + 2))
+    assert batch.rows.schema.names[-len(OWN_FIELDS) :] == [field.name for field in OWN_FIELDS]
+    assert batch.rows["_load"].to_pylist() == [1 << 40] * 2
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [START * 1000, (START + 1) * 1000]
+    assert "_time" not in decode(log)[0][0].rows.schema.names
+
+
+YEAR_1, YEAR_9999 = -62_135_596_800_000, 253_402_300_799_999
+
+
+@pytest.mark.parametrize(
+    ("time", "filed"),
+    [
+        (YEAR_1, False),
+        (-1, False),
+        (0, True),
+        (START, True),
+        (START + 9, True),
+        (START + 10, False),
+        (YEAR_9999, False),
+    ],
+)
+def test_a_time_that_no_sound_clock_has_shown_files_no_row_and_loses_none(time: int, filed: bool) -> None:
+    log = MemoryLog()
+    log.append([view(0), view(1, time=time), view(2)])
+    batches, stats = decode(log, filing=Filing(1, START + 10))
+    rows = table_of(batches)
+    assert rows["_time"].cast(pa.int64()).to_pylist() == [
+        START * 1000,
+        time * 1000 if filed else None,
+        START * 1000,
+    ]
+    assert [row["header"]["sequence"] for row in rows.select(["header"]).to_pylist()] == [0, 1, 2]
+    assert rows["header"].chunk(0).field("time")[1].value == time * 1000  # what the producer said is kept
+    assert (stats.records, stats.rejected) == (3, 0)
+    assert (stats.min_time, stats.max_time) == (min(START, time), max(START, time))
+
+
+def test_a_row_without_a_header_or_without_a_time_in_it_is_filed_under_no_hour() -> None:
+    header = {"type": "record", "name": "H", "fields": [{"name": "time", "type": ["null", MICROS]}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "header", "type": ["null", header]}]}
+    log, values = MemoryLog(), [{"header": {"time": 5}}, {"header": None}, {"header": {"time": None}}]
+    log.append([message(5, encode(schema, value)) for value in values])
+    ((batch,), stats) = decode(log, schema, filing=Filing(1, START), lookup={5: schema}.get)
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [5, None, None]
+    assert (stats.min_time, stats.max_time) == (0, 0)
+
+
+@pytest.mark.parametrize("zone", ["", "local-"])
+@pytest.mark.parametrize("unit", ["millis", "micros"])
+def test_every_timestamp_type_of_the_header_files_a_row(zone: str, unit: str) -> None:
+    time = {"type": "long", "logicalType": f"{zone}timestamp-{unit}"}
+    header = {"type": "record", "name": "H", "fields": [{"name": "time", "type": time}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "header", "type": header}]}
+    log = MemoryLog()
+    log.append([message(5, encode(schema, {"header": {"time": 5}}))])
+    ((batch,), _) = decode(log, schema, filing=Filing(1, START), lookup={5: schema}.get)
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [5000 if unit == "millis" else 5]
+
+
+def test_a_header_whose_time_is_no_timestamp_leaves_the_records_own() -> None:
+    header = {"type": "record", "name": "H", "fields": [{"name": "time", "type": "string"}]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "header", "type": header}]}
+    log = MemoryLog()
+    log.append([message(5, encode(schema, {"header": {"time": "noon"}}))])
+    ((batch,), _) = decode(log, schema, filing=Filing(1, START + 1), lookup={5: schema}.get)
+    assert batch.rows["_time"].cast(pa.int64()).to_pylist() == [START * 1000]
 
 
 def test_sequences_are_counted_per_producer_and_window() -> None:

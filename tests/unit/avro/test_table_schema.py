@@ -5,29 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from millrace_warehouse.table.revisions import FOLDER_COLUMNS
 
 from millrace_avro.schema import MAX_NODES, SchemaError
-from millrace_warehouse.columns import FOLDER_NAMES, META_FIELDS, OUR_NAMES, check_table_schema
+from millrace_warehouse.columns import OWN_FIELDS, RESERVED_NAMES, check_table_schema
 
 
 def record(*names: str, name: str = "R", type_: Any = "int") -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": [{"name": each, "type": type_} for each in names]}
 
 
-def test_every_column_that_millrace_writes_or_reads_from_folders_is_among_the_reserved_names() -> None:
-    assert {field.name for field in META_FIELDS} <= OUR_NAMES
-    assert set(FOLDER_COLUMNS.names) == FOLDER_NAMES
+def test_every_column_that_millrace_writes_is_among_the_reserved_names() -> None:
+    assert {field.name for field in OWN_FIELDS} <= RESERVED_NAMES
 
 
-@pytest.mark.parametrize("name", ["date", "hour", "rev", "_offset", "_load", "_time", "_deleted", "Date"])
-def test_a_reserved_name_is_refused_whatever_its_case(name: str) -> None:
+@pytest.mark.parametrize("name", ["_offset", "_load", "_time", "_topic_partition", "_KEY"])
+def test_a_name_of_millrace_is_refused_whatever_its_case(name: str) -> None:
     with pytest.raises(SchemaError, match=f"^its field {name} has the name of one of Millrace's columns$"):
         check_table_schema(record("url", name))
 
 
+@pytest.mark.parametrize("name", ["_partition", "_deleted", "_File", "_pos", "_row_id"])
+def test_a_name_of_iceberg_is_refused_whatever_its_case(name: str) -> None:
+    with pytest.raises(SchemaError, match=f"^its field {name} has the name of one of Apache Iceberg's"):
+        check_table_schema(record("url", name))
+
+
+@pytest.mark.parametrize("name", ["date", "hour", "rev", "Date"])
+def test_a_name_that_folders_once_had_is_free(name: str) -> None:
+    check_table_schema(record("url", name))
+
+
 def test_a_reserved_name_inside_a_record_and_one_that_only_looks_like_it_are_allowed() -> None:
-    inner = record("date", "_offset", name="Inner")
+    inner = record("_load", "_offset", name="Inner")
     schema = record("url", "_id", "dates")
     schema["fields"].append({"name": "inner", "type": inner})
     assert [field.name for field in check_table_schema(schema).fields] == ["url", "_id", "dates", "inner"]
