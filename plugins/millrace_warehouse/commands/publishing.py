@@ -71,7 +71,10 @@ def tables(request: Tables, output: Output) -> None:
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def hourly(words: Sequence[str]) -> None:
-    """Is gone: `millrace publish` does what it did."""
+    """Is gone: `millrace publish` does what it did.
+
+    Example: millrace publish PageView --proven --warehouse /data/warehouse --auditor http://127.0.0.1:8082
+    """
     raise ConfigError(
         "`millrace hourly` is gone: publish hours as an Iceberg table, and late rows with them, with"
         " `millrace publish TOPIC --proven --warehouse URI --auditor URL`"

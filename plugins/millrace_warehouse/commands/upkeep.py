@@ -32,7 +32,7 @@ def expire(request: Expire, output: Output) -> None:
 
 
 def _show_expired(deleted: str, answer: Mapping[str, Any]) -> None:
-    columns = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes")
+    columns = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes", "waiting")
     table = table_of("", *(name.replace("_", " ") for name in columns), "")
     table.add_row(deleted, *(f"{answer[name]:,}" for name in columns), "")
     show(table)

@@ -240,9 +240,9 @@ class Expire:
     )
     reader_grace_s: float = option(
         "--reader-grace AGE",
-        "Keep what the table named until that long ago: for queries that run.",
+        "Keep what no snapshot names any more at least that long: for queries that run.",
         words.parse_age,
-        default="6h",
+        default="3d",
     )
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be deleted, and delete nothing.", default=False)

@@ -44,7 +44,7 @@ MIRROR = ("topic", "origin", "max_bytes")
 PUBLISH = ("topic", "start", "end", "unproven_after")
 REASON, AGE = ("topic", "start", "end", "reason"), ("topic", "older_than")
 SETTINGS = MillraceSettings(bootstrap="b:1", registry="r", auditor="a", warehouse="/w")
-HOURS = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
+HOURS: dict[str, Any] = {"start": "2015-05-17T10:00:00Z", "end": "2015-05-17T12:00:00Z"}
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,9 @@ def test_templates_are_rendered_before_the_command_is_made(fields: Sequence[str]
         ("topics",): LoadTopicOperator(task_id="a", topics=["{{ x }}", "B"]),
         BOUNDS: LoadTopicOperator(task_id="l", **dict.fromkeys(BOUNDS, "{{ x }}")),
         MIRROR: MirrorTopicOperator(task_id="b", **dict.fromkeys(MIRROR, "{{ x }}")),
-        PUBLISH: PublishOperator(task_id="c", **dict.fromkeys(PUBLISH, "{{ x }}")),
+        PUBLISH: PublishOperator(
+            task_id="c", topic="{{ x }}", start="{{ x }}", end="{{ x }}", unproven_after="{{ x }}"
+        ),
         REASON: ReloadHoursOperator(
             task_id="d", topic="{{ x }}", start="{{ x }}", end="{{ x }}", reason="{{ x }}"
         ),
@@ -210,7 +212,7 @@ def test_the_data_interval_names_the_hours_by_default() -> None:
 
 def answer(*hours: str, published: bool = True, waiting: int = 0) -> dict[str, Any]:
     """What `millrace publish --json` says of a topic."""
-    verdict = {"verdict": "complete", "watermark": None, "checked": None, "reasons": []}
+    verdict: dict[str, Any] = {"verdict": "complete", "watermark": None, "checked": None, "reasons": []}
     change = {"kind": "first", "loads": [], "verdict": verdict, "added": 7, "removed": 0}
     return {
         "topic": "PageView",

@@ -32,9 +32,12 @@ def publish_all(warehouse: Path) -> None:
 
 def test_expiry_keeps_what_is_not_published_and_says_why(warehouse: Path) -> None:
     ages = ["--older-than", "0s", "--reader-grace", "0s"]
+    words = [TOPIC, "--unasked", "--hour", "2015-05-17T11", "--warehouse", str(warehouse)]
+    assert CliRunner().invoke(publish, words).exit_code == 0
     done = CliRunner().invoke(expire, [TOPIC, "--warehouse", str(warehouse), *ages])
     assert done.exit_code == 0, done.exception
-    assert "kept: " in done.stderr
+    assert "kept: PageView/loads/0000000001.json: 2015-05-17T1" in done.stderr
+    assert "waits to be published" in done.stderr
     publish_all(warehouse)
     tried = CliRunner().invoke(expire, [TOPIC, "--warehouse", str(warehouse), *ages, "--dry-run"])
     assert "would delete" in tried.stdout
@@ -54,7 +57,7 @@ def test_verify_ends_with_a_table_or_with_the_problem(warehouse: Path) -> None:
     assert (topic["topic"], topic["rows"], topic["published"]) == (TOPIC, 180, 180)
     gone = next((warehouse / TOPIC / "rows").glob("*/2015-05-17T10-*.parquet"))
     gone.unlink()
-    bad = CliRunner().invoke(verify, [str(warehouse), "--no-catalog", "--json"])
+    bad = CliRunner().invoke(verify, [str(warehouse), "--json"])
     assert isinstance(bad.exception, MillraceError)
     assert gone.name in str(bad.exception)
     answer = json.loads(bad.stdout)
@@ -76,7 +79,7 @@ def test_a_brokers_folder_is_not_told_to_move_its_logs_away(tmp_path: Path, name
     (tmp_path / "PageView-0-abc").mkdir()
     refused = CliRunner().invoke(verify, [str(tmp_path)])
     assert isinstance(refused.exception, MillraceError)
-    assert "is a broker's log directory, not a warehouse: check it with `millrace log verify`" in str(
+    assert "is a broker's log directory, no warehouse: check it with `millrace log verify`" in str(
         refused.exception
     )
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_judged_waits_for_ever_unless_an_age_is_given() -> None:
 
 
 def test_a_default_that_is_a_word_means_the_same_to_code() -> None:
-    assert Expire(topic="T", warehouse="/w", older_than_s=1).reader_grace_s == 21_600
+    assert Expire(topic="T", warehouse="/w", older_than_s=1).reader_grace_s == 259_200
 
 
 @pytest.mark.parametrize("cls", [Publish, Compact, Tables, Expire, Verify])
