@@ -24,7 +24,16 @@ def open_storage(warehouse: str) -> Storage:
         return LocalStorage(_folder(warehouse))
     if scheme == "hdfs":
         return HdfsStorage(*find_webhdfs(warehouse, read_settings()))
-    raise ConfigError(f"warehouse {warehouse!r}: {scheme}:// is no storage that Millrace knows: use file://")
+    if scheme in OBJECT_STORES:
+        # Here, since obstore is an extra.
+        from millrace_warehouse.storage.objects import ObjectStorage, settings_of
+
+        root = warehouse.rstrip("/")
+        return ObjectStorage(root, settings_of(root))
+    raise ConfigError(
+        f"warehouse {warehouse!r}: {scheme}:// is no storage that Millrace knows: use file://, hdfs://, s3://,"
+        " gs:// or abfss://"
+    )
 
 
 def _folder(warehouse: str) -> str:
