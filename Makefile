@@ -5,7 +5,7 @@ ROUNDS ?= 10
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lines mutants up compat test-hdfs test-objects soak attack bench-broker bench-load clean setup kcat fault-load
+.PHONY: help demo test check lines mutants up compat test-hdfs test-readers test-objects soak attack bench-broker bench-load clean setup kcat fault-load
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -40,6 +40,13 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (2 min)
 	$(BIN)/python -m pytest tests/objects
+test-readers: setup .cache/readers/.installed ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables (5 min)
+	$(BIN)/python -m pytest tests/readers
+
+.cache/readers/.installed: tests/readers/requirements.txt
+	$(PYTHON) -m venv .cache/readers
+	.cache/readers/bin/pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
 
 soak: setup ## The property tests on new examples, then kills, power cuts and the attack, ROUNDS rounds each (10)
 	MILLRACE_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak and not long" tests/unit

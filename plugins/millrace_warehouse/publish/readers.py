@@ -99,10 +99,9 @@ def _readers(storage: Storage, catalog: Catalog, topic: str, table: Table) -> di
     local = isinstance(catalog, SqlCatalog) and catalog.properties["uri"].startswith("sqlite:///")
     identifier, metadata = ".".join(table.name()), table.metadata_location
     named = "" if local else f", catalog={catalog.name!r}"
+    scan = "iceberg_scan('{}')".format(metadata.replace("'", "''"))
     lines = {
-        "DuckDB": shlex.join(
-            ["duckdb", "-c", f"INSTALL iceberg; LOAD iceberg; FROM iceberg_scan('{metadata}')"]
-        ),
+        "DuckDB": shlex.join(["duckdb", "-c", f"INSTALL iceberg; LOAD iceberg; FROM {scan}"]),
         "pandas": _python(
             "from pyiceberg.table import StaticTable",
             f"print(StaticTable.from_metadata({metadata!r}).scan().to_pandas())",

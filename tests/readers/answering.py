@@ -1,0 +1,72 @@
+"""An engine in a process of its own: each line of input is a JSON query, each line of output its JSON answer.
+
+    python answering.py spark '{"spark.sql.catalog.millrace": …}'      a query is SQL
+    python answering.py duckdb                                         a query is SQL
+    python answering.py pyiceberg                                      a query is a metadata file: its hours
+
+The answer is {"rows": [[…]]} or {"error": "…"}. Run by the readers' Python, without Millrace's code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+Rows = list[list[Any]]
+
+
+def spark(settings: str) -> Callable[[str], Rows]:
+    """A session with Iceberg's runtime."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[1]")
+    for key, value in json.loads(settings).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return lambda query: [list(row) for row in session.sql(query).collect()]
+
+
+def duckdb() -> Callable[[str], Rows]:
+    """A connection with the extension that `INSTALL iceberg` has put into the home folder."""
+    import duckdb as engine
+
+    connection = engine.connect(config={"TimeZone": "UTC"})
+    connection.execute("LOAD iceberg")
+    return lambda query: [list(row) for row in connection.execute(query).fetchall()]
+
+
+def pyiceberg() -> Callable[[str], Rows]:
+    """pyiceberg with its own FileIO: rows by hour."""
+    from pyiceberg.table import StaticTable
+
+    def hours(metadata: str) -> Rows:
+        scan = StaticTable.from_metadata(metadata).scan(selected_fields=("_time",))
+        times = scan.to_arrow()["_time"].to_pylist()
+        counted = Counter(None if time is None else time.strftime("%Y-%m-%dT%H") for time in times)
+        return [[hour, rows] for hour, rows in counted.items()]
+
+    return hours
+
+
+def main(engine: str, *arguments: str) -> None:
+    """Answer until the input ends."""
+    engines: dict[str, Callable[..., Callable[[str], Rows]]] = {
+        "spark": spark,
+        "duckdb": duckdb,
+        "pyiceberg": pyiceberg,
+    }
+    ask = engines[engine](*arguments)
+    for line in sys.stdin:
+        try:
+            answer: dict[str, Any] = {"rows": ask(json.loads(line))}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer, default=str), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
