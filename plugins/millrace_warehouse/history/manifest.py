@@ -234,7 +234,7 @@ class HourChange:
     hour: str
     """`2015-05-17T10`, UTC, or UNFILED."""
     kind: str
-    """first, late, reload or verdict."""
+    """first, late, reload, verdict, or rebuild: rows of which no file was left."""
     loads: Sequence[LoadRows]
     """What was added; for `reload`, what the hour has of the new editions now."""
     verdict: Verdict
@@ -295,6 +295,8 @@ class Publication:
     """[first, last] published hours whose newest verdict is not complete; UNFILED, which never is, apart."""
     rows: int
     """Of the table after it."""
+    lost: Mapping[str, Sequence[LoadRows]] = dataclasses.field(default_factory=dict)
+    """Published hour -> the rows of it that the table lacks: when it was made again, no file had them."""
     changes: Sequence[HourChange]
     format: int = FORMAT
     sha256: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyiceberg.manifest import DataFile as IcebergDataFile
 
@@ -36,8 +36,8 @@ def new_files(
     return entries, schema
 
 
-def load_entries(storage: Storage, manifest: LoadManifest, hours: set[str]) -> list[IcebergDataFile]:
-    """The entries of a load's files of these hours."""
+def load_entries(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
+    """The entries of a load's files of these hours; MillraceError unless the files are there."""
     topic = manifest.topic
     files = {file.path: file for file in manifest.files if file.hour in hours}
     if not files:
@@ -51,6 +51,18 @@ def load_entries(storage: Storage, manifest: LoadManifest, hours: set[str]) -> l
                 f"{topic}/{path} {state}: restore it from a copy, or read the offsets of load"
                 f" {manifest.load} again with `millrace reload`"
             )
+    return entries_of(storage, manifest, hours)
+
+
+def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str]) -> list[IcebergDataFile]:
+    """The entries of a load's files of these hours, whether or not the files are there.
+
+    MillraceError unless they say what the load's manifest says.
+    """
+    topic = manifest.topic
+    files = {file.path: file for file in manifest.files if file.hour in hours}
+    if not files:
+        return []
     assert manifest.entries is not None, "rows have entries"
     path = f"{topic}/{manifest.entries.path}"
     try:

@@ -43,8 +43,6 @@ from millrace_warehouse.history.manifest import (
     Publication,
     Verdict,
     encode,
-    now,
-    sealed,
 )
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
@@ -52,6 +50,7 @@ from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.publish.due import choose, judge_late
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.hours_table import bring_up_to_date
+from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import Replacement, take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
 from millrace_warehouse.publish.table import (
@@ -147,6 +146,7 @@ class _Attempts:
     def __init__(self, run: PublishRun, topic: str) -> None:
         self._run, self._topic = run, topic
         self._verdicts: dict[str, Verdict] = {}
+        self._to_rebuild = run.rebuild
         self._made: set[str] = set()
         """Paths of the records that commits were tried with: the table may turn out to name any of them."""
 
@@ -173,6 +173,8 @@ class _Attempts:
 
     def _publish_once(self) -> PublishResult:
         run, topic, storage = self._run, self._topic, self._run.storage
+        if self._to_rebuild:
+            self._rebuild()
         table = find_table(run.catalog, topic)
         before = publication_of(storage, topic, table)
         if table is not None:
@@ -193,6 +195,19 @@ class _Attempts:
         if not state.changes and state.through.load - caught_up < CATCH_UP:
             return self._result(table, before, state.unpublished)
         return self._commit(table, before, state)
+
+    def _rebuild(self) -> None:
+        """Make the table again, once; what newer loads have for it is then published as always."""
+        run = self._run
+        if run.dry_run:
+            raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
+        table, publication, path = rebuild_table(
+            run.storage, run.catalog, self._topic, run.run_id, run.progress
+        )
+        self._to_rebuild = False
+        record(run.storage, path, publication)
+        bring_up_to_date(run.catalog, run.storage, self._topic, table, publication)
+        run.progress("table made again")
 
     def _ask(self, hour: str) -> Verdict:
         if hour not in self._verdicts:
@@ -249,26 +264,7 @@ class _Attempts:
         if table is not None and before is not None:
             previous = PreviousPublication(path=table.properties[PATH], sha256=before.sha256)
         changes = state.settled()
-        return sealed(
-            Publication(
-                topic=self._topic,
-                number=state.number + 1,
-                attempt=attempt,
-                run_id=self._run.run_id,
-                created=now(),
-                previous=previous,
-                loads=state.through,
-                schema=state.schema,
-                published=state.published.ranges(),
-                unfiled_published=state.unfiled_published,
-                unpublished=state.unpublished,
-                complete_from=state.complete_from,
-                complete_until=state.complete_until,
-                incomplete=state.incomplete.ranges(),
-                rows=state.rows,
-                changes=changes,
-            )
-        )
+        return state.record(self._topic, attempt, self._run.run_id, previous, changes)
 
     def _finish(self, table: Table, publication: Publication) -> PublishResult:
         """Everything that follows a commit, and that the next run does when this one dies before."""

@@ -17,9 +17,12 @@ from millrace_warehouse.history.manifest import (
     HourChange,
     LoadManifest,
     LoadRows,
+    PreviousPublication,
     Publication,
     Through,
     Verdict,
+    now,
+    sealed,
 )
 
 COMPLETE = "complete"
@@ -151,6 +154,7 @@ class State:
     unpublished: dict[str, list[LoadRows]]
     complete_from: str | None
     rows: int
+    lost: dict[str, list[LoadRows]]
     changes: dict[str, PendingChange] = field(default_factory=dict)
     replaced: dict[int, int] = field(default_factory=dict)
     """Load -> the edition whose rows the table has, and shall lose, for loads that were read again."""
@@ -160,7 +164,7 @@ class State:
         """The state that a publication has left; that before the first one for None."""
         if record is None:
             nothing = Through(load=0, sha256="", editions={})
-            return cls(0, nothing, 0, Hours(), False, Hours(), {}, None, 0)
+            return cls(0, nothing, 0, Hours(), False, Hours(), {}, None, 0, {})
         return cls(
             number=record.number,
             through=record.loads,
@@ -171,6 +175,7 @@ class State:
             unpublished={hour: list(loads) for hour, loads in record.unpublished.items()},
             complete_from=record.complete_from,
             rows=record.rows,
+            lost={hour: list(loads) for hour, loads in record.lost.items()},
         )
 
     def is_published(self, hour: str) -> bool:
@@ -218,7 +223,7 @@ class State:
             elif self.is_published(hour):
                 change = self.changes.setdefault(hour, PendingChange("reload"))
                 change.kind = "reload"
-                change.removed += gone.get(hour, 0)
+                change.removed += gone.get(hour, 0) - self._found_again(hour, load)
                 if hour in gone:
                     self.replaced.setdefault(load, old.edition)
             elif hour in self.unpublished:
@@ -231,6 +236,14 @@ class State:
                 self._take(LoadRows(load=load, edition=new.edition, rows=come[hour]), hour, "reload")
         seen = {**self.through.editions, str(load): new.edition}
         self.through = replace(self.through, editions=seen)
+
+    def _found_again(self, hour: str, load: int) -> int:
+        """Forget that rows of a load are lost, because a newer edition has them; how many they were."""
+        lost = [rows for rows in self.lost.get(hour, ()) if rows.load == load]
+        rest = [rows for rows in self.lost.pop(hour, ()) if rows.load != load]
+        if rest:
+            self.lost[hour] = rest
+        return sum(rows.rows for rows in lost)
 
     def publish(self, hour: str, verdict: Verdict) -> None:
         """Let an hour that waits, or has no rows at all, into the table."""
@@ -287,3 +300,34 @@ class State:
             return None
         run = self.published.run_around(self.complete_from, self.incomplete)
         return following(run[1]) if run else self.complete_from
+
+    def record(
+        self,
+        topic: str,
+        attempt: str,
+        run_id: str,
+        previous: PreviousPublication | None,
+        changes: Sequence[HourChange],
+    ) -> Publication:
+        """The record of the next publication, which leaves this state behind."""
+        return sealed(
+            Publication(
+                topic=topic,
+                number=self.number + 1,
+                attempt=attempt,
+                run_id=run_id,
+                created=now(),
+                previous=previous,
+                loads=self.through,
+                schema=self.schema,
+                published=self.published.ranges(),
+                unfiled_published=self.unfiled_published,
+                unpublished=self.unpublished,
+                complete_from=self.complete_from,
+                complete_until=self.complete_until,
+                incomplete=self.incomplete.ranges(),
+                rows=self.rows,
+                lost=self.lost,
+                changes=changes,
+            )
+        )

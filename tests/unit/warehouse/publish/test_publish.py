@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
-from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
-from millrace_warehouse.storage import open_storage
+from millrace_warehouse.publish.publisher import PublishRun, publish_topic
 from millrace_warehouse.storage.verbs import Storage
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
-
-TOPIC = "PageView"
-H9, H10, H11, H12 = (f"2015-05-17T{hour:02d}" for hour in (9, 10, 11, 12))
-Publish = Callable[..., PublishResult]
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Storage:
-    (tmp_path / "w").mkdir()
-    return open_storage(str(tmp_path / "w"))
-
-
-@pytest.fixture
-def catalog(storage: Storage) -> Iterator[Catalog]:
-    with connect(storage) as catalog:
-        yield catalog
-
-
-@pytest.fixture
-def publish(storage: Storage, catalog: Catalog) -> Publish:
-    def run(*hours: str, verdicts: dict[str, str] | None = None, **settings: Any) -> PublishResult:
-        def verdict_of(topic: str, hour: str) -> Verdict:
-            return Verdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
-
-        return publish_topic(
-            PublishRun(
-                storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, hours=hours, **settings
-            ),
-            TOPIC,
-        )
-
-    return run
-
-
-def table_of(catalog: Catalog) -> Table:
-    return catalog.load_table(table_identifier(TOPIC))
+from tests.unit.warehouse.publish.publishing import H9, H10, H11, H12, TOPIC, Publish, table_of
 
 
 def test_a_named_hour_is_published_and_the_others_wait(

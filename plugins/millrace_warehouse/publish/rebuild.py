@@ -1,0 +1,282 @@
+"""Makes a topic's table again: from the newest publication's record, the loads, and the files that are left.
+
+For a table that was dropped, rolled back or changed by others, and for a catalog that was lost or restored.
+The record says which hours are published and through which load; the manifests say how many rows each load
+has of each hour. An hour keeps its files when they hold just those. Else its rows come from the files of its
+loads; where those have expired, from the files that the table had, or that `compact` wrote, the newest first.
+A file is taken when no row in it is there already. Rows of which no file is left are named, and missing.
+
+In place when there is a table: readers see the old rows or the new ones. A table with files of deletes is
+dropped, without its data, and made again: nothing else takes them out.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.catalog import Catalog
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.manifest import DataFile as IcebergDataFile
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.columns import LOAD, TIME
+from millrace_warehouse.history.entries import data_file, hour_of_partition, metrics_of
+from millrace_warehouse.history.layout import (
+    compacted_folder,
+    ledger_path,
+    publication_path,
+    publications_folder,
+    read_checked,
+    read_edition,
+)
+from millrace_warehouse.history.ledger import LedgerEntry
+from millrace_warehouse.history.manifest import (
+    UNFILED,
+    DataFile,
+    HourChange,
+    LoadRows,
+    PreviousPublication,
+    Publication,
+    Verdict,
+    decode,
+    encode,
+)
+from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.publish.catalog import asked, table_identifier
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.files import entries_of
+from millrace_warehouse.publish.replace import loads_of
+from millrace_warehouse.publish.state import State
+from millrace_warehouse.publish.table import (
+    NUMBER,
+    PATH,
+    SCHEMA,
+    counted_rows,
+    find_table,
+    make_table,
+    properties_of,
+)
+from millrace_warehouse.storage.streams import open_file
+from millrace_warehouse.storage.verbs import Storage
+
+
+@dataclass(slots=True)
+class _Hour:
+    """What an hour shall have, and which files give it."""
+
+    wanted: Counter[int] = field(default_factory=Counter)
+    """Load -> rows; what is still to be found."""
+    raw: dict[int, list[IcebergDataFile]] = field(default_factory=dict)
+    """Load -> its files of the hour, for loads whose files are all there."""
+    files: list[IcebergDataFile] = field(default_factory=list)
+
+    def take(self, file: IcebergDataFile, counts: Mapping[int, int]) -> None:
+        """Take a file, unless it has a row that is found already or belongs to nobody."""
+        if counts and all(self.wanted[load] >= rows for load, rows in counts.items()):
+            self.files.append(file)
+            self.wanted = +Counter({load: rows - counts.get(load, 0) for load, rows in self.wanted.items()})
+
+    def take_raw(self) -> None:
+        for load, files in self.raw.items():
+            if sum(file.record_count for file in files) == self.wanted[load]:
+                self.files += files
+                del self.wanted[load]
+
+
+def rebuild_table(
+    storage: Storage, catalog: Catalog, topic: str, run_id: str, progress: Callable[[str], None]
+) -> tuple[Table, Publication, str]:
+    """Make the table what its newest publication was, as far as files are left; that publication's successor.
+
+    Unsure when the commit may have been made, or lost to another: look, then begin again.
+    """
+    table = find_table(catalog, topic)
+    base, base_path, number = _newest(storage, topic, table)
+    state = State.of(base)
+    state.number = number
+    progress("record read")
+    head = list(live_files(table)) if table is not None else []
+    hours, schema = _wanted(storage, topic, state)
+    _choose(storage, topic, table, hours, head)
+    progress("files found")
+    if table is not None and counted_rows(table)[1]:
+        asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
+        table, head = None, []
+    if table is None:
+        table = make_table(catalog, storage, topic)
+    state.schema = max(schema, state.schema, int(table.properties.get(SCHEMA, "1")))
+    chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
+    state.rows = sum(file.record_count for file in chosen.values())
+    publication = _record(topic, state, run_id, base, base_path, _lost(state, hours))
+    path = publication_path(topic, publication.number, publication.attempt)
+    storage.create(path, encode(publication))
+    progress("record written")
+    there = {file.file_path for file in head}
+    columns = read_record(storage, topic, state.schema).schema
+    properties = properties_of(publication, path)
+    committed = commit(
+        table,
+        TableChange(
+            added=[file for uri, file in chosen.items() if uri not in there],
+            removed=[file for file in head if file.file_path not in chosen],
+            schema=None if table.schema().as_struct() == columns.as_struct() else columns,
+            properties=properties,
+            summary={**properties, "millrace.run-id": run_id, "millrace.attempt": publication.attempt},
+        ),
+    )
+    return committed, publication, path
+
+
+def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
+    """The newest record that can be read, its path, and the highest number that any publication has had."""
+    paths = []
+    folder = publications_folder(topic)
+    for name in storage.names(ledger_path(folder)):
+        paths.append(f"{folder}/{name}")
+    if table is not None and (named := table.properties.get(PATH)) and named not in paths:
+        paths.append(named)  # the run that made it died before the ledger
+    numbers = [int(path.rpartition("/")[2][:10]) for path in paths]
+    highest = max([*numbers, int(table.properties.get(NUMBER, "0")) if table is not None else 0])
+    for _, path in sorted(zip(numbers, paths, strict=True), reverse=True):
+        try:
+            record = read_checked(storage, Publication, path)
+            if _is_recorded(storage, path, record):
+                return record, path, highest
+        except MillraceError:
+            continue  # the one before says less, and says it truly
+    return None, "", highest
+
+
+def _is_recorded(storage: Storage, path: str, record: Publication) -> bool:
+    entry = ledger_path(path)
+    try:
+        return decode(LedgerEntry, storage.read(entry), entry).sha256 == record.sha256
+    except FileNotFoundError:
+        return True
+
+
+def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour], int]:
+    """What every published hour shall have, the files of loads that are there, and the newest schema."""
+    present = {found.path: found.bytes for found in storage.files(f"{topic}/rows")}
+    hours: dict[str, _Hour] = {}
+    schema = 0
+    for load in range(1, state.through.load + 1):
+        edition = state.through.editions.get(str(load), 1)
+        manifest = read_edition(storage, topic, load, edition)
+        rows = {hour: rows for hour, rows in manifest.rows_by_hour().items() if state.is_published(hour)}
+        for hour, count in rows.items():
+            hours.setdefault(hour, _Hour()).wanted[load] = count
+            schema = max(schema, manifest.schema)
+        gone = {f.hour for f in manifest.files if present.get(f.path.removeprefix("rows/")) != f.bytes}
+        for entry in entries_of(storage, manifest, rows.keys() - gone):
+            hours[hour_of_partition(entry.partition[0])].raw.setdefault(load, []).append(entry)
+    return hours, schema
+
+
+def _choose(
+    storage: Storage, topic: str, table: Table | None, hours: dict[str, _Hour], head: list[IcebergDataFile]
+) -> None:
+    """Find files for every hour: those it has, else those of its loads, else whatever has its rows."""
+    in_head: dict[str, list[tuple[IcebergDataFile, Mapping[int, int]]]] = {}
+    for file in head:
+        assert table is not None
+        hour = hour_of_partition(file.partition[0])
+        if hour in hours:
+            in_head.setdefault(hour, []).append((file, _counts(table, file)))
+    missing = []
+    for hour, state in hours.items():
+        has = sum((Counter(counts) for _, counts in in_head.get(hour, ())), Counter[int]())
+        if has == state.wanted:
+            state.files = [file for file, _ in in_head[hour]] if has else []
+            state.wanted = Counter()
+        elif state.raw.keys() >= state.wanted.keys():
+            state.take_raw()
+        else:
+            for file, counts in in_head.get(hour, ()):
+                state.take(file, counts)
+            if state.wanted:
+                missing.append(hour)
+    if missing:
+        known = {file.file_path for file in head}
+        for file, counts in _compacted(storage, topic, known):
+            hour = hour_of_partition(file.partition[0])
+            if hour in hours:
+                hours[hour].take(file, counts)
+        for hour in missing:
+            hours[hour].take_raw()
+
+
+def _counts(table: Table, file: IcebergDataFile) -> Mapping[int, int]:
+    """Load -> rows of a file of the table; nothing for a file that cannot be read."""
+    bounds = loads_of(table, file)
+    try:
+        if bounds is not None and bounds[0] == bounds[1]:
+            with table.io.new_input(file.file_path).open() as source:
+                source.read(1)
+            return {bounds[0]: file.record_count}
+        with table.io.new_input(file.file_path).open() as source:
+            return Counter(pq.read_table(source, columns=[LOAD.name])[LOAD.name].to_pylist())
+    except (OSError, MillraceError):
+        return {}
+
+
+def _compacted(
+    storage: Storage, topic: str, known: set[str]
+) -> Iterator[tuple[IcebergDataFile, Mapping[int, int]]]:
+    """Files below `compacted/` that the table has not, the newest first, each with load -> rows."""
+    folder = compacted_folder(topic)
+    for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
+        path = f"{folder}/{found.path}"
+        if not path.endswith(".parquet") or storage.uri(path) in known:
+            continue
+        with open_file(storage, path) as source, pq.ParquetFile(source) as parquet:
+            try:
+                columns = pyarrow_to_schema(parquet.schema_arrow)
+            except ValueError:  # no field ids: nothing that a table of ours has had
+                continue
+            rows = parquet.read(columns=[LOAD.name, TIME.name])
+            metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
+        times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
+        if times["min"] == times["max"]:
+            hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
+            file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
+            yield data_file(file, metrics, storage.uri(path)), Counter(rows[LOAD.name].to_pylist())
+
+
+def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
+    """What no file is left of now, or was found again, hour by hour; such an hour waits for a verdict."""
+    before, changes = state.lost, []
+    state.lost = {
+        hour: [
+            LoadRows(load=load, edition=state.through.editions.get(str(load), 1), rows=rows)
+            for load, rows in sorted(left.wanted.items())
+        ]
+        for hour, left in hours.items()
+        if left.wanted
+    }
+    for hour in sorted(before.keys() | state.lost.keys()):
+        was, is_ = (sum(rows.rows for rows in lost.get(hour, ())) for lost in (before, state.lost))
+        loads = ", ".join(f"{lost.rows:,} of load {lost.load}" for lost in state.lost.get(hour, ()))
+        reason = f"no file is left with rows of it: {loads}" if loads else "its lost rows were found again"
+        verdict = Verdict(verdict="incomplete" if loads else "unknown", reasons=[reason])
+        added, removed = max(was - is_, 0), max(is_ - was, 0)
+        changes.append(
+            HourChange(hour=hour, kind="rebuild", loads=[], verdict=verdict, added=added, removed=removed)
+        )
+        if hour != UNFILED:
+            state.incomplete.add(hour)
+    return changes
+
+
+def _record(
+    topic: str, state: State, run_id: str, base: Publication | None, base_path: str, lost: list[HourChange]
+) -> Publication:
+    state.settled()
+    previous = PreviousPublication(path=base_path, sha256=base.sha256) if base is not None else None
+    return state.record(topic, uuid.uuid4().hex[:16], run_id, previous, lost)

@@ -1,0 +1,47 @@
+"""One publication as the tests ask for it, and how they look at the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.publish.catalog import table_identifier
+from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
+from millrace_warehouse.storage.verbs import Storage
+
+TOPIC = "PageView"
+H9, H10, H11, H12 = (f"2015-05-17T{hour:02d}" for hour in (9, 10, 11, 12))
+Publish = Callable[..., PublishResult]
+
+
+def publish_in(
+    storage: Storage,
+    catalog: Catalog,
+    *hours: str,
+    verdicts: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> PublishResult:
+    """Publish these hours; the auditor says what `verdicts` says, `unknown` of the others."""
+
+    def verdict_of(topic: str, hour: str) -> Verdict:
+        return Verdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
+
+    run = PublishRun(
+        storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, hours=hours, **settings
+    )
+    return publish_topic(run, TOPIC)
+
+
+def table_of(catalog: Catalog) -> Table:
+    return catalog.load_table(table_identifier(TOPIC))
+
+
+def hours_of(catalog: Catalog) -> list[tuple[int, str, int, int]]:
+    """(publication, kind, added, removed) of every row of the table of hours, sorted."""
+    rows = catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().to_pylist()
+    return sorted((row["publication"], row["kind"], row["added"], row["removed"]) for row in rows)

@@ -1,0 +1,231 @@
+"""What others do to the table: a publication names it, a rebuild undoes it as far as files are left."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.expressions import AlwaysTrue
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import compacted_folder, publications_folder, read_load, table_folder
+from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.table import TableChanged
+from millrace_warehouse.storage.verbs import Storage
+from tests.loaded import compact_as_others_do, load, offsets, read_again, rows_by_load_and_hour
+from tests.unit.warehouse.publish.publishing import (
+    H10,
+    H11,
+    H12,
+    TOPIC,
+    Publish,
+    hours_of,
+    publish_in,
+    table_of,
+)
+
+
+@pytest.fixture(autouse=True)
+def published(storage: Storage, publish: Publish) -> None:
+    """Three publications; their rows are ROWS, and H12 waits."""
+    load(storage, TOPIC, {H10: 3, H11: 2, UNFILED: 1})
+    publish(H10)
+    publish(H11, UNFILED)
+    load(storage, TOPIC, {H10: 2, H12: 4})
+    publish()
+
+
+ROWS = {(1, H10): 3, (2, H10): 2, (1, H11): 2, (1, UNFILED): 1}
+
+
+def test_a_rollback_is_named_and_rebuilt(storage: Storage, catalog: Catalog, publish: Publish) -> None:
+    table = table_of(catalog)
+    parent = table.metadata.snapshots[-2].snapshot_id
+    table.manage_snapshots().rollback_to_snapshot(parent).commit()
+    with pytest.raises(TableChanged, match="has 6 rows, publication 3 left 8: somebody has rolled it back"):
+        publish()
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert not publish().published
+
+
+def test_deleted_rows_are_named_and_rebuilt(storage: Storage, catalog: Catalog, publish: Publish) -> None:
+    table_of(catalog).delete(AlwaysTrue())
+    with pytest.raises(TableChanged, match="has 0 rows"):
+        publish(H12)
+    publish(H12, rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == {**ROWS, (2, H12): 4}
+    assert sum(added - removed for _, _, added, removed in hours_of(catalog)) == 12
+
+
+def test_inserted_rows_are_named_and_taken_out_by_a_rebuild(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    table = table_of(catalog)
+    [theirs] = [file for file in live_files(table) if file.record_count == 3]
+    copy = f"{compacted_folder(TOPIC)}/theirs.parquet"
+    storage.put(copy, table.io.new_input(theirs.file_path).open())  # type: ignore[arg-type]
+    theirs[1] = storage.uri(copy)
+    commit(table, TableChange(added=[theirs]))
+    with pytest.raises(TableChanged, match="has 11 rows, publication 3 left 8"):
+        publish()
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+
+
+def test_a_compaction_by_others_is_no_change_and_a_rebuild_keeps_its_files(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
+    files = {file.file_path for file in live_files(table_of(catalog))}
+    assert not publish().published
+    publish(rebuild=True)
+    assert {file.file_path for file in live_files(table_of(catalog))} == files
+
+
+def test_a_dropped_table_is_named_and_rebuilt(storage: Storage, catalog: Catalog, publish: Publish) -> None:
+    catalog.drop_table(table_identifier(TOPIC))
+    with pytest.raises(TableChanged, match="does not exist, and publication 3 was made: it was dropped"):
+        publish()
+    result = publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert result.publication is not None
+    assert result.publication.number == 4
+    assert result.publication.previous is not None
+    assert result.publication.previous.path.startswith(f"{publications_folder(TOPIC)}/0000000003-")
+    assert [waiting.hour for waiting in result.waiting] == [H12]
+    assert not publish().published
+
+
+def test_a_lost_catalog_is_named_and_everything_is_rebuilt_with_the_table_of_hours(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
+) -> None:
+    before = hours_of(catalog)
+    catalog.close()
+    (tmp_path / "w" / "catalog.db").unlink()
+    shutil.rmtree(tmp_path / "w" / table_folder(TOPIC))
+    with connect(storage) as fresh:
+        with pytest.raises(TableChanged, match="its catalog is older"):
+            publish_in(storage, fresh)
+        publish_in(storage, fresh, rebuild=True)
+        assert rows_by_load_and_hour(table_of(fresh)) == ROWS
+        assert hours_of(fresh) == before
+
+
+def test_a_catalog_from_a_backup_is_older_than_the_warehouse(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
+) -> None:
+    database = tmp_path / "w" / "catalog.db"
+    backup = database.read_bytes()
+    publish(H12)
+    catalog.close()
+    database.write_bytes(backup)
+    with pytest.raises(TableChanged, match="is at publication 3, and publication 4 was made"):
+        publish()
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == {**ROWS, (2, H12): 4}
+
+
+def test_rows_of_expired_files_come_from_what_was_compacted(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
+    for number in (1, 2):
+        for file in read_load(storage, TOPIC, number).files:
+            if file.hour == H10:
+                storage.delete(f"{TOPIC}/{file.path}")
+    catalog.drop_table(table_identifier(TOPIC))
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert offsets(table_of(catalog)) == list(range(8))
+
+
+def test_rows_of_an_edition_that_was_replaced_do_not_come_back(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
+    read_again(storage, TOPIC, 1, {H10: 1})
+    publish()
+    for file in read_load(storage, TOPIC, 2).files:
+        storage.delete(f"{TOPIC}/{file.path}")  # load 2 is in the compacted file's remainder now
+    catalog.drop_table(table_identifier(TOPIC))
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
+
+
+def test_rows_of_which_no_file_is_left_are_named_and_the_hour_is_complete_no_more(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    publish(H10, H11, verdicts={H10: "complete", H11: "complete"})
+    for file in read_load(storage, TOPIC, 1).files:
+        if file.hour == H11:
+            storage.delete(f"{TOPIC}/{file.path}")
+    catalog.drop_table(table_identifier(TOPIC))
+    result = publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == {
+        key: rows for key, rows in ROWS.items() if key != (1, H11)
+    }
+    assert result.publication is not None
+    [change] = result.publication.changes
+    assert (change.hour, change.kind, change.removed) == (H11, "rebuild", 2)
+    assert list(change.verdict.reasons) == ["no file is left with rows of it: 2 of load 1"]
+    assert result.publication.complete_until == H11
+    assert result.publication.rows == 6
+    assert not publish().published
+    read_again(storage, TOPIC, 1, {H10: 3, H11: 2, UNFILED: 1})
+    publish()
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert sum(added - removed for _, _, added, removed in hours_of(catalog)) == 8
+
+
+def test_rows_that_were_lost_and_whose_file_is_back_are_found_by_the_next_rebuild(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
+) -> None:
+    [file] = [tmp_path / "w" / TOPIC / f.path for f in read_load(storage, TOPIC, 1).files if f.hour == H11]
+    file.rename(tmp_path / "aside")
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)).get((1, H11)) is None
+    (tmp_path / "aside").rename(file)
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert sum(added - removed for _, _, added, removed in hours_of(catalog)) == 8
+
+
+def test_the_record_that_the_table_names_must_be_there_and_unchanged(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
+) -> None:
+    path = tmp_path / "w" / table_of(catalog).properties["millrace.publication.path"]
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"rows": 8', b'"rows": 9'))
+    with pytest.raises(MillraceError, match="was edited"):
+        publish()
+    path.unlink()
+    with pytest.raises(MillraceError, match="is missing: restore it from a copy"):
+        publish()
+    path.write_bytes(content)
+    assert not publish().published
+
+
+def test_a_table_of_hours_that_was_dropped_is_made_again(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    before = hours_of(catalog)
+    catalog.drop_table(hours_identifier(TOPIC))
+    publish()
+    assert hours_of(catalog) == before
+
+
+def test_the_table_of_hours_stays_in_few_files(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_warehouse.publish.hours_table.FILES", 5)
+    for _ in range(8):
+        load(storage, TOPIC, {H10: 1})
+        publish()
+    assert len(hours_of(catalog)) == 4 + 8
+    assert len(list(live_files(catalog.load_table(hours_identifier(TOPIC))))) <= 5
