@@ -109,15 +109,20 @@ class LoadedRow:
     offset: int
 
 
-def loaded_rows(
-    warehouse: Path, topic: str, pattern: str = "load=*/date=*/hour=*/*.parquet"
-) -> list[LoadedRow]:
-    """Every row, read from the Parquet files the plainest way, in the order of partition and offset."""
+def loaded_rows(warehouse: Path, topic: str) -> list[LoadedRow]:
+    """Every row that counts, read the plainest way, in the order of partition and offset.
+
+    Those are the files that the newest edition of each load names; other attempts may have left files, too.
+    """
+    manifests = {}
+    for kind in ("loads", "editions"):
+        for path in sorted((warehouse / topic / kind).glob("[0-9]*.json")):
+            manifests[path.name[:10]] = json.loads(path.read_text())
     rows = []
-    for path in (warehouse / topic).glob(pattern):
-        table = pq.read_table(path, partitioning=None, columns=["header", "_partition", "_offset"])
-        for row in table.to_pylist():
+    for file in (file for manifest in manifests.values() for file in manifest["files"]):
+        columns = ["header", "_topic_partition", "_offset"]
+        for row in pq.read_table(warehouse / topic / file["path"], columns=columns).to_pylist():
             header = row["header"]
-            place = (row["_partition"], row["_offset"])
+            place = (row["_topic_partition"], row["_offset"])
             rows.append(LoadedRow(header["instance"], header["sequence"], header["time"], *place))
     return sorted(rows, key=lambda row: (row.partition, row.offset))

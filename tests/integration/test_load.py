@@ -7,28 +7,28 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import pyarrow.parquet as pq
 import pytest
-from millrace_spark.jobs.hourly import publish
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark import tables
-from millrace_spark.jobs.load import sink_named
-from millrace_warehouse.commands.verbs import Hourly, Load
+from millrace_spark.jobs.entry import in_tasks
+from millrace_warehouse.commands.verbs import Load
+from millrace_warehouse.history.layout import newest_load
+from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
-from millrace_warehouse.load.task import Source
+from millrace_warehouse.load.task import CutTask, Source, write_cut
+from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Range, cut_ranges
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.storage import open_storage
 from tests.access_log import AccessLog
 from tests.brokers import read_topic
-from tests.hadoop_files import HadoopOnLocalFiles
 from tests.jobs import kill_at_a_step, load_topics
 from tests.support import ROUNDS, WAIT_S, Process, run_millrace
 from tests.warehouses import EMPTY_EVENT, HOUR_MS, TestSite, loaded_rows
@@ -60,14 +60,7 @@ def load(
     return load_topics(spark, Load(**{**settings, **changes}))  # type: ignore[arg-type]
 
 
-def hourly(
-    spark: SparkSession, warehouse: Path, topic: str, hours: list[str], sink: str = "direct"
-) -> list[tuple[str, int | None, int]]:
-    settings = Hourly(topic=topic, hours=hours, warehouse=str(warehouse), run_id="hours", sink=sink)
-    return [(each.hour, each.revision, each.rows) for each in publish(spark, settings)]
-
-
-def test_every_line_of_an_access_log_becomes_one_row_in_its_hour(
+def test_every_line_of_an_access_log_becomes_one_row_in_a_file_of_its_hour(
     spark: SparkSession, site: TestSite, tmp_path: Path, access_log: AccessLog
 ) -> None:
     topic = site.topic(f"PageView-{access_log.name}")
@@ -80,19 +73,15 @@ def test_every_line_of_an_access_log_becomes_one_row_in_its_hour(
 
     tracker = spark.sparkContext.statusTracker()
     before = set(tracker.getJobIdsForGroup())
-    published = hourly(spark, tmp_path, topic, sorted(hours))
-    assert len(set(tracker.getJobIdsForGroup()) - before) == 1, "one Spark job, not one for each hour"
-    assert published == [(hour, 1, rows) for hour, rows in sorted(hours.items())]
-
-    table = tables.read(spark, str(tmp_path), topic)
-    counted = {
-        (str(row["date"]), row["hour"]): row["count"]
-        for row in table.groupBy("date", "hour").count().collect()
-    }
-    assert counted == {(hour[:10], int(hour[11:])): rows for hour, rows in hours.items()}
-    assert table.select("header.instance", "header.sequence").distinct().count() == lines
-    assert tables.dataset(str(tmp_path), topic).count_rows() == lines
-    verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
+    site.publish(topic, [START_MS])
+    (more,) = load(spark, site, tmp_path, topic)
+    assert (more.load, more.rows) == (2, 1)
+    assert len(set(tracker.getJobIdsForGroup()) - before) == 1, "a load is one Spark job"
+    rows = loaded_rows(tmp_path, topic)
+    assert len({(row.instance, row.sequence) for row in rows}) == len(rows) == lines + 1
+    verified = run_millrace(
+        "verify", str(tmp_path), "--no-catalog", "--bootstrap", site.cluster.bootstrap, "--json"
+    )
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert json.loads(verified.stdout)["ok"]
 
@@ -122,7 +111,6 @@ def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_the
         registry.register(topic, schema)
         publish_with(site, topic, 20, weight=1)
         load(spark, site, tmp_path, topic)
-        hourly(spark, tmp_path, topic, ["2015-05-17T10"])
         country = {"name": "country", "type": ["null", "string"], "default": None}
         schema["fields"] = [*fields, {"name": "weight", "type": "long", "default": 0}, country]
         registry.register(topic, schema)
@@ -138,18 +126,18 @@ def test_a_table_has_new_columns_once_it_is_promoted_and_older_rows_are_null_the
     (result,) = load(spark, site, tmp_path, topic)
     assert (result.rows, result.rejected) == (5, 0)
     assert not [note for note in result.notes if "fields that the table has not" in note]
-    (note,) = result.notes
-    assert "are loaded and in no table: 2015-05-17T" in note
-    hourly(spark, tmp_path, topic, [f"2015-05-17T{hour}" for hour in range(10, 15)])
-    table = tables.read(spark, str(tmp_path), topic)
-    grouped = table.groupBy("country", "weight").count().collect()
-    assert {(row["country"], row["weight"]): row["count"] for row in grouped} == {
-        (None, 1): 20,
-        ("is", 1 << 40): 5,
-    }
+    newest = newest_load(open_storage(str(tmp_path)), topic)
+    assert newest is not None
+    assert [hour[:11] for hour in result.hours] == ["2015-05-17T"] * 5
+    added = [
+        (row["country"], row["weight"])
+        for file in newest.files
+        for row in pq.read_table(tmp_path / topic / file.path).to_pylist()
+    ]
+    assert added == [("is", 1 << 40)] * 5
     shown = run_millrace("promote", topic, "--warehouse", str(tmp_path), "--list", "--json")
-    assert [(e["number"], e["first_load"]) for e in json.loads(shown.stdout)] == [(None, 1), (1, 3)]
-    verified = run_millrace("verify", str(tmp_path), "--json")
+    assert [(e["number"], e["first_load"]) for e in json.loads(shown.stdout)] == [(1, 1), (2, 3)]
+    verified = run_millrace("verify", str(tmp_path), "--no-catalog", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -180,7 +168,7 @@ def test_runs_of_so_many_bytes_take_a_topic_part_by_part_and_say_what_is_left(
             break
     assert (rows, left) == (600, 0)
     assert len(loaded_rows(tmp_path, topic)) == 600
-    verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
+    verified = run_millrace("verify", str(tmp_path), "--no-catalog", "--bootstrap", site.cluster.bootstrap)
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 
@@ -203,54 +191,23 @@ def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_aga
     ]
 
 
-def test_both_sinks_write_the_same_rows_also_through_hadoop_s_file_system(
-    spark: SparkSession, site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    topic = site.topic("BothSinks", 2)
-    site.publish(topic, [START_MS + n * 11_003 for n in range(500)])
-    with site.producer() as producer:
-        producer._producer.produce(topic, b"no schema id")
-    for name, sink in (("direct", "direct"), ("spark", "spark"), ("hadoop", "spark")):
-        if name == "hadoop":
-            for job in ("load", "hourly"):
-                through_hadoop = partial(hadoop_filesystem, spark)
-                monkeypatch.setattr(f"millrace_spark.jobs.{job}.open_filesystem", through_hadoop)
-        (result,) = load(spark, site, tmp_path / name, topic, sink=sink)
-        assert (result.rows, result.rejected) == (500, 1)
-        hours = sorted(result.hours.items())
-        assert hourly(spark, tmp_path / name, topic, [hour for hour, _ in hours], sink) == [
-            (hour, 1, rows) for hour, rows in hours
-        ]
-        for checksum in (tmp_path / name).rglob(".*.crc"):
-            checksum.unlink()  # Hadoop keeps them on local files only
-        verified = run_millrace("verify", str(tmp_path / name), "--json")
-        assert verified.returncode == 0, verified.stdout + verified.stderr
-        assert loaded_rows(tmp_path / name, topic) == loaded_rows(tmp_path / "direct", topic)
-        table = tables.read(spark, str(tmp_path / name), topic)
-        assert table.count() == 500
-        assert tables.dataset(str(tmp_path / name), topic).count_rows() == 500
-
-
-@pytest.mark.parametrize("sink", ["direct", "spark"])
 def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
-    spark: SparkSession, tmp_path: Path, sink: str
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     def connect() -> ClusterClient:
         raise MillraceError("no broker of dc1 answers: start one")
 
-    fs = LocalFilesystem(str(tmp_path))
-    fs.make_folder("Unread/_staging/x")
-    source = Source(connect, lambda _: None, {"type": "record", "name": "R", "fields": []})
+    storage, schema = open_storage(str(tmp_path)), {"type": "record", "name": "R", "fields": []}
+    source = Source(connect, lambda _: None, schema, pin_first(storage, "Unread", 1, schema))
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
+    tasks = [
+        CutTask(source=source, cut=cut, index=index, storage=storage, folder="rows/x", filing=Filing(1, 0))
+        for index, cut in enumerate(cuts)
+    ]
     with pytest.raises(MillraceError) as error:
-        sink_named(spark, fs, sink).write(source, cuts, "Unread/_staging/x")
+        in_tasks(spark, write_cut, tasks)
     assert str(error.value) == "no broker of dc1 answers: start one"
-    assert fs.files("Unread") == []
-    assert fs.names("Unread/_staging") == ["x"]
-
-
-def hadoop_filesystem(spark: SparkSession, warehouse: str, _: SparkSession) -> HadoopOnLocalFiles:
-    return HadoopOnLocalFiles(spark, f"file://{warehouse}")
+    assert storage.files("Unread/rows") == []
 
 
 @pytest.mark.soak
@@ -301,7 +258,7 @@ def test_killed_at_random_steps_and_run_again_the_rows_are_those_of_an_undisturb
         assert len(loaded_rows(warehouse, topic)) == 2_000 * turn
     load(spark, site, tmp_path / "undisturbed", topic)
     assert loaded_rows(warehouse, topic) == loaded_rows(tmp_path / "undisturbed", topic)
-    verified = run_millrace("verify", str(warehouse), "--json")
+    verified = run_millrace("verify", str(warehouse), "--no-catalog", "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
 
 

@@ -31,7 +31,6 @@ from millrace.errors import MillraceError
 from millrace_spark.jobs.executors import ExecutorWatch
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.commands.verbs import Load, Mirror, Reload
-from millrace_warehouse.storage.hadoop_errors import explained
 
 JOBS: Mapping[str, tuple[type, str]] = {
     "load": (Load, "millrace_spark.jobs.load:load_topics"),
@@ -61,10 +60,8 @@ def main() -> None:
     except MillraceError as error:
         answer = {"error": str(error)}
     except Exception as error:
-        answer = {"error": said(error)}
-        if not explained(str(error), of_hadoop=False):
-            traceback.print_exc()
-            answer["unforeseen"] = True
+        traceback.print_exc()
+        answer = {"error": said(error), "unforeseen": True}
     print(json.dumps(answer, default=dataclasses.asdict), flush=True)
     sys.exit(1 if "error" in answer else 0)
 
@@ -101,9 +98,7 @@ def _session() -> SparkSession:
 
 
 def said(error: Exception) -> str:
-    """One line for an exception that nobody foresaw, or for what HDFS refuses."""
-    if explanation := explained(str(error), of_hadoop=False):
-        return str(explanation)
+    """One line for an exception that nobody foresaw."""
     if jvm_has_ended():
         return "the driver's JVM has ended (killed, or out of memory): see the job's output, then run again"
     text = next(iter(str(error).splitlines()), "")

@@ -7,8 +7,10 @@ own, and the load's manifest names those of the run whose result the driver has 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import socket
 import tempfile
 import uuid
 import zlib
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from millrace.client.cluster_client import ClusterClient
+from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.entries import metrics_of
 from millrace_warehouse.history.manifest import DataFile, RejectedFile
@@ -135,5 +138,13 @@ def _scratch() -> Iterator[Path]:
     """A folder in Spark's local directory, if there is one: Spark deletes it after a task that was killed."""
     spark = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
     parent = spark if spark and Path(spark).is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="millrace-", dir=parent) as name:
-        yield Path(name)
+    try:
+        with tempfile.TemporaryDirectory(prefix="millrace-", dir=parent) as name:
+            yield Path(name)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise MillraceError(
+            f"no room for a task's files in {parent or tempfile.gettempdir()} of {socket.gethostname()}: make"
+            " room, or name another folder with --conf spark.local.dir=FOLDER, then run again"
+        ) from None
