@@ -3,7 +3,7 @@
     python tests/bench/bench_decode.py [--records 100000] [--stage]
 
 One thread, one process; the best of several passes, CPU time only, so that a busy machine matters less. With
-`--stage` also a whole task of the direct sink, reading from a broker of its own, stage by stage.
+`--stage` also a whole task of a load, reading from a broker of its own, stage by stage.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from millrace.records.compression import Codec
 from millrace_avro.rows import RowDecoder
 from millrace_avro.schema import Record, parse
 from millrace_avro.vectorised import ColumnDecoder
+from millrace_warehouse.columns import check_table_schema
+from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.log.framing import Frames, frame_batches
-from millrace_warehouse.log.messages import SLICE_ROWS, Decoder
+from millrace_warehouse.log.messages import SLICE_ROWS, Decoder, Filing
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches
 
@@ -77,19 +79,20 @@ def measure(name: str, schema: Any, messages: Sequence[Message]) -> None:
     columns, rows, parsed = ColumnDecoder(node, node), RowDecoder(node, node), fastavro.parse_schema(schema)
     bodies = [body for frame in slices for body in _bodies(frame)]
     cut = cut_ranges([Range("T", 0, 0, 1 << 60)], 1 << 61)[0]
+    file_schema = arrow_schema(iceberg_schema(check_table_schema(schema)))
 
     def decode_bodies(decoder: ColumnDecoder | RowDecoder) -> None:
         for part in slices:
             decoder.decode(part.buffer, part.value + 5, part.value + part.value_size)
 
     def whole() -> list[Any]:
-        decoder = Decoder(schema, {1: schema}.get)
+        decoder = Decoder(schema, {1: schema}.get, Filing(1, START_MS + (1 << 40)))
         return list(decoder.decode(cut, [FetchedBatches(batches)], RangeStats.of(cut)))
 
     def parquet() -> None:
-        """As a task of the direct sink, from batches in memory."""
+        """As a task of a load, from batches in memory."""
         with tempfile.TemporaryDirectory() as folder:
-            files = HourFiles(Path(folder), "part", Decoder(schema, lambda _: None).arrow_schema)
+            files = HourFiles(Path(folder), "part", file_schema)
             for decoded in whole():
                 files.add(decoded.rows)
             files.close()
@@ -119,11 +122,11 @@ def _fastavro(bodies: list[bytes], schema: Any) -> None:
 
 
 def measure_stages(records: int, codec: Codec) -> None:
-    """Print one line per stage of a task of the direct sink."""
+    """Print one line per stage of a task of a load."""
     name = "uncompressed" if codec is Codec.NONE else codec.name.lower()
     with topic_of_page_views(records, codec) as task:
         size = written_bytes(task)
-        print(f"direct sink, PageView, {name}: {size:.1f} bytes a row, million records per CPU-second")
+        print(f"a task, PageView, {name}: {size:.1f} bytes a row, million records per CPU-second")
         for stage in direct_task(task):
             print(f"  {stage.name:27} {stage.rate:8.2f}")
 
@@ -131,7 +134,7 @@ def measure_stages(records: int, codec: Codec) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=100_000)
-    parser.add_argument("--stage", action="store_true", help="also a whole task of the direct sink")
+    parser.add_argument("--stage", action="store_true", help="also a whole task of a load")
     options = parser.parse_args()
     measure("long and string", FLAT, flat_messages(options.records))
     measure("PageView", PAGE_VIEW, list(page_views(options.records)))

@@ -1,4 +1,4 @@
-"""One task of the direct sink, whole and stage by stage: what each costs of the CPU of its process.
+"""One task of a load, whole and stage by stage: what each costs of the CPU of its process.
 
     with topic_of_page_views(records, Codec.NONE) as task:
         for stage in direct_task(task):
@@ -24,13 +24,14 @@ from pathlib import Path
 from millrace.client.cluster_client import LATEST, ClusterClient
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.load.task import CutTask, Source, write_cut
-from millrace_warehouse.log.messages import DecodedBatch, Decoder, frames_of
+from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing, frames_of
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
-from millrace_warehouse.storage.task_storage import SharedFolder
+from millrace_warehouse.storage import open_storage
 from tests.bench.bench_hot_path import broker
 from tests.bench.page_views import PAGE_VIEW, SCHEMA_ID, batches_of, page_views
 from tests.bench.replay import produce_request
@@ -63,7 +64,7 @@ def direct_task(task: CutTask, passes: int = 5) -> list[Stage]:
         ("unzip and frame", steps.frame),
         ("decode", steps.decode),
         ("count audit sequences", steps.count),
-        ("hours, Parquet, SHA-256", steps.write),
+        ("hours, Parquet", steps.write),
     ):
         cpu_s = _best(run, passes)
         stages.append(Stage(name=name, records=records, cpu_s=cpu_s - before))
@@ -77,7 +78,7 @@ def direct_task(task: CutTask, passes: int = 5) -> list[Stage]:
 def written_bytes(task: CutTask) -> float:
     """Bytes of Parquet per record."""
     done = write_cut(task)
-    return sum(file.bytes for file in done.files) / done.stats.records
+    return sum(file.bytes for file, _ in done.files) / done.stats.records
 
 
 def _best(run: Callable[[], object], passes: int) -> float:
@@ -115,8 +116,8 @@ class _Steps:
 
     def write(self) -> None:
         counts = SequenceCounts()
-        with tempfile.TemporaryDirectory(dir=self._task.folder) as folder:
-            files = HourFiles(Path(folder), "part", self._decoder().arrow_schema)
+        with tempfile.TemporaryDirectory() as folder:
+            files = HourFiles(Path(folder), "part", self._task.source.record.arrow_schema)
             for decoded in self._decoded():
                 count_sequences(decoded.rows, counts)
                 files.add(decoded.rows)
@@ -126,7 +127,7 @@ class _Steps:
         return RangeStats.of(self._task.cut)
 
     def _decoder(self) -> Decoder:
-        return Decoder(self._task.source.table_schema, self._task.source.lookup)
+        return Decoder(self._task.source.table_schema, self._task.source.lookup, self._task.filing)
 
     def _fetched(self, stats: RangeStats) -> Iterator[FetchedBatches]:
         client = self._task.source.connect()
@@ -151,11 +152,14 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
             )
             wait_until("all is readable", lambda: client.list_offsets(TOPIC, LATEST)[0] > last)
             end = client.list_offsets(TOPIC, LATEST)[0]
-        source = Source(partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get, PAGE_VIEW)
-        cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
-        target = Path(folder) / "staging"
+        target = Path(folder) / "warehouse"
         target.mkdir()
-        yield CutTask(source, cut, 0, SharedFolder(), str(target))
+        storage = open_storage(str(target))
+        record = pin_first(storage, TOPIC, SCHEMA_ID, PAGE_VIEW)
+        source = Source(partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get, PAGE_VIEW, record)
+        cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
+        filing = Filing(load=1, file_by_ms=int(time.time() * 1000))
+        yield CutTask(source=source, cut=cut, index=0, storage=storage, folder="rows/bench", filing=filing)
 
 
 def _produce(address: str, batches: Sequence[bytes]) -> int:

@@ -17,8 +17,10 @@ from pathlib import Path
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.wire.mirror_append import BYTE_OFFSETS_PREFIX
+from millrace_warehouse.columns import check_table_schema
+from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
 from millrace_warehouse.load.hour_files import HourFiles
-from millrace_warehouse.log.messages import DecodedBatch, Decoder
+from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
 from tests.bench.page_views import PAGE_VIEW
@@ -85,13 +87,13 @@ def _sample(
 
 
 def _decode(cut: Cut, fetched: Sequence[FetchedBatches]) -> list[DecodedBatch]:
-    decoder = Decoder(PAGE_VIEW, lambda _: PAGE_VIEW)
+    decoder = Decoder(PAGE_VIEW, lambda _: PAGE_VIEW, Filing(1, 1 << 50))
     return list(decoder.decode(cut, fetched, RangeStats.of(cut)))
 
 
 def _write(folder: Path, decoded: Sequence[DecodedBatch]) -> int:
-    """As the direct sink writes: a file for each hour, hashed."""
-    schema = Decoder(PAGE_VIEW, lambda _: PAGE_VIEW).arrow_schema
+    """As a task of a load writes: a file for each hour."""
+    schema = arrow_schema(iceberg_schema(check_table_schema(PAGE_VIEW)))
     with tempfile.TemporaryDirectory(dir=folder) as name:
         files = HourFiles(Path(name), "part", schema)
         for batch in decoded:

@@ -72,14 +72,14 @@ def spark_kafka(spark: SparkSession, task: Task) -> None:
     )
     decoded = source.load().select(
         from_avro(functions.expr("substring(value, 6)"), task.schema).alias("event"),
-        functions.col("partition").alias("_partition"),
+        functions.col("partition").alias("_topic_partition"),
         functions.col("offset").alias("_offset"),
         functions.col("timestamp").alias("_timestamp"),
         functions.col("key").alias("_key"),
     )
     rows = decoded.select(
         "event.*",
-        "_partition",
+        "_topic_partition",
         "_offset",
         "_timestamp",
         "_key",
@@ -133,7 +133,7 @@ def load_partition(task: Task, partition: int) -> None:
                 return
             event: Any = schemaless_reader(io.BytesIO((message.value() or b"")[5:]), schema, None)
             event |= {
-                "_partition": partition,
+                "_topic_partition": partition,
                 "_offset": message.offset(),
                 "_key": message.key(),
                 "_timestamp": message.timestamp()[1] * 1000,
