@@ -208,6 +208,7 @@ def test_every_avro_type_reaches_spark_and_its_parquet_files(
     assert [row.text for row in rows] == [value["text"] for value in sent]
     assert [row.price for row in rows] == [value["price"] for value in sent]
     assert [row.day for row in rows] == [value["day"] for value in sent]
+    assert [(bytes(row.id), bytes(row.span)) for row in rows] == [(v["id"], v["span"]) for v in sent]
     assert [row.tags for row in rows] == [value["tags"] for value in sent]
     assert [row.counts for row in rows] == [value["counts"] for value in sent]
     assert [[part.n for part in row.parts] for row in rows] == [[p["n"] for p in v["parts"]] for v in sent]

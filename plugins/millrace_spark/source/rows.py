@@ -51,6 +51,19 @@ def table_schema(options: SourceOptions) -> dict[str, Any] | None:
         return schema
 
 
+def _spark_type(type_: pa.DataType) -> pa.DataType:
+    """The type as Spark's JVM takes it from Arrow: bytes of one size are plain bytes there."""
+    if pa.types.is_fixed_size_binary(type_):
+        return pa.binary()
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_spark_type(field.type)) for field in type_])
+    if pa.types.is_list(type_):
+        return pa.list_(type_.value_field.with_type(_spark_type(type_.value_type)))
+    if pa.types.is_map(type_):
+        return pa.map_(type_.key_field, type_.item_field.with_type(_spark_type(type_.item_type)))
+    return type_
+
+
 @dataclass(frozen=True, slots=True)
 class RowReader:
     """Reads cuts with one pinned schema; travels to the tasks."""
@@ -62,7 +75,8 @@ class RowReader:
     def arrow_schema(self) -> pa.Schema:
         if self.table is None:
             return RAW_SCHEMA
-        schema = Decoder(self.table, lambda _: None).arrow_schema
+        decoded = Decoder(self.table, lambda _: None).arrow_schema
+        schema = pa.schema([field.with_type(_spark_type(field.type)) for field in decoded])
         if not self.options.permissive:
             return schema
         for field in CORRUPT_FIELDS:
@@ -89,14 +103,16 @@ class RowReader:
                     yield raw_batch(cut, part)
             return
         schema = self.arrow_schema
+        columns = pa.schema([field for field in schema if field not in CORRUPT_FIELDS])
         with SchemaRegistryClient(self.options.registry_url) as registry:
             for decoded in Decoder(self.table, registry.find_schema).decode(cut, fetched, stats):
+                rows = decoded.rows if decoded.rows.schema == columns else decoded.rows.cast(columns)
                 if not self.options.permissive:
                     _refuse(cut, decoded.rejected)
-                    yield decoded.rows
+                    yield rows
                     continue
-                nulls = [pa.nulls(decoded.rows.num_rows, field.type) for field in CORRUPT_FIELDS]
-                yield pa.RecordBatch.from_arrays([*decoded.rows.columns, *nulls], schema=schema)
+                nulls = [pa.nulls(rows.num_rows, field.type) for field in CORRUPT_FIELDS]
+                yield pa.RecordBatch.from_arrays([*rows.columns, *nulls], schema=schema)
                 yield _corrupt_rows(decoded.rejected, schema)
 
     def _check_loss(self, cut: Cut, stats: RangeStats) -> None:
@@ -138,7 +154,7 @@ def _refuse(cut: Cut, rejected: Sequence[Rejected]) -> None:
 def _corrupt_rows(rejected: Sequence[Rejected], schema: pa.Schema) -> pa.RecordBatch:
     rows = [
         {
-            "_partition": record.partition,
+            "_topic_partition": record.partition,
             "_offset": record.offset,
             "_schema_id": record.schema_id,
             "_corrupt_record": record.raw,

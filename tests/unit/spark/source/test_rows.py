@@ -1,0 +1,53 @@
+"""The columns of the data source: types that Spark's JVM takes from Arrow, whatever the table has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from millrace.errors import ConfigError
+from millrace_spark.source.options import parse_options
+from millrace_spark.source.rows import CORRUPT_FIELDS, RowReader
+from tests.unit.avro.fuzz_cases import BLOCKS, COLUMNS, INNER
+
+UUID = {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}
+EVERY = COLUMNS | {name: type_ for name, type_ in BLOCKS.items() if name not in COLUMNS}
+EVERY |= {
+    "perhaps": ["null", "Inner"],
+    "parts": {"type": "array", "items": "Inner"},
+    "kinds": {"type": "map", "values": "Kind"},
+    "ids": {"type": "array", "items": {"type": "map", "values": UUID}},
+    "inside": {"type": "record", "name": "Inside", "fields": [{"name": "id", "type": "U"}]},
+    "nobody": {"type": "record", "name": "Nobody", "fields": []},
+}
+
+
+def record(**fields: Any) -> dict[str, Any]:
+    return {"type": "record", "name": "R", "fields": [{"name": n, "type": t} for n, t in fields.items()]}
+
+
+def reader(table: dict[str, Any], **options: str) -> RowReader:
+    needed = {"bootstrap": "localhost:9092", "subscribe": "T", "registry.url": "http://r"}
+    return RowReader(parse_options(needed | options), table)
+
+
+@pytest.mark.parametrize("mode", ["failfast", "permissive"])
+def test_every_column_has_the_type_that_spark_asks_for(mode: str) -> None:
+    assert EVERY["inner"] is INNER
+    schema = reader(record(**EVERY), mode=mode).arrow_schema
+    assert to_arrow_schema(from_arrow_schema(schema), timezone="UTC").equals(schema)
+    assert schema.field("id").type == schema.field("span").type == pa.binary()
+    assert "nothing" not in schema.names
+    assert ("_corrupt_record" in schema.names) == (mode == "permissive")
+    assert "_topic_partition" in schema.names
+    assert not {"_time", "_load", "_partition"} & {*schema.names}
+
+
+def test_a_field_with_the_name_of_a_corrupt_column_is_refused_in_permissive_mode_only() -> None:
+    table = record(**{CORRUPT_FIELDS[0].name: "bytes"})
+    assert CORRUPT_FIELDS[0].name in reader(table).arrow_schema.names
+    with pytest.raises(ConfigError, match="read it with mode=FAILFAST"):
+        _ = reader(table, mode="permissive").arrow_schema
