@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.schema import Schema
+from pydantic import ValidationError
+from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_name
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -97,9 +98,38 @@ def read_record(storage: Storage, topic: str, number: int) -> SchemaRecord:
     """One record; MillraceError when it is missing or cannot be read."""
     path = layout.schema_path(topic, number)
     try:
-        return decode(SchemaRecord, storage.read(path), path)
+        record = decode(SchemaRecord, storage.read(path), path)
+        _ = record.schema
     except FileNotFoundError:
         raise MillraceError(f"{path} is missing, and rows have its columns: restore it from a copy") from None
+    except ValidationError:
+        raise MillraceError(
+            f"{path} holds no Iceberg schema: it was edited, restore it from a copy"
+        ) from None
+    return record
+
+
+def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str]:
+    """Every way in which a record is not what comes after the one before; one line each."""
+    schema, ids = record.schema, index_by_name(record.schema)
+    if before is None:
+        kept, new_ids, last = index_by_name(assign_fresh_schema_ids(schema)), set[int](), 0
+    else:
+        kept, last = index_by_name(before.schema), before.last_column_id
+        new_ids = {number for name, number in ids.items() if name not in kept}
+    problems = [
+        f"column {name} has id {ids[name]}, in the files it is {kept[name]}"
+        for name in ids
+        if name in kept and ids[name] != kept[name]
+    ]
+    problems += [
+        f"a new column has id {number}, which another one has had" for number in new_ids if number <= last
+    ]
+    if record.last_column_id != max(last, *ids.values()):
+        problems.append(f"its last column id is {record.last_column_id}, not {max(last, *ids.values())}")
+    if record.previous_schema_id != (before and before.schema_id):
+        problems.append(f"it follows schema {record.previous_schema_id}, which the one before is not")
+    return problems
 
 
 def record_numbers(storage: Storage, topic: str) -> list[int]:

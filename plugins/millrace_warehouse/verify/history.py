@@ -215,11 +215,16 @@ def _check_schemas(check: Check, history: History) -> None:
     """Report schema records that are missing or broken, and loads that go back behind one."""
     used = {manifest.schema for manifest in history.manifests.values()}
     there = schemas.record_numbers(check.storage, check.topic)
+    before = None
     for number in range(1, max([*used, *there], default=0) + 1):
         try:
-            schemas.read_record(check.storage, check.topic, number)
+            record = schemas.read_record(check.storage, check.topic, number)
         except MillraceError as error:
             check.problem(str(error))
+            break
+        for problem in schemas.check_follows(record, before):
+            check.problem(f"{layout.schema_path(check.topic, number)}: {problem}; restore it from a copy")
+        before = record
     newest = 0
     for (load, edition), manifest in sorted(history.manifests.items()):
         if edition == 1 and manifest.schema < newest:

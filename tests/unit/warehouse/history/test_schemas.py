@@ -408,6 +408,59 @@ def test_a_record_survives_its_writing_and_says_what_its_files_have(storage: Sto
     assert dataclasses.replace(record, last_column_id=99).schema == record.schema
 
 
+def edited(storage: Storage, number: int, **changes: Any) -> SchemaRecord:
+    """A record on the storage, changed by hand."""
+    path = f"{TOPIC}/schema/{number:04d}.json"
+    record = dataclasses.replace(schemas.read_record(storage, TOPIC, number), **changes)
+    storage.delete(path)
+    assert storage.create(path, encode(record))
+    return record
+
+
+@pytest.fixture
+def promoted(log: MemoryLog, storage: Storage) -> list[SchemaRecord]:
+    """A table that has lost a column, got it back and got another."""
+    log.append_events(0, [START], schema=COUNTED, count=5)
+    run(log, storage, "first")
+    register(log, WIDE, COUNTRY, BARE)
+    for schema_id in (BARE, WIDE, COUNTRY):
+        promote_to(log, storage, schema_id)
+    return records(storage, TOPIC)
+
+
+def test_records_follow_each_other(promoted: list[SchemaRecord]) -> None:
+    assert [
+        schemas.check_follows(record, before)
+        for before, record in zip([None, *promoted], promoted, strict=False)
+    ] == [[]] * 4
+
+
+def test_ids_that_somebody_has_changed_in_a_record_are_found(
+    storage: Storage, promoted: list[SchemaRecord]
+) -> None:
+    first, bare, wide, country = promoted
+
+    def with_id(record: SchemaRecord, name: str, number: int) -> dict[str, Any]:
+        fields = [f | ({"id": number} if f["name"] == name else {}) for f in record.iceberg["fields"]]
+        return {**record.iceberg, "fields": fields}
+
+    swapped = edited(storage, 1, iceberg=with_id(first, "url", first.schema.find_field("_load").field_id))
+    assert "column url has id" in schemas.check_follows(swapped, None)[0]
+    moved = edited(storage, 4, iceberg=with_id(country, "count", 99), last_column_id=99)
+    assert schemas.check_follows(moved, wide)[0].startswith("column count has id 99, in the files it is")
+    old_id = first.schema.find_field("count").field_id
+    again = edited(storage, 3, iceberg=with_id(wide, "count", old_id))
+    assert f"a new column has id {old_id}, which another one has had" in schemas.check_follows(again, bare)
+    assert "last column id" in schemas.check_follows(edited(storage, 2, last_column_id=7), first)[0]
+    assert "it follows schema 5" in schemas.check_follows(edited(storage, 2, previous_schema_id=5), first)[-1]
+
+
+def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[SchemaRecord]) -> None:
+    edited(storage, 4, iceberg={"type": "struct", "fields": [{"name": "a"}]})
+    with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: restore"):
+        pinned(storage, TOPIC)
+
+
 def test_the_history_names_every_schema_and_the_first_load_that_has_it(
     log: MemoryLog, storage: Storage
 ) -> None:
