@@ -457,7 +457,7 @@ def test_ids_that_somebody_has_changed_in_a_record_are_found(
 
 def test_a_record_without_a_schema_is_named(storage: Storage, promoted: list[SchemaRecord]) -> None:
     edited(storage, 4, iceberg={"type": "struct", "fields": [{"name": "a"}]})
-    with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: restore"):
+    with pytest.raises(MillraceError, match=r"^PageView/schema/0004.json holds no Iceberg schema: it was"):
         pinned(storage, TOPIC)
 
 
