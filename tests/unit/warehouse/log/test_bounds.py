@@ -17,9 +17,9 @@ from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.plan import plan_path
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.log.bounds import Bounds, bounded_ends
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
-from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, event, load_run, no_progress, rows_of
+from millrace_warehouse.storage import open_storage
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, event, load_run, rows_of
+from tests.unit.warehouse.storages import problems
 
 MINUTE = 60_000
 
@@ -27,7 +27,7 @@ MINUTE = 60_000
 def load_bounded(log: MemoryLog, warehouse: Path, run_id: str, **bounds: Any) -> LoadManifest:
     result = load_topic(load_run(log, warehouse, run_id, bounds=Bounds(**bounds)), TOPIC)
     assert result.load is not None
-    return read_load(LocalFilesystem(str(warehouse)), TOPIC, result.load)
+    return read_load(open_storage(str(warehouse)), TOPIC, result.load)
 
 
 def size_of(log: MemoryLog, first: int, last: int) -> int:
@@ -37,10 +37,11 @@ def size_of(log: MemoryLog, first: int, last: int) -> int:
 
 def clean(warehouse: Path) -> bool:
     """True if the warehouse proves itself, and no load says that offsets are missing."""
-    fs = LocalFilesystem(str(warehouse))
-    problems = [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems]
-    gaps = [json.loads(path.read_text()) for path in warehouse.glob(f"{TOPIC}/load=*/_manifest.json")]
-    return not problems and not any(part["gaps"] for each in gaps for part in each["partitions"])
+    loads = [json.loads(path.read_text()) for path in warehouse.glob(f"{TOPIC}/loads/*.json")]
+    assert loads
+    return not problems(warehouse, TOPIC) and not any(
+        part["gaps"] for load in loads for part in load["partitions"]
+    )
 
 
 def uneven_log() -> MemoryLog:
@@ -187,7 +188,7 @@ def test_a_run_whose_bounds_leave_nothing_says_so(tmp_path: Path) -> None:
     load_bounded(log, tmp_path, "run 2")
     log.append_events(0, [START])
     later = load_topic(load_run(log, tmp_path, "run 3", bounds=past), TOPIC)
-    assert later.message == "nothing new within its bounds since load=0000000001"
+    assert later.message == "nothing new within its bounds since load 1"
 
 
 def test_a_bound_counts_from_what_is_still_there(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.log.ranges import Gap
-from millrace_warehouse.storage.filesystem import LocalFilesystem
-from millrace_warehouse.verify import verify
-from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, no_progress, rows_of
+from millrace_warehouse.storage import open_storage
+from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, load_run, rows_of
+from tests.unit.warehouse.storages import problems
 
 
 def append_position(log: MemoryLog) -> None:
@@ -31,10 +31,8 @@ def mirrored_log() -> MemoryLog:
 
 def load(log: MemoryLog, warehouse: Path, run_id: str) -> tuple[LoadResult, tuple[Gap, ...]]:
     result = load_topic(load_run(log, warehouse, run_id), TOPIC)
-    fs = LocalFilesystem(str(warehouse))
-    problems = [problem for report in verify(fs, TOPIC, None, no_progress) for problem in report.problems]
-    assert problems == []
-    return result, tuple(read_load(fs, TOPIC, result.load or 0).partitions[0].gaps)
+    assert problems(warehouse, TOPIC) == []
+    return result, tuple(read_load(open_storage(str(warehouse)), TOPIC, result.load or 0).partitions[0].gaps)
 
 
 def test_a_quiet_mirrored_partition_that_expires_has_lost_nothing(tmp_path: Path) -> None:
