@@ -64,18 +64,19 @@ class Warehouse:
 
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""
-        settings = {"quiet_s": 0.0, "small_files": 1, **settings}
-        return compact_topic(CompactRun(storage=self.storage, catalog=self.catalog, **settings), TOPIC)
+        run = {"storage": self.storage, "catalog": self.catalog, "quiet_s": 0.0, "small_files": 1}
+        return compact_topic(CompactRun(**{**run, **settings}), TOPIC)  # type: ignore[arg-type]
 
     def expire(self, **settings: Any) -> ExpireResult:
         """Expire as a run some days later would."""
-        settings = {
+        run = {
+            "storage": self.storage,
+            "catalog": self.catalog,
             "older_than_s": 0.0,
             "reader_grace_s": 0.0,
             "clock": lambda: time.time() + LATER,
-            **settings,
         }
-        return expire_topic(ExpireRun(storage=self.storage, catalog=self.catalog, **settings), TOPIC)
+        return expire_topic(ExpireRun(**{**run, **settings}), TOPIC)  # type: ignore[arg-type]
 
     def forget_snapshots(self) -> None:
         """Expire all snapshots but the head, as Spark's procedure does to the metadata."""
