@@ -1,7 +1,7 @@
 """A process that ends itself in the middle of an upkeep of a warehouse. Started by a test.
 
-`python -m tests.crashing FOLDER STEP VERB`: runs `compact` or `expire` of `tests.published` and calls os._exit
-when the step is done, which nothing can catch, as with SIGKILL. A step may be `deleted:3`: the third time.
+`python -m tests.crashing FOLDER STEP VERB`: runs `compact` or `expire` of `tests.published` and calls
+os._exit when the step is done, which nothing can catch, as with SIGKILL. `deleted:3` is a step's third time.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Warehouse:
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""
         run = {"storage": self.storage, "catalog": self.catalog, "quiet_s": 0.0, "small_files": 1}
-        return compact_topic(CompactRun(**{**run, **settings}), TOPIC)  # type: ignore[arg-type]
+        return compact_topic(CompactRun(**{**run, **settings}), TOPIC)
 
     def expire(self, **settings: Any) -> ExpireResult:
         """Expire as a run some days later would."""
@@ -76,7 +76,7 @@ class Warehouse:
             "reader_grace_s": 0.0,
             "clock": lambda: time.time() + LATER,
         }
-        return expire_topic(ExpireRun(**{**run, **settings}), TOPIC)  # type: ignore[arg-type]
+        return expire_topic(ExpireRun(**{**run, **settings}), TOPIC)
 
     def forget_snapshots(self) -> None:
         """Expire all snapshots but the head, as Spark's procedure does to the metadata."""

@@ -31,6 +31,8 @@ class Replay:
     incomplete: set[str] = field(default_factory=set)
     table: Rows = field(default_factory=lambda: defaultdict(dict))
     waiting: Rows = field(default_factory=lambda: defaultdict(dict))
+    lost: Rows = field(default_factory=dict)
+    """What the table shall have and a rebuild found no file of."""
     through: int = 0
     editions: dict[int, int] = field(default_factory=dict)
     was_in_table: set[tuple[int, int, str]] = field(default_factory=set)
@@ -42,7 +44,17 @@ class Replay:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for loads in self.table.values() for part in loads.values())
+        return _total(self.table) - _total(self.lost)
+
+    def expected(self, hour: str) -> dict[int, int]:
+        """Load -> the rows of an hour that must be in the table."""
+        lost = self.lost.get(hour, {})
+        parts = self.table.get(hour, {})
+        return {load: part.rows - (lost[load].rows if load in lost else 0) for load, part in parts.items()}
+
+
+def _total(rows: Rows) -> int:
+    return sum(part.rows for loads in rows.values() for part in loads.values())
 
 
 @dataclass(slots=True)
@@ -51,10 +63,12 @@ class _Change:
 
     loads: dict[int, LoadRows] = field(default_factory=dict)
     removed: int = 0
+    found: int = 0
+    """Rows that were lost and that a rebuild found again."""
 
     @property
     def added(self) -> int:
-        return sum(part.rows for part in self.loads.values())
+        return sum(part.rows for part in self.loads.values()) + self.found
 
 
 def check_publications(check: Check, history: History, head: str | None) -> Replay | None:
@@ -90,8 +104,8 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
             break
         if sha256 and record.sha256 != sha256:
             check.problem(f"{path} is not the publication that the one after it follows")
-        expected = records[-1][1].number - 1 if records else record.number
-        if (record.topic, record.number) != (check.topic, expected):
+        # Numbers may be left out: a rebuild goes on from the newest record that can be read.
+        if record.topic != check.topic or (records and record.number >= records[-1][1].number):
             check.problem(f"{path} is publication {record.number} of {record.topic}")
         records.append((path, record))
         path, sha256 = (record.previous.path, record.previous.sha256) if record.previous else ("", "")
@@ -133,6 +147,8 @@ def _play(replay: Replay, history: History, record: Publication) -> list[str]:
     replay.through, replay.editions = record.loads.load, editions
     for stated in record.changes:
         _publish(replay, changes, stated)
+        if stated.kind == "rebuild":
+            _lose(replay, changes, stated.hour, record.lost.get(stated.hour, ()))
     problems = _compare_changes(changes, record.changes)
     if replay.through and history.manifests[replay.through, 1].sha256 != record.loads.sha256:
         problems.append(f"it followed another load {replay.through} than the one that is there")
@@ -142,7 +158,8 @@ def _play(replay: Replay, history: History, record: Publication) -> list[str]:
 def _remove(replay: Replay, changes: dict[str, _Change], load: int, hours: Mapping[str, int]) -> None:
     for hour in hours:
         if hour in replay.published:
-            changes[hour].removed += replay.table[hour].pop(load).rows
+            lost = replay.lost.get(hour, {}).pop(load, None)
+            changes[hour].removed += replay.table[hour].pop(load).rows - (lost.rows if lost else 0)
         else:
             del replay.waiting[hour][load]
 
@@ -173,6 +190,16 @@ def _publish(replay: Replay, changes: dict[str, _Change], stated: HourChange) ->
         replay.incomplete.discard(hour)
     elif hour != UNFILED:
         replay.incomplete.add(hour)
+
+
+def _lose(replay: Replay, changes: dict[str, _Change], hour: str, parts: Iterable[LoadRows]) -> None:
+    """Take what a rebuild lost out of an hour, or back into it: only the record can say that."""
+    before = sum(part.rows for part in replay.lost.pop(hour, {}).values())
+    lost = {part.load: part for part in parts}
+    if lost:
+        replay.lost[hour] = lost
+    now = sum(part.rows for part in lost.values())
+    changes[hour].found, changes[hour].removed = max(before - now, 0), max(now - before, 0)
 
 
 def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange]) -> list[str]:
@@ -214,6 +241,10 @@ def _compare_states(replay: Replay, record: Publication) -> list[str]:
         if mine.get(hour) != stated.get(hour):
             rows, said = (sum(p.rows for p in each.get(hour, {}).values()) for each in (mine, stated))
             problems.append(f"{hour}: it states {said} rows that wait, the loads give {rows}")
+    if {hour: list(loads.values()) for hour, loads in replay.lost.items() if loads} != {
+        hour: list(loads) for hour, loads in record.lost.items()
+    }:
+        problems.append("it states other lost rows than those before it and its own changes")
     if replay.rows != record.rows:
         problems.append(f"it states {record.rows} rows in the table, the loads give {replay.rows}")
     return problems + _check_complete(replay, record)

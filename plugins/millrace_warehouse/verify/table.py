@@ -74,6 +74,12 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     known = KnownFiles(check.storage, check.topic)
     for file in head.files:
         _count(check, head.table, file, known, whole, counted)
+    for hour, parts in sorted(replay.lost.items()):
+        for part in parts.values():
+            check.problem(
+                f"{name}: {part.rows} rows of load {part.load} in {hour} are lost, a rebuild found no file of"
+                f" them: run `millrace reload` while the log has them"
+            )
     check.report.published = sum(rows.total() for rows in counted.rows.values())
     problems = [f"{name}: {difference}" for difference in _differences(counted, replay)]
     if len(problems) > SHOWN:
@@ -141,10 +147,9 @@ def _one_line(error: Exception) -> str:
 def _differences(counted: _Counted, replay: Replay) -> Iterator[str]:
     """Hours and loads with other rows than were published, one line each, ascending."""
     for hour in sorted(counted.rows.keys() | replay.table.keys()):
-        there, stated = counted.rows.get(hour, Counter()), replay.table.get(hour, {})
+        there, stated = counted.rows.get(hour, Counter()), replay.expected(hour)
         for load in sorted(there.keys() | stated.keys(), key=lambda load: load or 0):
-            part = stated.get(load) if load is not None else None
-            rows, expected = there[load], part.rows if part is not None else 0
+            rows, expected = there[load], stated.get(load, 0) if load is not None else 0
             if rows > expected:
                 where = ", ".join(counted.files[hour, load][:3])
                 whose = f"load {load}" if load is not None else "no load"

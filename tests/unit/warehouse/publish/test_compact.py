@@ -1,4 +1,4 @@
-"""Small files put together: no row is lost or there twice, whoever else writes, and wherever it is cut off."""
+"""Small files put together: no row is lost or there twice, whoever else writes, wherever it is cut off."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,7 +83,7 @@ def test_only_the_hours_that_a_late_row_reached_count_as_changed_lately(
     w: Warehouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
-        earlier.setattr("millrace_warehouse.publish.publisher.now", lambda: "2015-05-17T12:00:00Z")
+        earlier.setattr("millrace_warehouse.publish.state.now", lambda: "2015-05-17T12:00:00Z")
         crowded(w)
     w.load({NINE: 1})
     w.publish()
@@ -102,7 +103,7 @@ def test_files_are_split_at_the_size_of_a_target(w: Warehouse) -> None:
 
 def test_rows_of_older_schemas_get_the_columns_of_the_newest_one(w: Warehouse) -> None:
     crowded(w, 2)
-    wider = {**AVRO, "fields": [*AVRO["fields"], {"name": "country", "type": ["null", "string"]}]}  # type: ignore[misc]
+    wider = {**AVRO, "fields": [*AVRO["fields"], {"name": "country", "type": ["null", "string"]}]}
     pin(w.storage, TOPIC, wider)
     w.load({NINE: 2})
     w.publish()
@@ -248,7 +249,7 @@ class Faulty(SqlCatalog):
 def test_whatever_the_catalog_answers_the_rows_are_there_once(w: Warehouse, fault: str) -> None:
     crowded(w)
     rows = offsets(w.table)
-    with Faulty("millrace", uri=f"sqlite:///{w.folder}/catalog.db") as catalog:
+    with closing(Faulty("millrace", uri=f"sqlite:///{w.folder}/catalog.db")) as catalog:
         catalog.fault, catalog.left = fault, 2
         assert len(w.compact(catalog=catalog).hours) == 3
     assert files(w) == 3
@@ -258,17 +259,15 @@ def test_whatever_the_catalog_answers_the_rows_are_there_once(w: Warehouse, faul
 
 def test_a_catalog_that_takes_no_commit_is_named_with_its_answer(w: Warehouse) -> None:
     crowded(w)
-    with Faulty("millrace", uri=f"sqlite:///{w.folder}/catalog.db") as catalog:
+    with closing(Faulty("millrace", uri=f"sqlite:///{w.folder}/catalog.db")) as catalog:
         catalog.fault, catalog.left = "before", 1000
-        with pytest.raises(MillraceError, match="took none of 10 commits: .*504"):
+        with pytest.raises(MillraceError, match=r"took none of 10 commits: .*504"):
             w.compact(catalog=catalog)
     assert w.problems() == []
 
 
 @pytest.mark.parametrize("step", ["stored", "written", "committed"])
-def test_a_run_that_ends_at_any_step_loses_nothing_and_the_next_one_goes_on(
-    w: Warehouse, step: str
-) -> None:
+def test_a_run_that_ends_at_any_step_loses_nothing_and_the_next_one_goes_on(w: Warehouse, step: str) -> None:
     crowded(w)
     rows = offsets(w.table)
     cut_off(w.folder, step, "compact")
