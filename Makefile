@@ -40,6 +40,7 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (2 min)
 	$(BIN)/python -m pytest tests/objects
+
 test-readers: setup .cache/readers/.installed ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables (5 min)
 	$(BIN)/python -m pytest tests/readers
 

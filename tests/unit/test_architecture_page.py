@@ -9,7 +9,7 @@ import pytest
 from tests.support import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
-ROOTS = ("", "docs/", "broker/", "broker/millrace/", "plugins/millrace_spark/avro/")
+ROOTS = ("", "docs/", "broker/", "broker/millrace/", "plugins/millrace_avro/")
 """Where a path in the page may begin."""
 PATHS = sorted(set(re.findall(r"`((?:[\w.]+/)*[\w.]+(?:\.py|\.md|\.toml|/))`", PAGE)))
 
