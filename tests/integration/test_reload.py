@@ -12,13 +12,13 @@ from uuid import uuid4
 import fastavro
 import pytest
 from confluent_kafka import Producer
-from millrace_spark.jobs.hourly import publish
 
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
-from millrace_spark import tables
 from millrace_spark.jobs.load import reload_loads
-from millrace_warehouse.commands.verbs import Hourly, Load, Reload
+from millrace_warehouse.commands.verbs import Load, Reload
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.storage import open_storage
 from tests.brokers import read_topic
 from tests.jobs import load_topics
 from tests.support import WAIT_S, Process, run_millrace
@@ -68,8 +68,7 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         }
         (loaded,) = load_topics(spark, Load(topics=[topic], run_id="load", **places))
         assert (loaded.rows, loaded.rejected) == (20, 1)
-        hours = Hourly(topic=topic, hours=[TEN], warehouse=str(tmp_path), run_id="hours")
-        assert [each.rows for each in publish(spark, hours)] == [10]
+        assert published(tmp_path, topic, "--hour", TEN) == [(TEN, "first", 10)]
         assert registry.register(topic, schema) == next_id
 
     again = Reload(topic=topic, run_id="again", reason="a schema was missing", hours=[TEN], **places)
@@ -85,21 +84,28 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
         (LoadNumber(1, 2), 1, 0),
     ]
 
-    late = Hourly(topic=topic, hours=[], late=True, warehouse=str(tmp_path), run_id="late")
-    assert [(each.revision, each.rows) for each in publish(spark, late)] == [(2, 11)]
-    publish(spark, Hourly(topic=topic, hours=["2015-05-17T11"], warehouse=str(tmp_path), run_id="2"))
-    assert tables.read(spark, str(tmp_path), topic).count() == 21
+    assert published(tmp_path, topic) == [(TEN, "reload", 11)]
+    assert published(tmp_path, topic, "--hour", "2015-05-17T11") == [("2015-05-17T11", "first", 10)]
+    storage = open_storage(str(tmp_path))
+    with connect(storage) as catalog:
+        rows = catalog.load_table(table_identifier(topic)).scan().to_arrow()
+    found = {(row["header"]["instance"], row["header"]["sequence"]) for row in rows.to_pylist()}
+    assert len(found) == rows.num_rows == 21
 
-    expired = run_millrace(
-        "expire", topic, "--warehouse", str(tmp_path), "--older-than", "0s", "--reader-grace", "0s", "--json"
-    )
-    assert expired.returncode == 0, expired.stderr
-    assert {name: json.loads(expired.stdout)[name] for name in ("loads", "revisions", "kept")} == {
-        "loads": 2,
-        "revisions": 1,
-        "kept": {},
-    }
-    assert tables.read(spark, str(tmp_path), topic).count() == 21
+    no_time = ["--older-than", "0s", "--reader-grace", "0s", "--json"]
+    for _ in range(2):  # written down, then deleted
+        expired = run_millrace("expire", topic, "--warehouse", str(tmp_path), *no_time)
+        assert expired.returncode == 0, expired.stderr
+    assert json.loads(expired.stdout)["kept"] == {}
     verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    assert [table["expired"] for table in json.loads(verified.stdout)["tables"]] == [2, 1]
+    (table,) = json.loads(verified.stdout)["tables"]
+    assert (table["rows"], table["published"]) == (21, 21)
+    assert table["expired"] > 0
+
+
+def published(warehouse: Path, topic: str, *options: str) -> list[tuple[str, str, int]]:
+    """Hour, kind of the change, and rows in the table's hour: what a publication has done."""
+    done = run_millrace("publish", topic, "--warehouse", str(warehouse), "--unasked", "--json", *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [(each["hour"], each["kind"], each["added"]) for each in json.loads(done.stdout)[0]["changes"]]

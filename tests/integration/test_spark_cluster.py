@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import pytest
 
-from millrace_spark import tables
 from millrace_spark.jobs.executors import TIMEOUT
 from tests.brokers import TestCluster, read_topic
 from tests.peers.spark_application import SparkApplication
@@ -70,7 +69,7 @@ def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = tmp_path_factory.mktemp("packed") / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip = [str(environment / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    wanted = [str(REPOSITORY), "pyarrow>=18", "numpy>=1.26", "venv-pack"]
+    wanted = [f"{REPOSITORY}[warehouse]", "venv-pack"]
     subprocess.run([*pip, "--constraint", str(REPOSITORY / "constraints.txt"), *wanted], check=True)
     packed = environment.with_suffix(".tar.gz")
     pack = [str(environment / "bin" / "venv-pack"), "-q", "-p", str(environment), "-o", str(packed)]
@@ -79,33 +78,33 @@ def packed_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(site: TestSite, warehouse: Path, topic: str) -> None:
-    """Every event once in the loads and in the hours, and `verify` agrees."""
+    """Every event once in the loads and in the table, and `verify` agrees."""
     rows = loaded_rows(warehouse, topic)
     assert len(rows) == len({(row.instance, row.sequence) for row in rows}) == EVENTS
-    assert tables.dataset(str(warehouse), topic).count_rows() == EVENTS
-    assert millrace("verify", str(warehouse), "--bootstrap", site.cluster.bootstrap)["ok"]
+    hours = [
+        word for hour in sorted({f"{row.time:%Y-%m-%dT%H}" for row in rows}) for word in ("--hour", hour)
+    ]
+    millrace("publish", topic, *hours, "--warehouse", str(warehouse), "--unasked")
+    report = millrace("verify", str(warehouse), "--bootstrap", site.cluster.bootstrap)
+    assert report["ok"]
+    assert [table["published"] for table in report["tables"]] == [EVENTS]
 
 
-def test_load_hourly_and_mirror_run_on_the_executors_of_a_cluster(
+def test_load_and_mirror_run_on_the_executors_of_a_cluster(
     site: TestSite, aggregate: TestCluster, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    topic = site.topic("OnCluster")
+    topic, warehouse = site.topic("OnCluster"), tmp_path / "w"
     assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
     sources = {"topics": [topic], "bootstrap": site.cluster.bootstrap, "registry": site.registry}
     with SparkApplication(cluster.master, ON_CLUSTER, tmp_path / "driver.log") as application:
-        for sink in ("direct", "spark"):
-            settings = {"warehouse": str(tmp_path / sink), "run_id": "all", "sink": sink}
-            (result,) = application.run("load", {**sources, **settings})
-            assert (result["rows"], result["rejected"]) == (EVENTS, 0)
-        into = {"warehouse": str(tmp_path / "spark"), "run_id": "all"}
-        application.run("hourly", {"topic": topic, "hours": sorted(result["hours"]), **into})
+        (result,) = application.run("load", {**sources, "warehouse": str(warehouse), "run_id": "all"})
+        assert (result["rows"], result["rejected"]) == (EVENTS, 0)
         origin = {"origin": "dc1", "origin_bootstrap": site.cluster.bootstrap}
         mirrored = application.run("mirror", {"topics": [topic], **origin, "bootstrap": aggregate.bootstrap})
         assert sum(part["records"] for part in mirrored) == EVENTS
         assert len(cluster.executors()) == len(cluster.workers) == 2
         assert len(cluster.python_workers()) >= 2
-    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
-    check(site, tmp_path / "spark", topic)
+    check(site, warehouse, topic)
     with aggregate.client() as copies:
         assert sum(len(each.records) for each in read_topic(copies, topic).values()) == EVENTS
 
@@ -142,20 +141,18 @@ def test_a_bound_that_is_no_time_is_refused(site: TestSite, cluster: SparkCluste
 
 
 @pytest.mark.long
-def test_every_command_runs_on_a_cluster_and_both_sinks_write_the_same(
+def test_every_command_with_a_job_runs_on_a_cluster(
     site: TestSite, aggregate: TestCluster, cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    topic = site.topic("EveryCommand")
+    topic, warehouse = site.topic("EveryCommand"), tmp_path / "w"
     assert site.publish(topic, [START_MS + n * HOUR_MS // 500 for n in range(EVENTS)]) == EVENTS
     options = command_options(cluster)
-    for sink in ("direct", "spark"):
-        into = [*site.load_options(tmp_path / sink)[:-1], "--sink", sink, *options]
-        (result,) = millrace("load", topic, *into)
-        assert result["rows"] == EVENTS
-        hours = [word for hour in sorted(result["hours"]) for word in ("--hour", hour)]
-        millrace("hourly", topic, *hours, "--warehouse", str(tmp_path / sink), "--sink", sink, *options)
-        check(site, tmp_path / sink, topic)
-    assert loaded_rows(tmp_path / "direct", topic) == loaded_rows(tmp_path / "spark", topic)
+    into = site.load_options(warehouse)[:-1]
+    (result,) = millrace("load", topic, *into, *options)
+    assert result["rows"] == EVENTS
+    again = millrace("reload", topic, "--loads", "1", "--reason", "a test", *into, *options)
+    assert [(each["edition"], each["rows"]) for each in again["loads"]] == [(2, EVENTS)]
+    check(site, warehouse, topic)
     places = ["--origin-bootstrap", site.cluster.bootstrap, "--bootstrap", aggregate.bootstrap]
     assert millrace("mirror-batch", topic, "--origin", "dc1", *places, *options)["records"] == EVENTS
     with aggregate.client() as copies:
@@ -174,13 +171,9 @@ def test_a_packed_environment_is_all_that_executors_need(
     without = run_millrace(*load, "--conf", f"spark.pyspark.python={bare}/bin/python", timeout_s=600)
     assert without.returncode == 1
     assert "No module named" in without.stderr
-    for sink in ("direct", "spark"):
-        archive = ["--archives", f"{packed_environment}#environment", "--sink", sink]
-        (result,) = millrace(
-            "load", topic, *site.load_options(tmp_path / sink)[:-1], *archive, *command_options(cluster)
-        )
-        assert result["rows"] == EVENTS
-        hours = [word for hour in sorted(result["hours"]) for word in ("--hour", hour)]
-        into = ["--warehouse", str(tmp_path / sink), *archive, *command_options(cluster)]
-        millrace("hourly", topic, *hours, *into)
-        check(site, tmp_path / sink, topic)
+    archive = ["--archives", f"{packed_environment}#environment"]
+    (result,) = millrace(
+        "load", topic, *site.load_options(tmp_path / "w")[:-1], *archive, *command_options(cluster)
+    )
+    assert result["rows"] == EVENTS
+    check(site, tmp_path / "w", topic)

@@ -168,13 +168,12 @@ def _alive(spark: SparkSession) -> bool:
 
 
 def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
-    from millrace_spark.jobs import hourly, mirror, verbs
+    from millrace_spark.jobs import mirror
+    from millrace_warehouse.commands import verbs
     from tests.jobs import load_topics
 
     if job == "load":
         return [dataclasses.asdict(each) for each in load_topics(spark, verbs.Load(**settings))]
-    if job == "hourly":
-        return [dataclasses.asdict(each) for each in hourly.publish(spark, verbs.Hourly(**settings))]
     if job == "mirror":
         return [dataclasses.asdict(each) for each in mirror.mirror_topics(spark, verbs.Mirror(**settings))]
     assert job == "read", job
