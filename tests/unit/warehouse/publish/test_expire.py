@@ -1,0 +1,269 @@
+"""What is deleted, and what never is: a row that the table does not have, a file that a reader may open."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.expired import expired_entries
+from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.publish.committer import TableChange, commit, head_files
+from tests.crashing import cut_off
+from tests.loaded import offsets, rows_by_load_and_hour
+from tests.published import LATER, TOPIC, Warehouse, warehouse
+
+NINE, TEN = "2015-05-17T09", "2015-05-17T10"
+DAY = 24 * 3600.0
+
+
+@pytest.fixture
+def w(tmp_path: Path) -> Iterator[Warehouse]:
+    with warehouse(tmp_path / "w") as made:
+        yield made
+
+
+def compacted(w: Warehouse) -> Warehouse:
+    """Publish three loads, compact one of their hours, and leave no older snapshot."""
+    for _ in range(3):
+        w.load({NINE: 3, TEN: 2})
+    w.publish(NINE, TEN)
+    w.compact(small_files=2)
+    w.forget_snapshots()
+    return w
+
+
+def test_files_whose_rows_the_table_has_in_others_are_deleted_and_the_proof_holds(w: Warehouse) -> None:
+    compacted(w)
+    rows = rows_by_load_and_hour(w.table)
+    result = w.expire()
+    assert (result.data_files, result.compacted_files, result.kept) == (6, 0, {})
+    assert w.data_files() == []
+    assert rows_by_load_and_hour(w.table) == rows
+    report = w.verify(rows=True)
+    assert (report.problems, report.expired, report.rows, report.published) == ([], 6, 15, 15)
+    again = w.expire()
+    assert (again.data_files, again.bytes, again.waiting) == (0, 0, 0)
+
+
+def test_an_hour_that_is_not_compacted_keeps_its_files_while_others_of_the_same_load_go(w: Warehouse) -> None:
+    for _ in range(3):
+        w.load({NINE: 3})
+    w.load({NINE: 1, TEN: 1})
+    w.publish(NINE, TEN)
+    w.compact()
+    w.forget_snapshots()
+    assert w.expire().data_files == 4
+    assert [path.name[: len(TEN)] for path in w.data_files()] == [TEN]
+    assert w.problems(rows=True) == []
+
+
+def test_rows_that_wait_are_kept_however_old_and_it_is_said_why(w: Warehouse) -> None:
+    w.load({NINE: 3, TEN: 2})
+    w.load({NINE: 3})
+    w.publish(NINE)
+    w.load({NINE: 1})
+    w.compact()
+    w.forget_snapshots()
+    result = w.expire()
+    assert result.data_files == 2
+    assert [path.name[: len(TEN)] for path in w.data_files()] == [TEN, NINE]
+    assert TEN in result.kept[f"{TOPIC}/loads/0000000001.json"]
+    assert "publish" in result.kept[f"{TOPIC}/loads/0000000003.json"]
+    assert w.problems(rows=True) == []
+
+
+def test_nothing_of_loads_goes_while_a_snapshot_a_branch_or_a_tag_names_it(w: Warehouse) -> None:
+    for _ in range(3):
+        w.load({NINE: 3})
+    w.publish(NINE)
+    first = w.table.current_snapshot()
+    assert first is not None
+    w.compact()
+    assert w.expire().data_files == 0
+    w.table.manage_snapshots().create_tag(first.snapshot_id, "audited").commit()
+    assert w.expire().data_files == 0
+    w.table.manage_snapshots().remove_tag("audited").commit()
+    w.forget_snapshots()
+    assert w.expire().data_files == 3
+
+
+def test_a_file_that_another_program_names_in_its_own_way_is_not_taken_for_unnamed(w: Warehouse) -> None:
+    """Spark writes `file:/` where we write `file:///`."""
+    w.load({NINE: 3})
+    w.load({NINE: 3})
+    w.publish(NINE)
+    files = head_files(w.table, [NINE])[NINE]
+    renamed = head_files(w.table, [NINE])[NINE]
+    for file in renamed:
+        file[1] = file.file_path.replace("file:///", "file:/")
+    commit(w.table, TableChange(added=renamed, removed=files))
+    w.forget_snapshots()
+    assert w.expire().data_files == 0
+    assert w.problems(rows=True) == []
+
+
+def test_readers_have_their_time_from_the_moment_it_was_written_down(w: Warehouse) -> None:
+    compacted(w)
+    begin = time.time() + LATER
+    first = w.expire(reader_grace_s=3 * DAY, clock=lambda: begin)
+    assert (first.data_files, first.waiting) == (0, 6)
+    assert w.expire(reader_grace_s=3 * DAY, clock=lambda: begin + 2 * DAY).data_files == 0
+    assert len(w.data_files()) == 6
+    last = w.expire(reader_grace_s=3 * DAY, clock=lambda: begin + 3 * DAY + 1)
+    assert (last.data_files, last.waiting) == (6, 0)
+    (entry,) = expired_entries(w.storage, TOPIC)
+    assert len(entry.files) == 6
+
+
+def test_young_loads_are_left_alone(w: Warehouse) -> None:
+    compacted(w)
+    assert w.expire(older_than_s=30 * DAY).data_files == 0
+    assert w.expire(older_than_s=5 * DAY).data_files == 6
+
+
+def test_a_dry_run_deletes_nothing_and_says_what_would_be(w: Warehouse) -> None:
+    compacted(w)
+    would = w.expire(dry_run=True)
+    assert len(w.data_files()) == 6
+    assert not (w.topic / "expired").exists()
+    assert w.expire() == would
+
+
+def test_the_files_of_an_edition_go_when_the_table_has_the_next_one(w: Warehouse) -> None:
+    w.load({NINE: 3, TEN: 2})
+    w.publish(NINE)
+    w.read_again(1, {NINE: 4, TEN: 1})
+    result = w.expire()
+    assert result.data_files == 0
+    assert "edition 2" in result.kept[f"{TOPIC}/loads/0000000001.json"]
+    w.publish()
+    w.forget_snapshots()
+    assert w.expire().data_files == 2
+    assert [path.parent.name[11:15] for path in w.data_files()] == ["0002", "0002"]
+    assert w.problems(rows=True) == []
+
+
+def test_rows_that_the_table_lost_are_not_deleted_where_they_are_left(w: Warehouse) -> None:
+    """Others took rows of one load out and put as many of another in: the table's size does not show it."""
+    for _ in range(2):
+        w.load({NINE: 3})
+    w.publish(NINE)
+    first, second = sorted(head_files(w.table, [NINE])[NINE], key=lambda file: file.file_path)
+    copy = w.topic / "compacted" / "foreign" / "copy.parquet"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(w.data_files(2)[0], copy)
+    second[1] = f"file://{copy}"
+    commit(w.table, TableChange(added=[second], removed=[first]))
+    w.forget_snapshots()
+    result = w.expire()
+    assert result.data_files == 0
+    assert "has 0 of its 3 rows" in result.kept[f"{TOPIC}/loads/0000000001.json"]
+    assert len(w.problems()) == 2
+
+
+def test_nothing_is_deleted_for_a_table_that_is_not_what_was_published(w: Warehouse) -> None:
+    compacted(w)
+    w.load({NINE: 1})
+    w.publish()
+    parent = w.table.current_snapshot().parent_snapshot_id  # type: ignore[union-attr]
+    w.table.manage_snapshots().rollback_to_snapshot(parent).commit()  # type: ignore[arg-type]
+    with pytest.raises(MillraceError, match="rolled it back"):
+        w.expire()
+    w.catalog.drop_table(("millrace", TOPIC))
+    with pytest.raises(MillraceError, match="does not exist"):
+        w.expire()
+    assert len(w.data_files()) == 7
+
+
+def test_attempts_that_lost_go_after_a_day_and_the_one_that_may_still_win_stays(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    (file,) = w.data_files(1)
+    lost = w.topic / "rows" / "0000000001-0001-aaaaaaaaaaaaaaaa"
+    running = w.topic / "rows" / "0000000002-0001-bbbbbbbbbbbbbbbb"
+    again = w.topic / "rows" / "0000000001-0002-cccccccccccccccc"
+    for folder in (lost, running, again):
+        folder.mkdir()
+        (folder / f"{NINE}-0-00000000.parquet").write_bytes(b"x" * 10)
+    zombie = file.with_name(f"{NINE}-0-ffffffff.parquet")
+    zombie.write_bytes(b"of a task that was given up")
+    assert w.expire(clock=time.time).strays == 0
+    assert len(w.verify().notes) == 2
+    result = w.expire()
+    assert (result.strays, result.bytes) == (2, 37)
+    assert running.exists()
+    assert again.exists()
+    assert not zombie.exists()
+    assert not list(lost.glob("*"))
+    assert w.problems(rows=True) == []
+
+
+def test_records_of_publications_that_lost_and_old_plans_go(w: Warehouse) -> None:
+    w.load({NINE: 3})
+    result = w.publish(NINE)
+    folder = w.topic / "publications"
+    (folder / "0000000001-lost.json").write_text("{}")
+    (folder / "0000000002-running.json").write_text("{}")
+    plans = w.topic / "plans"
+    plans.mkdir()
+    for number in range(3):
+        (plans / f"run-{number}.json").write_text("{}")
+        os.utime(plans / f"run-{number}.json", (time.time() + number, time.time() + number))
+    expired = w.expire()
+    assert (expired.strays, expired.plans) == (1, 2)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {Path(result.path).name, "0000000002-running.json"}
+    assert [path.name for path in plans.iterdir()] == ["run-2.json"]
+
+
+def test_metadata_that_no_snapshot_names_goes_after_three_days_and_the_table_can_be_read(
+    w: Warehouse,
+) -> None:
+    for _ in range(25):
+        w.load({NINE: 1})
+        w.publish(NINE)
+    w.forget_snapshots()
+    before = len(list((w.topic / "table" / "metadata").iterdir()))
+    assert w.expire(clock=lambda: time.time() + 2 * DAY).metadata_files == 0
+    deleted = w.expire().metadata_files
+    assert 0 < deleted < before
+    assert len(list((w.topic / "table" / "metadata").iterdir())) == before - deleted
+    assert len(offsets(w.table)) == 25
+    assert w.problems() == []
+
+
+def test_a_topic_without_a_table_keeps_every_row(w: Warehouse) -> None:
+    w.load({NINE: 3, UNFILED: 1})
+    assert w.expire().data_files == 0
+    assert len(w.data_files()) == 2
+    assert w.problems(rows=True) == []
+
+
+@pytest.mark.parametrize("step", ["written down", "deleted", "deleted:4"])
+def test_a_run_that_ends_at_any_step_leaves_what_the_next_one_finishes(w: Warehouse, step: str) -> None:
+    compacted(w)
+    rows = offsets(w.table)
+    cut_off(w.folder, step, "expire")
+    assert w.problems(rows=True) == []
+    assert w.verify(catalog=None).problems == []
+    w.expire()
+    assert w.data_files() == []
+    assert offsets(w.table) == rows
+    assert w.problems(rows=True) == []
+    assert len(list(expired_entries(w.storage, TOPIC))) == 1
+
+
+def test_of_two_runs_at_once_one_stops_or_both_delete_the_same(w: Warehouse) -> None:
+    compacted(w)
+
+    def rival(step: str) -> None:
+        if step == "written down":
+            assert w.expire().data_files == 6
+
+    assert w.expire(progress=rival).data_files == 6
+    assert w.problems(rows=True) == []
