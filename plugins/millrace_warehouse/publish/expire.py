@@ -227,9 +227,9 @@ def _find_data(
             continue
         stays = None
         if seen != newest.edition:
-            stays = f"the table does not know edition {newest.edition} yet: run `millrace publish`"
+            stays = f"the table lacks edition {newest.edition}: run `millrace publish {newest.topic}`"
         elif manifest.edition == newest.edition and published.waits(file.hour, newest.load):
-            stays = f"{file.hour} waits to be published: run `millrace publish --hour {file.hour}`"
+            stays = f"{file.hour} waits: run `millrace publish {newest.topic} --hour {file.hour}`"
         elif manifest.edition == newest.edition:
             stays = _uncounted(file.hour, newest, published)
         if stays is None:

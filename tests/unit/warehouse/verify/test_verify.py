@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.entries import data_file, metrics_of
 from millrace_warehouse.history.layout import ledger_path
-from millrace_warehouse.history.manifest import UNFILED, LoadManifest, Publication, decode, encode, sealed
+from millrace_warehouse.history.manifest import (
+    UNFILED,
+    DataFile,
+    LoadManifest,
+    Publication,
+    decode,
+    encode,
+    sealed,
+)
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
-from millrace_warehouse.storage import measure
+from millrace_warehouse.storage import measure, open_storage
 from millrace_warehouse.verify import VerifyRun, verify
+from tests import loaded
 from tests.loaded import compact_as_others_do
 from tests.published import TOPIC, Warehouse, warehouse
 
@@ -56,6 +67,11 @@ def w(template: Path) -> Iterator[Warehouse]:
         yield made
     shutil.rmtree(template)
     kept.rename(template)
+
+
+def each(*acts: Callable[[], object]) -> None:
+    for act in acts:
+        act()
 
 
 def load_path(w: Warehouse, load: int) -> Path:
@@ -98,9 +114,9 @@ def test_the_proof_holds_when_everything_that_may_go_has_gone(w: Warehouse) -> N
     compact_as_others_do(w.storage, w.table, TOPIC, NINE)
     compact_as_others_do(w.storage, w.table, TOPIC, TEN)
     w.forget_snapshots()
-    assert w.expire().data_files == 7
+    assert w.expire().data_files == 8
     report = w.verify(rows=True)
-    assert (report.problems, report.expired, report.published) == ([], 7, 13)
+    assert (report.problems, report.expired, report.published) == ([], 8, 13)
     alone = w.verify(catalog=None)
     assert alone.problems == []
     assert "only its table" in alone.notes[0]
@@ -125,7 +141,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         r"loads/0000000004\.json is missing with 2 rows: offsets PageView-0 \[17, 19\)",
     ),
     "a load is gone with its ledger entry": (
-        lambda w: (ledger_of(w, load_path(w, 3)).unlink(), load_path(w, 3).unlink()),
+        lambda w: each(ledger_of(w, load_path(w, 3)).unlink, load_path(w, 3).unlink),
         r"loads/0000000003\.json is missing: offsets PageView-0 \[11, 17\)",
     ),
     "an edition is gone": (
@@ -145,9 +161,9 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         r"loads/0000000001\.json: made was one with sha256",
     ),
     "a manifest is edited, and the ledger is gone": (
-        lambda w: (
-            edit(load_path(w, 1), LoadManifest, lambda m: dataclasses.replace(m, run_id="run")),
-            shutil.rmtree(w.topic / "ledger"),
+        lambda w: each(
+            lambda: edit(load_path(w, 1), LoadManifest, lambda m: dataclasses.replace(m, run_id="run")),
+            lambda: shutil.rmtree(w.topic / "ledger"),
         ),
         r"loads/0000000002\.json: it follows a load with sha256",
     ),
@@ -216,7 +232,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         r"was rolled back: main is at snapshot \d+, publication 3 made snapshot",
     ),
     "the table is rolled back and forgets": (
-        lambda w: (w.table.manage_snapshots().rollback_to_snapshot(parent(w)).commit(), w.forget_snapshots()),
+        lambda w: each(w.table.manage_snapshots().rollback_to_snapshot(parent(w)).commit, w.forget_snapshots),
         r"rows of load 2 in 2015-05-17T10, published were 4",
     ),
     "the table is dropped": (
@@ -232,7 +248,7 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "rows of no load are put in": (lambda w: put_in(w, None), r"2 rows of no load in 2015-05-17T11"),
     "rows that wait are put in": (lambda w: put_in(w, 4), r"2 rows of load 4 in 2015-05-17T11, published w"),
     "metadata is gone": (
-        lambda w: [path.unlink() for path in (w.topic / "table" / "metadata").glob("*-m0.avro")],
+        lambda w: each(*(path.unlink for path in (w.topic / "table" / "metadata").glob("*-m0.avro"))),
         r"metadata of PageView's table cannot be read",
     ),
 }
@@ -265,7 +281,12 @@ def put_in(w: Warehouse, load: int | None) -> None:
     """Append the rows of load 4, under another load's number, as a program that knows nothing of loads."""
     rows = pq.read_table(file_of(w, 4, ELEVEN))
     at = rows.schema.get_field_index("_load")
-    w.table.append(rows.set_column(at, rows.schema.field(at), pa.array([load] * len(rows), pa.int64())))
+    rows = rows.set_column(at, rows.schema.field(at), pa.array([load] * len(rows), pa.int64()))
+    path = w.topic / "compacted" / "foreign.parquet"
+    pq.write_table(rows, path)
+    file = DataFile(path="", bytes=path.stat().st_size, sha256="", hour=ELEVEN, rows=len(rows))
+    metrics = metrics_of(pq.read_metadata(path), w.table.schema().model_dump(mode="json"))
+    commit(w.table, TableChange(added=[data_file(file, metrics, f"file://{path}")]))
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -278,25 +299,23 @@ def test_each_fault_is_named(w: Warehouse, fault: str) -> None:
     )
 
 
-def test_an_edited_verdict_without_the_rest_breaks_the_replay_not_only_the_hash(w: Warehouse) -> None:
+def without_eleven(previous: str, record: Publication) -> Publication:
+    """The record as if nothing of 11 waited, behind a record with that hash."""
+    before = dataclasses.replace(record.previous, sha256=previous) if record.previous else None
+    hours = {hour: loads for hour, loads in record.unpublished.items() if hour != ELEVEN}
+    return dataclasses.replace(record, previous=before, unpublished=hours)
+
+
+def test_an_edited_state_without_the_rest_breaks_the_replay_not_only_the_hash(w: Warehouse) -> None:
     """Whoever seals the whole chain and the ledger anew still has to invent loads."""
-    previous: tuple[str, str] | None = None
+    sha256 = ""
     for path in records(w):
-
-        def change(record: Publication) -> Publication:
-            before = record.previous
-            if before is not None and previous is not None:
-                before = dataclasses.replace(before, sha256=previous[1])
-            hours = {hour: loads for hour, loads in record.unpublished.items() if hour != ELEVEN}
-            return dataclasses.replace(record, previous=before, unpublished=hours)
-
-        edit(path, Publication, change)
-        record = decode(Publication, path.read_bytes(), "here")
-        previous = path.name, record.sha256
+        edit(path, Publication, partial(without_eleven, sha256))
+        sha256 = decode(Publication, path.read_bytes(), "here").sha256
         entry = json.loads(ledger_of(w, path).read_text())
-        ledger_of(w, path).write_text(json.dumps({**entry, "sha256": record.sha256}))
+        ledger_of(w, path).write_text(json.dumps({**entry, "sha256": sha256}))
     with w.table.transaction() as transaction:
-        transaction.set_properties({"millrace.publication.sha256": previous[1] if previous else ""})
+        transaction.set_properties({"millrace.publication.sha256": sha256})
     assert any("states 0 rows that wait, the loads give 4" in problem for problem in w.problems())
 
 
@@ -401,8 +420,6 @@ def test_differences_beyond_a_number_are_counted_not_listed(tmp_path: Path) -> N
 
 
 def test_every_topic_of_a_warehouse_is_verified_and_what_is_no_topic_is_noted(w: Warehouse) -> None:
-    from tests import loaded
-
     loaded.load(w.storage, "_hidden.events", {NINE: 1})
     (w.folder / "foo").mkdir()
     (w.folder / ".snapshot").mkdir()
@@ -421,8 +438,6 @@ def test_every_topic_of_a_warehouse_is_verified_and_what_is_no_topic_is_noted(w:
     ("inside", "said"), [(TOPIC, "is one topic of a warehouse"), ("broker", "is a broker's log directory")]
 )
 def test_what_is_no_warehouse_is_one_clear_line(w: Warehouse, inside: str, said: str) -> None:
-    from millrace_warehouse.storage import open_storage
-
     (w.folder / "broker").mkdir(exist_ok=True)
     (w.folder / "broker" / "owner.json").touch()
     with pytest.raises(MillraceError, match=said):
