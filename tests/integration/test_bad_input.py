@@ -111,7 +111,26 @@ ROWS = {
         command="mirror status {local}", says="unknown key 'registry'; known keys: "
     ),
     "hours that end before they begin": Row(
-        command="hourly Good --from 2015-05-18 --to 2015-05-17 --warehouse {own}", says="is not before --to"
+        command="publish Good --from 2015-05-18 --to 2015-05-17 --unasked --warehouse {own}",
+        says="is not before --to",
+    ),
+    "hours that are not whole": Row(
+        command="publish Good --from 2015-05-17T10:30 --to 2015-05-17T12 --unasked --warehouse {own}",
+        says="--from 2015-05-17T10:30:00+00:00 is not a whole hour in UTC",
+    ),
+    "hours that nobody judges": Row(
+        command="publish Good --hour 2015-05-17T10 --warehouse {own}",
+        env={"MILLRACE_AUDITOR": ""},
+        says="give --auditor URL, or --unasked",
+    ),
+    "a topic that was never loaded, published": Row(
+        command="publish Good --unasked --warehouse {own}", says="no load of Good in "
+    ),
+    "a catalog that nobody has configured": Row(
+        command="publish Good --unasked --warehouse {own} --catalog nowhere", says="'nowhere'"
+    ),
+    "the verb of an older version": Row(
+        command="hourly Good --late --warehouse {own}", says="`millrace publish TOPIC --proven"
     ),
     "audit of a time that ends before it begins": Row(
         command="audit Good --from 2015-05-18 --to 2015-05-17", says="--from 2015-05-18 is not before --to"
@@ -146,13 +165,15 @@ ROWS = {
     "no auditor": Row(
         command=f"audit Good {SPAN} --auditor http://{{nobody}}", says="no auditor answers at http://{nobody}"
     ),
-    "a warehouse that is a file": Row(command="verify {file}", says="nothing of any topic in {file}"),
-    "a warehouse that is not there": Row(
-        command="verify {own}/none", says="nothing of any topic in {own}/none: check the path and the topic"
+    "a warehouse that is a file": Row(
+        command="verify {file}", says="there is no warehouse at file://{file}: correct --warehouse"
     ),
-    "a warehouse without a rename": Row(
-        command="load Good --warehouse s3://bucket/x --bootstrap {broker} --registry {registry}",
-        says="s3:// has no exclusive rename, use file:// or hdfs://",
+    "a warehouse that is not there": Row(
+        command="verify {own}/none", says="there is no warehouse at file://{own}/none"
+    ),
+    "a warehouse on no storage": Row(
+        command="load Good --warehouse ftp://host/x --bootstrap {broker} --registry {registry}",
+        says="ftp:// is no storage that Millrace knows",
     ),
     "consume from a word": Row(
         command="consume Good --until-end --bootstrap word", says="bootstrap 'word' is not HOST:PORT"
@@ -271,7 +292,7 @@ def test_it_ends_in_one_line_that_says_what_to_do(
     assert "Traceback" not in result.done.stderr + result.done.stdout
     assert result.seconds < 10 * row.within_s, "on a quiet machine a tenth of it"
     if not row.command.startswith("load Bad"):  # Bad itself is loaded
-        assert [*result.own.glob("*-*/*.log"), *result.own.glob("*/load=*")] == []
+        assert [*result.own.glob("*-*/*.log"), *result.own.glob("*/loads/*")] == []
 
 
 def test_records_that_cannot_be_decoded_are_set_aside_and_the_rest_is_loaded(
@@ -279,12 +300,12 @@ def test_records_that_cannot_be_decoded_are_set_aside_and_the_rest_is_loaded(
 ) -> None:
     warehouse = ended["load an unknown topic and one with bad records"].result().own
     assert len(loaded_rows(warehouse, "Bad")) == GOOD
-    (file,) = (warehouse / "Bad" / "load=0000000001" / "_rejected").iterdir()
+    (file,) = (warehouse / "Bad" / "rows").glob("0000000001-*/rejected-*.parquet")
     reasons = {row["raw"]: row["reason"] for row in pq.read_table(file).to_pylist()}
     assert [raw[5:] for raw in sorted(reasons)] == [b"\2", b"body"]
     assert "120" in reasons[b"\0\0\0\0xbody"]  # the schema id
     assert all(reasons.values())
-    assert not (warehouse / "Missing").exists() or not list((warehouse / "Missing").glob("load=*"))
+    assert not (warehouse / "Missing" / "loads").exists()
 
 
 def test_an_audit_of_an_unknown_topic_is_never_complete(site: TestSite, start: Start, tmp_path: Path) -> None:
