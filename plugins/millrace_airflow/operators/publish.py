@@ -22,6 +22,8 @@ PUBLISHED = AssetAlias("millrace.published", group="millrace")
 EVENT = ("publication", "path", "sha256", "snapshot_id", "complete_until", "rows")
 """What an event says of a publication, besides its hours."""
 
+UNFILED = "none"
+"""The hour of rows without a time, in what `millrace publish` says."""
 WAITING_SHOWN = 24
 """Hours that wait, named in the task's log; the rest are counted."""
 
@@ -88,10 +90,10 @@ class PublishOperator(MillraceJobOperator):
 
 def _summary(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What a publication was, in a bounded number of bytes."""
-    hours = sorted(change["hour"] for change in answer["changes"])
+    hours = sorted(change["hour"] for change in answer["changes"] if change["hour"] != UNFILED)
     return {
         **{name: answer[name] for name in EVENT},
-        "hours": len(hours),
+        "hours": len(answer["changes"]),
         "first_hour": hours[0] if hours else None,
         "last_hour": hours[-1] if hours else None,
     }

@@ -87,7 +87,7 @@ def _failures(answer: Sequence[Mapping[str, Any]], accept_rejected: bool) -> lis
     """Every topic that failed, then the loads that are published and have set records aside."""
     reasons = [result["error"] for result in answer if "error" in result]
     set_aside = [
-        f"{result['rejected']} in {result['topic']}/load={result['load']:010d}/_rejected"
+        f"{result['rejected']} in {result['topic']}/rows/{result['load']:010d}-*/rejected-*.parquet"
         for result in answer
         if result.get("rejected") and not accept_rejected
     ]

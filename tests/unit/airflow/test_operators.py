@@ -241,7 +241,7 @@ def finished(operator: PublishOperator, said: dict[str, Any]) -> tuple[dict[str,
 def test_the_assets_event_says_what_was_published_and_where_that_is_written_down() -> None:
     operator = PublishOperator(task_id="p", topic="PageView")
     assert operator.outlets == [PUBLISHED]
-    returned, (event,) = finished(operator, answer("2015-05-17T11", "2015-05-17T10", waiting=2))
+    returned, (event,) = finished(operator, answer("2015-05-17T11", "2015-05-17T10", "none", waiting=2))
     asset = table_asset("PageView")
     assert (event.dest_asset_key.name, event.dest_asset_key.uri) == (asset.name, asset.uri)
     assert event.extra == {
@@ -251,7 +251,7 @@ def test_the_assets_event_says_what_was_published_and_where_that_is_written_down
         "snapshot_id": 8_446_744_073_709_551_615,
         "complete_until": "2015-05-17T11",
         "rows": 12_345_678,
-        "hours": 2,
+        "hours": 3,
         "first_hour": "2015-05-17T10",
         "last_hour": "2015-05-17T11",
     }

@@ -65,7 +65,7 @@ def loaded(topic: str, **changes: Any) -> dict[str, Any]:
         "gaps": [],
         "notes": [],
         "left_bytes": 0,
-        "message": "published load=0000000001",
+        "message": "made load 1",
     }
     return {**values, **changes}
 
@@ -76,7 +76,7 @@ def test_load_submits_every_topic_once_with_an_absolute_warehouse(submitted: dic
     submitted["answer"] = [loaded("A", gaps=["A-0 lost"], notes=[note], left_bytes=12_345), empty]
     shown = CliRunner().invoke(load, ["A", "B", "A", *LOAD])
     assert shown.exit_code == 0, shown.output
-    assert "published load=0000000001" in shown.stdout
+    assert "made load 1" in shown.stdout
     assert "12,345" in shown.stdout
     assert "gap: A-0 lost" in shown.stderr
     assert "note: promote it" in shown.stderr
@@ -92,7 +92,7 @@ def test_records_set_aside_end_in_one_line_and_exit_code_1_unless_accepted(submi
     submitted["answer"] = [loaded("A", load=3, rejected=2)]
     refused = CliRunner().invoke(load, ["A", *LOAD, "--json"])
     assert isinstance(refused.exception, MillraceError)
-    assert "2 in A/load=0000000003/_rejected" in str(refused.exception)
+    assert "2 in A/rows/0000000003-*/rejected-*.parquet, with reason" in str(refused.exception)
     assert "\n" not in str(refused.exception)
     assert json.loads(refused.stdout) == submitted["answer"]
     assert CliRunner().invoke(load, ["A", *LOAD, "--accept-rejected"]).exit_code == 0

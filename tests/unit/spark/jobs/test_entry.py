@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from millrace_spark.jobs import entry, steps
+from millrace_spark.jobs import entry
+from millrace_warehouse.commands import steps
 
 
 def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
@@ -45,15 +46,15 @@ def test_a_session_that_spark_refuses_is_one_line_without_a_stack(
     )
 
 
-def test_a_terminal_is_shown_how_many_hours_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_is_shown_how_many_steps_of_one_kind_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100)
     monkeypatch.setattr(steps, "Console", lambda stderr: console)
-    with steps.steps("hourly") as shown:
-        shown("step: hourly PageView: written")
-        shown("step: hourly PageView: 1 of 2: 2015-05-17T11 published")
+    with steps.steps("reload") as shown:
+        shown("step: reload PageView: written")
+        shown("step: reload PageView: 1 of 2: load 7 read again")
     words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert "1 of 2: 2015-05-17T11 published ━━━━━━━━━━" in words
+    assert "1 of 2: load 7 read again ━━━━━━━━━━" in words
 
 
 @pytest.mark.parametrize("writes", ["a job", "a command"])
