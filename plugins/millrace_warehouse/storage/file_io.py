@@ -43,6 +43,8 @@ class StorageFileIO(FileIO):
 
     def _found(self, location: str) -> tuple[Storage, str]:
         """The storage of a location, and the path inside it."""
+        if location.startswith("file:/") and not location.startswith("file://"):
+            location = location.replace("file:", "file://", 1)  # Spark names files as Hadoop's classes do
         scheme, _, rest = location.rpartition("://")
         root = f"{scheme}://{urlsplit(location).netloc}" if scheme not in ("", "file") else "/"
         if root not in self._storages:

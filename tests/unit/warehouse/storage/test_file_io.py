@@ -36,6 +36,13 @@ def test_a_table_is_written_and_scanned_and_other_readers_see_it(tmp_path: Path)
         assert not isinstance(other.io, StorageFileIO)
 
 
+def test_a_file_is_found_by_the_name_that_spark_gives_it(tmp_path: Path) -> None:
+    (tmp_path / "a b").write_bytes(b"rows")
+    for location in (f"file:{tmp_path}/a b", f"file://{tmp_path}/a b", f"{tmp_path}/a b"):
+        with StorageFileIO().new_input(location).open() as source:
+            assert source.read() == b"rows"
+
+
 def test_whatever_a_table_names_is_on_disk_before_the_catalog_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
