@@ -64,7 +64,8 @@ def main(engine: str, *arguments: str) -> None:
         try:
             answer: dict[str, Any] = {"rows": ask(json.loads(line))}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            causes = [line for line in str(error).splitlines() if not line.startswith("\tat ")]
+            answer = {"error": "\n".join([type(error).__name__, *causes])}
         print(json.dumps(answer, default=str), flush=True)
 
 

@@ -1,0 +1,120 @@
+"""Readers while others publish, compact and read again: each answer is one publication, whole."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.published import Warehouse
+from tests.readers.engines import Engine, spark_engine
+
+HOURS = [f"2015-05-17T{hour:02d}" for hour in range(6)]
+Counts = Mapping[str, int]
+PER_HOUR = "date_format(_time, \"yyyy-MM-dd'T'HH\")"
+Ask = Callable[[], Counts]
+
+
+class Reader(Thread):
+    """Asks one engine again and again, and keeps what it answers."""
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__(daemon=True)
+        self._ask = ask
+        self.answers: list[Counts] = []
+        self.failure: BaseException | None = None
+        self.done = False
+
+    def run(self) -> None:
+        try:
+            while not self.done:
+                self.answers.append(self._ask())
+        except BaseException as failure:  # the test reports it
+            self.failure = failure
+
+    def finish(self) -> list[Counts]:
+        """The answers, after the last one."""
+        self.done = True
+        self.join(120)
+        assert not self.is_alive()
+        if self.failure is not None:
+            raise self.failure
+        return self.answers
+
+
+def newest_metadata(scene: Warehouse) -> str:
+    """As a program without pyiceberg asks a SQLite catalog."""
+    with closing(sqlite3.connect(scene.folder / "catalog.db", timeout=30)) as connection:
+        query = "SELECT metadata_location FROM iceberg_tables WHERE table_name = 'PageView'"
+        (location,) = connection.execute(query).fetchone()
+    return str(location)
+
+
+def counts(rows: list[list[object]]) -> Counts:
+    return {str(hour): int(str(number)) for hour, number in rows}
+
+
+@pytest.fixture
+def readers(scene: Warehouse, home: Path, duckdb: Engine, pyiceberg: Engine) -> Iterator[dict[str, Ask]]:
+    """Engine -> rows by hour, now; three hours are published."""
+    scene.load(dict.fromkeys(HOURS, 3))
+    scene.publish(*HOURS[:3])
+    spark = spark_engine(home, scene)
+
+    def by_duckdb() -> Counts:
+        path = newest_metadata(scene).replace("'", "''")
+        return counts(
+            duckdb(f"SELECT strftime(_time, '%Y-%m-%dT%H'), count(*) FROM iceberg_scan('{path}') GROUP BY 1")
+        )
+
+    def by_spark() -> Counts:
+        spark("REFRESH TABLE millrace.millrace.PageView")
+        return counts(spark(f"SELECT {PER_HOUR}, count(*) FROM millrace.millrace.PageView GROUP BY 1"))
+
+    yield {
+        "duckdb": by_duckdb,
+        "pyiceberg": lambda: counts(pyiceberg(newest_metadata(scene))),
+        "spark": by_spark,
+    }
+    spark.close()
+
+
+def state_of(scene: Warehouse) -> Counts:
+    table = scene.table
+    rows: dict[str, int] = {}
+    for time in table.scan(selected_fields=("_time",)).to_arrow()["_time"].to_pylist():
+        hour = time.strftime("%Y-%m-%dT%H")
+        rows[hour] = rows.get(hour, 0) + 1
+    return rows
+
+
+def test_every_answer_of_every_engine_is_one_publication(scene: Warehouse, readers: dict[str, Ask]) -> None:
+    states = [state_of(scene)]
+    running = {name: Reader(ask) for name, ask in readers.items()}
+    for reader in running.values():
+        reader.start()
+    for turn in range(24):
+        # Rows of all hours at once, so that a reader between two hours would see it.
+        load = scene.load(dict.fromkeys(HOURS, turn % 4 + 1))
+        scene.publish(*HOURS[: 3 + turn % 4])
+        states.append(state_of(scene))
+        if turn % 6 == 3:
+            # Rows move from the first hour to the second, in one commit.
+            scene.read_again(load, {HOURS[1]: 2 * (turn % 4 + 1)} | dict.fromkeys(HOURS[2:], turn % 4 + 1))
+            scene.publish()
+            states.append(state_of(scene))
+        if turn % 6 == 5:
+            before = state_of(scene)
+            scene.compact()
+            assert state_of(scene) == before
+    for name, reader in running.items():
+        answers = reader.finish()
+        assert len(answers) >= 3, f"{name} answered {len(answers)} times"
+        seen = [states.index(answer) for answer in answers]  # ValueError: no publication
+        assert seen == sorted(seen), name
+    assert all(dict(ask()) == states[-1] for ask in readers.values())
+    assert scene.problems(rows=True) == []
