@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,14 @@ class Engine:
         """The rows of the answer; EngineError when it is none."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(query) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        line = ""
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(query) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         if not line:
-            raise AssertionError(f"the engine has ended:\n{self._log.read_text()[-3000:]}")
+            code = self._process.wait(60)
+            raise AssertionError(f"the engine has ended with {code}:\n{self._log.read_text()[-3000:]}")
         answer = json.loads(line)
         if "error" in answer:
             raise EngineError(answer["error"])
