@@ -415,7 +415,7 @@ def check_follows(manifest: LoadManifest, before: LoadManifest | None) -> list[s
     if manifest.previous != before.sha256:
         problems.append(
             f"it follows a load with sha256 {str(manifest.previous)[:12]}…,"
-            f" but load={before.load:010d} has {before.sha256[:12]}…"
+            f" but load {before.load} has {before.sha256[:12]}…"
         )
     starts = {part.partition: part.start for part in manifest.partitions}
     if manifest.topic_id != before.topic_id:
