@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
-from millrace_spark.jobs.hourly import publish
 
 from millrace_audit.producer import AuditedProducer
 from millrace_spark.jobs.mirror import mirror_topics
-from millrace_warehouse.commands.verbs import Hourly, Load, Mirror
+from millrace_warehouse.commands.verbs import Load, Mirror
 from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.history.manifest import LoadManifest, OriginPartition
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.storage import open_storage
 from tests.brokers import TestCluster
 from tests.jobs import load_topics
 from tests.support import Process, run_millrace
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 Start = Callable[..., Process]
 START_MS = 1_431_856_800_000
 TOPIC = "PageView"
-HOURS = ["2015-05-17T10", "2015-05-17T11"]
+HOURS = ["--from", "2015-05-17T10", "--to", "2015-05-17T12"]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def offline(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.Te
 
 @pytest.fixture(scope="module")
 def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_module: Start) -> Path:
-    """A warehouse of three loads and two hours, mirrored from dc1 step by step."""
+    """A warehouse of three loads and two published hours, mirrored from dc1 step by step."""
     run = uuid4().hex[:6]
     origin = TestCluster(start_for_module, f"dc1-{run}", offline.folder, zookeeper).start_brokers(1)
     with origin.client() as client:
@@ -72,13 +71,9 @@ def loaded(spark: SparkSession, offline: TestSite, zookeeper: str, start_for_mod
             ),
         )
         assert result.rows == 100
-    publish(spark, Hourly(topic=TOPIC, hours=HOURS, warehouse=str(warehouse), run_id="hours"))
+    published = run_millrace("publish", TOPIC, "--unasked", *HOURS, "--warehouse", str(warehouse))
+    assert published.returncode == 0, published.stderr
     return warehouse
-
-
-@pytest.fixture
-def warehouse(loaded: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(loaded, tmp_path / "warehouse"))
 
 
 def verified(warehouse: Path, *options: str) -> tuple[int, dict[str, Any], str]:
@@ -87,21 +82,33 @@ def verified(warehouse: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 
 def manifest(warehouse: Path, number: int) -> LoadManifest:
-    return read_load(LocalFilesystem(str(warehouse)), TOPIC, number)
+    return read_load(open_storage(str(warehouse)), TOPIC, number)
 
 
-def test_what_was_mirrored_and_loaded_verifies_also_against_the_log(
-    warehouse: Path, offline: TestSite
+@contextmanager
+def changed(path: Path, content: bytes | None) -> Iterator[None]:
+    """A file with other bytes, or without any; the table names it where it is, so no copy would do."""
+    before = path.read_bytes()
+    try:
+        path.unlink() if content is None else path.write_bytes(content)
+        yield
+    finally:
+        path.write_bytes(before)
+
+
+def test_what_was_mirrored_loaded_and_published_verifies_also_against_the_log(
+    loaded: Path, offline: TestSite
 ) -> None:
-    code, answer, _ = verified(warehouse, "--bootstrap", offline.cluster.bootstrap)
-    assert (code, answer["ok"]) == (0, True)
-    assert [table["rows"] for table in answer["tables"]] == [300, 300]
-    rows = loaded_rows(warehouse, TOPIC)
+    code, answer, said = verified(loaded, "--rows", "--bootstrap", offline.cluster.bootstrap)
+    assert (code, answer["ok"]) == (0, True), said
+    (topic,) = answer["topics"]
+    assert (topic["loads"], topic["rows"], topic["published"]) == (3, 300, 300)
+    rows = loaded_rows(loaded, TOPIC)
     assert len({(row.instance, row.sequence) for row in rows}) == 300
 
 
-def test_a_mirrored_partition_s_manifest_names_its_origin(warehouse: Path) -> None:
-    origins = [part.origin for part in manifest(warehouse, 3).partitions]
+def test_a_mirrored_partition_s_manifest_names_its_origin(loaded: Path) -> None:
+    origins = [part.origin for part in manifest(loaded, 3).partitions]
     assert {origin.partition for origin in origins if origin is not None} == {0, 1}
     for origin in origins:
         assert isinstance(origin, OriginPartition)
@@ -109,27 +116,23 @@ def test_a_mirrored_partition_s_manifest_names_its_origin(warehouse: Path) -> No
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_load_that_is_removed_ends_in_one_line_with_topic_partition_and_offsets(
-    warehouse: Path, number: int
-) -> None:
-    gone = manifest(warehouse, number)
-    shutil.rmtree(warehouse / TOPIC / f"load={number:010d}")
-    code, answer, line = verified(warehouse)
+def test_a_load_that_is_removed_ends_in_one_line_that_names_it(loaded: Path, number: int) -> None:
+    with changed(loaded / TOPIC / "loads" / f"{number:010d}.json", None):
+        code, answer, line = verified(loaded)
     assert (code, answer["ok"]) == (1, False)
-    assert f"{TOPIC}/load={number:010d} is missing with 100 rows" in line
-    for part in gone.partitions:
-        assert f"{TOPIC}-{part.partition} [{part.start}, {part.end})" in line
+    assert f"{TOPIC}/loads/{number:010d}.json" in line
     assert len(line.splitlines()) == 1
 
 
-def test_a_file_cut_short_and_a_manifest_edited_are_named(warehouse: Path) -> None:
-    path = min((warehouse / TOPIC / "load=0000000002").glob("date=*/hour=*/*.parquet"))
-    path.write_bytes(path.read_bytes()[:-10])
-    code, _, line = verified(warehouse)
+def test_a_file_cut_short_and_a_manifest_edited_are_named(loaded: Path) -> None:
+    path = min((loaded / TOPIC / "rows").glob("0000000002-*/2015-*.parquet"))
+    with changed(path, path.read_bytes()[:-10]):
+        code, _, line = verified(loaded)
     assert code == 1
-    assert str(path.relative_to(warehouse)) in line
-    edited = warehouse / TOPIC / "load=0000000001" / "_manifest.json"
-    edited.write_text(edited.read_text().replace('"rejected": 0', '"rejected": 1', 1))
-    _, answer, _ = verified(warehouse)
-    problems = [problem for table in answer["tables"] for problem in table["problems"]]
-    assert any("load=0000000001" in problem and "edited" in problem for problem in problems)
+    assert str(path.relative_to(loaded)) in line
+    edited = loaded / TOPIC / "loads" / "0000000001.json"
+    with changed(edited, edited.read_bytes().replace(b'"rejected": 0', b'"rejected": 1', 1)):
+        _, answer, _ = verified(loaded)
+    problems = [problem for topic in answer["topics"] for problem in topic["problems"]]
+    assert any("loads/0000000001.json" in problem and "edited" in problem for problem in problems)
+    assert verified(loaded)[0] == 0
