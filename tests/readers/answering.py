@@ -34,7 +34,7 @@ def duckdb() -> Callable[[str], Rows]:
     """A connection with the extension that `INSTALL iceberg` has put into the home folder."""
     import duckdb as engine
 
-    connection = engine.connect(config={"TimeZone": "UTC"})
+    connection = engine.connect()
     connection.execute("LOAD iceberg")
     return lambda query: [list(row) for row in connection.execute(query).fetchall()]
 

@@ -10,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+from millrace_warehouse.history.entries import hour_of_partition
 from tests.published import Warehouse
 from tests.readers.engines import Engine, spark_engine
 
@@ -67,9 +68,9 @@ def readers(scene: Warehouse, home: Path, duckdb: Engine, pyiceberg: Engine) -> 
 
     def by_duckdb() -> Counts:
         path = newest_metadata(scene).replace("'", "''")
-        return counts(
-            duckdb(f"SELECT strftime(_time, '%Y-%m-%dT%H'), count(*) FROM iceberg_scan('{path}') GROUP BY 1")
-        )
+        # Whole hours since 1970: to name them DuckDB would need its extension for time zones.
+        rows = duckdb(f"SELECT epoch_ms(_time) // 3600000, count(*) FROM iceberg_scan('{path}') GROUP BY 1")
+        return counts([[hour_of_partition(hour), number] for hour, number in rows])
 
     def by_spark() -> Counts:
         spark("REFRESH TABLE millrace.millrace.PageView")
@@ -94,10 +95,12 @@ def state_of(scene: Warehouse) -> Counts:
 
 def test_every_answer_of_every_engine_is_one_publication(scene: Warehouse, readers: dict[str, Ask]) -> None:
     states = [state_of(scene)]
+    assert all(dict(ask()) == states[0] for ask in readers.values())  # each has started
     running = {name: Reader(ask) for name, ask in readers.items()}
     for reader in running.values():
         reader.start()
-    for turn in range(24):
+    turn = 0
+    while turn < 24 or any(reader.is_alive() and len(reader.answers) < 8 for reader in running.values()):
         # Rows of all hours at once, so that a reader between two hours would see it.
         load = scene.load(dict.fromkeys(HOURS, turn % 4 + 1))
         scene.publish(*HOURS[: 3 + turn % 4])
@@ -111,9 +114,9 @@ def test_every_answer_of_every_engine_is_one_publication(scene: Warehouse, reade
             before = state_of(scene)
             scene.compact()
             assert state_of(scene) == before
+        turn += 1
     for name, reader in running.items():
         answers = reader.finish()
-        assert len(answers) >= 3, f"{name} answered {len(answers)} times"
         seen = [states.index(answer) for answer in answers]  # ValueError: no publication
         assert seen == sorted(seen), name
     assert all(dict(ask()) == states[-1] for ask in readers.values())
