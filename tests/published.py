@@ -52,15 +52,14 @@ class Warehouse:
         loaded.read_again(self.storage, TOPIC, load, rows)
 
     def publish(self, *hours: str, verdict: str = "complete", **settings: Any) -> PublishResult:
-        run = PublishRun(
-            storage=self.storage,
-            catalog=self.catalog,
-            run_id="run",
-            verdict_of=lambda topic, hour: Verdict(verdict=verdict),
-            hours=hours,
-            **settings,
-        )
-        return publish_topic(run, TOPIC)
+        run = {
+            "storage": self.storage,
+            "catalog": self.catalog,
+            "run_id": "run",
+            "verdict_of": lambda topic, hour: Verdict(verdict=verdict),
+            "hours": hours,
+        }
+        return publish_topic(PublishRun(**{**run, **settings}), TOPIC)
 
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""

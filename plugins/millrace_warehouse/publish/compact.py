@@ -39,7 +39,7 @@ from millrace_warehouse.history.rewritten import KnownFiles, Rewritten, rewritte
 from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.contents import path_in_topic, rows_by_load
-from millrace_warehouse.publish.table import PATH, check_table, find_table, publication_of
+from millrace_warehouse.publish.table import PATH, published_table
 from millrace_warehouse.storage import Storage, open_file
 
 Progress = Callable[[str], None]
@@ -146,10 +146,9 @@ def _hours(run: CompactRun, table: Table, kept: dict[str, str]) -> list[_Hour]:
 
 def _table(run: CompactRun, topic: str) -> Table:
     """The topic's table as it is now; MillraceError when it is not what its newest publication left."""
-    table = find_table(run.catalog, topic)
+    table, _ = published_table(run.catalog, run.storage, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
-    check_table(table, publication_of(run.storage, topic, table))
     return table
 
 

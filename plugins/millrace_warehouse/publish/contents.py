@@ -27,7 +27,7 @@ def path_in_topic(uri: str, topic: str) -> str | None:
     The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for what is `file:///` and
     `s3://` here, and a file that the table names must never be taken for one that it does not.
     """
-    for kind in ("rows", "compacted", "table"):
+    for kind in ("rows", "compacted", "table", "hours"):
         _, found, rest = uri.partition(f"/{topic}/{kind}/")
         if found:
             return f"{kind}/{rest}"

@@ -32,9 +32,17 @@ from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.sequences import SEQUENCES
+from millrace_warehouse.publish.catalog import load_table
 from millrace_warehouse.publish.committer import live_files
-from millrace_warehouse.publish.contents import RowsByLoad, count_loads, named_files, path_in_topic
-from millrace_warehouse.publish.table import PATH, check_table, find_table, publication_of
+from millrace_warehouse.publish.contents import (
+    NamedFiles,
+    RowsByLoad,
+    count_loads,
+    named_files,
+    path_in_topic,
+)
+from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.table import PATH, published_table
 from millrace_warehouse.storage import Listed, Storage
 
 Progress = Callable[[str], None]
@@ -136,19 +144,15 @@ class _Published:
 
     @classmethod
     def of(cls, run: ExpireRun, topic: str) -> _Published | None:
-        table = find_table(run.catalog, topic)
-        record = publication_of(run.storage, topic, table)
+        table, record = published_table(run.catalog, run.storage, topic)
         if table is None or record is None:
             return None
-        check_table(table, record)
         return cls(topic, table, record, table.properties[PATH])
 
     @cached_property
     def named(self) -> set[str]:
         """Paths of every file that a snapshot names, data and metadata."""
-        files = named_files(self.table)
-        paths = (path_in_topic(uri, self.topic) for uri in files.data | files.metadata)
-        return {path for path in paths if path is not None}
+        return _paths(named_files(self.table), self.topic)
 
     @cached_property
     def _files(self) -> Mapping[str, Sequence[TableFile]]:
@@ -179,6 +183,11 @@ class _Published:
     def waits(self, hour: str, load: int) -> bool:
         """True when the hour, or the load's rows of it, are not published."""
         return any(part.load == load for part in self.record.unpublished.get(hour, ()))
+
+
+def _paths(files: NamedFiles, topic: str) -> set[str]:
+    paths = (path_in_topic(uri, topic) for uri in files.data | files.metadata)
+    return {path for path in paths if path is not None}
 
 
 def _find_rows(run: ExpireRun, topic: str, newest: int, published: _Published | None, found: _Found) -> None:
@@ -265,12 +274,20 @@ def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterato
 
 
 def _old_metadata(run: ExpireRun, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
-    """Metadata of the table that no snapshot names, if the catalog keeps it in the warehouse."""
+    """What no snapshot names of both tables' metadata, and of the rows of the table of hours.
+
+    Only where the catalog keeps them in the warehouse.
+    """
     before = run.clock() - max(METADATA_S, run.reader_grace_s)
-    for file in run.storage.files(f"{layout.table_folder(topic)}/metadata"):
-        path = f"table/metadata/{file.path}"
-        if path not in published.named and file.modified <= before and file.path != "version-hint.text":
-            yield path, file
+    hours = load_table(run.catalog, hours_identifier(topic))
+    folders = {"table/metadata": published.named}
+    if hours is not None:
+        folders["hours"] = _paths(named_files(hours), topic)
+    for folder, named in folders.items():
+        for file in run.storage.files(f"{topic}/{folder}"):
+            path = f"{folder}/{file.path}"
+            if path not in named and file.modified <= before and not path.endswith("/version-hint.text"):
+                yield path, file
 
 
 def _lost_publications(run: ExpireRun, topic: str, newest: Publication) -> dict[str, Listed]:

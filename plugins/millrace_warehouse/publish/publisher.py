@@ -53,14 +53,7 @@ from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import Replacement, take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
-from millrace_warehouse.publish.table import (
-    PATH,
-    check_table,
-    find_table,
-    make_table,
-    properties_of,
-    publication_of,
-)
+from millrace_warehouse.publish.table import PATH, make_table, properties_of, published_table
 from millrace_warehouse.storage.verbs import Storage
 
 VerdictOf = Callable[[str, str], Verdict]
@@ -175,10 +168,7 @@ class _Attempts:
         run, topic, storage = self._run, self._topic, self._run.storage
         if self._to_rebuild:
             self._rebuild()
-        table = find_table(run.catalog, topic)
-        before = publication_of(storage, topic, table)
-        if table is not None:
-            check_table(table, before)
+        table, before = published_table(run.catalog, storage, topic)
         run.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)

@@ -143,6 +143,26 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
     return publication
 
 
+def published_table(
+    catalog: Catalog, storage: Storage, topic: str
+) -> tuple[Table | None, Publication | None]:
+    """The topic's table and its newest publication; TableChanged when the table is not what that one left.
+
+    Both are looked at again when somebody has committed between two looks.
+    """
+    while True:
+        table = find_table(catalog, topic)
+        try:
+            publication = publication_of(storage, topic, table)
+            if table is not None:
+                check_table(table, publication)
+            return table, publication
+        except TableChanged:
+            again = find_table(catalog, topic)
+            if getattr(again, "metadata_location", None) == getattr(table, "metadata_location", None):
+                raise
+
+
 def check_table(table: Table, publication: Publication | None) -> None:
     """TableChanged unless the table has as many rows as its newest publication left, and no deletes.
 

@@ -40,9 +40,11 @@ def check_files(
     for manifest in history.manifests.values():
         for file in manifest.files:
             check.report.files += 1
-            if file.path in sizes:
-                if _is_whole(check, file, sizes.pop(file.path)):
-                    checked.whole[file.path] = file
+            whole = _is_whole(check, file, sizes.pop(file.path, None))
+            if whole:
+                checked.whole[file.path] = file
+            elif whole is False:
+                continue
             elif _may_be_gone(manifest, file, history, replay, expired) and file.path not in (named or ()):
                 check.report.expired += 1
                 if named is None and replay is not None and _is_in_table(manifest, file, replay):
@@ -50,11 +52,7 @@ def check_files(
             else:
                 check.problem(f"{topic}/{file.path} is missing: {file.rows} rows are gone")
         for beside in (*manifest.rejected_files, manifest.entries, manifest.sequences_file):
-            if beside is None:
-                continue
-            if beside.path in sizes:
-                _is_whole(check, beside, sizes.pop(beside.path))
-            else:
+            if beside is not None and _is_whole(check, beside, sizes.pop(beside.path, None)) is None:
                 check.problem(f"{topic}/{beside.path} is missing: restore it from a copy")
     _note_strays(check, history, sizes)
     return checked
@@ -68,15 +66,21 @@ def _expired(check: Check) -> set[str]:
         return set()
 
 
-def _is_whole(check: Check, file: StoredFile, size: int) -> bool:
+def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
+    """True for a file that is what was written; None when it is gone, also when it goes just now."""
     path = f"{check.topic}/{file.path}"
+    if size is None:
+        return None
     check.on_step(path)
     if size != file.bytes:
         check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed")
-    elif measure(check.storage, path).sha256 != file.sha256:
-        check.problem(f"{path} was changed: its SHA-256 is not the one that was written")
-    else:
-        return True
+        return False
+    try:
+        if measure(check.storage, path).sha256 == file.sha256:
+            return True
+    except FileNotFoundError:
+        return None
+    check.problem(f"{path} was changed: its SHA-256 is not the one that was written")
     return False
 
 

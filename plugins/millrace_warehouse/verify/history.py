@@ -80,6 +80,11 @@ class Check:
 
     def unrecorded(self, path: str, *, newest: bool) -> None:
         """Report what the ledger does not know; a crash explains that for the newest one, for no other."""
+        try:
+            if read_entry(self.storage, path) is not None:
+                return  # made and recorded since the ledger was listed
+        except MillraceError:
+            return  # named when the manifest is held against it
         if newest:
             self.note(f"{path} is not in the ledger yet: the run that made it was cut off there")
         else:
@@ -117,8 +122,10 @@ def check_history(check: Check) -> History:
 
 
 def _check_loads(check: Check, history: History) -> None:
-    topic, numbers = check.topic, layout.load_numbers(check.storage, check.topic)
+    topic = check.topic
+    # In this order: a manifest is there before the ledger knows it.
     recorded = check.recorded(layout.loads_folder(topic))
+    numbers = layout.load_numbers(check.storage, topic)
     before: LoadManifest | None = None
     for number in numbers:
         history.editions[number] = [1]

@@ -8,10 +8,9 @@ anew here; what publishes cannot vouch for itself. Reads records and manifests a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import hour_of_partition, partition_of
 from millrace_warehouse.history.manifest import UNFILED, HourChange, LoadRows, Publication
 from millrace_warehouse.verify.history import Check, History
@@ -71,23 +70,22 @@ class _Change:
         return sum(part.rows for part in self.loads.values()) + self.found
 
 
-def check_publications(check: Check, history: History, head: str | None) -> Replay | None:
+def check_publications(
+    check: Check, history: History, recorded: Collection[str], head: str | None
+) -> Replay | None:
     """Check the chain of records that ends at path `head`; None without one, or when it cannot be replayed.
 
-    Without `head` the newest record of the ledger is the end.
+    `recorded` are the paths of those that the ledger knows. Without `head` the newest of them is the end.
     """
-    folder = layout.publications_folder(check.topic)
-    recorded = check.recorded(folder)
     head = head or max(recorded, default=None)
     if head is None:
         return None
     records = _chain(check, head)
     paths = {path for path, _ in records}
-    for path in sorted(recorded - paths):
+    for path in sorted({*recorded} - paths):
         check.problem(f"{path} is in the ledger, and the newest publication {head} does not follow it")
-    for path, _ in records:
-        if path not in recorded:
-            check.unrecorded(path, newest=path == head)
+    for path in sorted(paths - {*recorded}):
+        check.unrecorded(path, newest=path == head)
     check.report.publications = len(records)
     if not records or records[0][1].previous is not None:
         return None

@@ -14,6 +14,7 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.manifest import UNFILED
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
+from millrace_warehouse.publish.hours_table import hours_identifier
 from tests.crashing import cut_off
 from tests.loaded import offsets, rows_by_load_and_hour
 from tests.published import LATER, TOPIC, Warehouse, warehouse
@@ -228,11 +229,15 @@ def test_metadata_that_no_snapshot_names_goes_after_three_days_and_the_table_can
         w.load({NINE: 1})
         w.publish(NINE)
     w.forget_snapshots()
-    before = len(list((w.topic / "table" / "metadata").iterdir()))
+    hours = w.catalog.load_table(hours_identifier(TOPIC))
+    changes = hours.scan().to_arrow().num_rows
+    before = sum(len(files) for _, _, files in [*os.walk(w.topic / "table"), *os.walk(w.topic / "hours")])
     assert w.expire(clock=lambda: time.time() + 2 * DAY).metadata_files == 0
     deleted = w.expire().metadata_files
     assert 0 < deleted < before
-    assert len(list((w.topic / "table" / "metadata").iterdir())) == before - deleted
+    left = sum(len(files) for _, _, files in [*os.walk(w.topic / "table"), *os.walk(w.topic / "hours")])
+    assert left == before - deleted
+    assert hours.scan().to_arrow().num_rows == changes
     assert len(offsets(w.table)) == 25
     assert w.problems() == []
 
