@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from millrace_warehouse.storage.hadoop import HadoopFilesystem
 
 from tests.conftest import Start
 from tests.hdfs.warehouse import HdfsWarehouse
@@ -109,14 +108,6 @@ def warehouse(hdfs: Hdfs, site: TestSite, spark: SparkSession) -> Iterator[HdfsW
     """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
     yield HdfsWarehouse(hdfs, site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
     hdfs.start()
-
-
-@pytest.fixture
-def fs(warehouse: HdfsWarehouse) -> HadoopFilesystem:
-    """The test's warehouse, as what it is."""
-    opened = warehouse.fs
-    assert isinstance(opened, HadoopFilesystem)
-    return opened
 
 
 def pytest_sessionstart() -> None:
