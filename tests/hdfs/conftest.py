@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
 from tests.conftest import Start
-from tests.hdfs.warehouse import HdfsWarehouse
 from tests.last_line import LastLine
 from tests.peers import maven
 from tests.peers.hdfs import Hdfs, site_xml
+from tests.remote_warehouse import RemoteWarehouse, catalog_environment
 from tests.support import Process
 from tests.warehouses import TestSite
 
@@ -62,24 +63,13 @@ def client_settings(hdfs: Hdfs) -> dict[str, str]:
     prefix, web = (f"dfs.namenode.{kind}-address.{NAMESERVICE}" for kind in ("rpc", "http"))
     return {
         "dfs.replication": str(REPLICATION),
-        # As ours, in smaller steps: what a configuration says comes first.
-        "dfs.client.retry.policy.spec": "200,10,1000,40",
         "dfs.nameservices": NAMESERVICE,
         f"dfs.ha.namenodes.{NAMESERVICE}": "gone,running",
         f"{prefix}.gone": "127.0.0.1:9",
         f"{prefix}.running": hdfs.address,
         f"{web}.gone": "127.0.0.1:9",
         f"{web}.running": hdfs.namenode.web,
-        f"dfs.client.failover.proxy.provider.{NAMESERVICE}": (
-            "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
-        ),
     }
-
-
-@pytest.fixture(scope="session")
-def spark_jars(hdfs: Hdfs) -> str:
-    """No jars; but Spark reads HADOOP_CONF_DIR when it starts, so HDFS comes first."""
-    return ""
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +94,14 @@ def site(zookeeper: str, start_for_run: Start, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture
-def warehouse(hdfs: Hdfs, site: TestSite, spark: SparkSession) -> Iterator[HdfsWarehouse]:
+def warehouse(
+    hdfs: Hdfs, site: TestSite, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RemoteWarehouse]:
     """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
-    yield HdfsWarehouse(hdfs, site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
+    catalog = catalog_environment({"uri": f"sqlite:///{tmp_path}/catalog.db"})
+    for name, value in catalog.items():
+        monkeypatch.setenv(name, value)
+    yield RemoteWarehouse(site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
     hdfs.start()
 
 

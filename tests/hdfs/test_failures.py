@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.storage import hadoop
+from millrace_warehouse.storage import hadoop_settings
 from tests.hdfs.conftest import DATANODES
-from tests.hdfs.warehouse import HdfsWarehouse, at_each_step
+from tests.peers.hdfs import Hdfs
+from tests.remote_warehouse import RemoteWarehouse, at_each_step
 from tests.support import wait_until
 
 ROWS = 600
 
 
-@pytest.mark.parametrize("step", ["planned", "written", "verified", "described", "synced", "published"])
+@pytest.mark.parametrize("step", ["planned", "written", "described", "published"])
 def test_a_namenode_killed_at_a_step_and_restarted_a_load_goes_on(
-    warehouse: HdfsWarehouse, step: str
+    warehouse: RemoteWarehouse, hdfs: Hdfs, step: str
 ) -> None:
     topic = warehouse.site.topic(f"NameNode-{step}", 2)
-    warehouse.publish(topic, ROWS)
+    warehouse.produce(topic, ROWS)
     restarts: list[threading.Thread] = []
 
     def kill(reached: str) -> None:
         if reached == step and not restarts:
-            warehouse.hdfs.namenode.kill()
-            restarts.append(threading.Thread(target=warehouse.hdfs.start))
+            hdfs.namenode.kill()
+            restarts.append(threading.Thread(target=hdfs.start))
             restarts[0].start()
 
     with at_each_step(kill):
@@ -37,94 +39,93 @@ def test_a_namenode_killed_at_a_step_and_restarted_a_load_goes_on(
     warehouse.check_loads(topic)
 
 
-def test_a_namenode_killed_while_spark_writes_and_between_two_loads(warehouse: HdfsWarehouse) -> None:
-    topic = warehouse.site.topic("NameNode-writing", 3)
-    warehouse.publish(topic, 3 * ROWS)
+def test_a_namenode_killed_while_tasks_upload_and_between_load_and_publication(
+    warehouse: RemoteWarehouse, hdfs: Hdfs
+) -> None:
+    topic = warehouse.site.topic("NameNode-uploads", 3)
+    warehouse.produce(topic, 3 * ROWS)
+    watched = warehouse.storage
 
     def bounce() -> None:
-        wait_until("Spark writes", lambda: any(_unfinished(warehouse, topic)), timeout_s=60)
-        warehouse.hdfs.namenode.kill()
+        wait_until("tasks upload", lambda: watched.files(f"{topic}/rows"), timeout_s=60)
+        hdfs.namenode.kill()
         time.sleep(1)  # long enough for somebody to be refused
-        warehouse.hdfs.start()
+        hdfs.start()
 
     bouncing = threading.Thread(target=bounce)
     bouncing.start()
-    assert warehouse.load(topic).rows == 3 * ROWS
+    assert warehouse.load(topic, cut_bytes=20_000).rows == 3 * ROWS
     bouncing.join(90)
-    warehouse.hdfs.namenode.kill()
-    warehouse.hdfs.start()
-    warehouse.publish(topic, ROWS)
-    assert warehouse.load(topic).load == 2
-    warehouse.check_loads(topic)
+    hdfs.namenode.kill()
+    restart = threading.Thread(target=hdfs.start)
+    restart.start()
+    assert warehouse.publish(topic)["rows"] == 3 * ROWS
+    restart.join(90)
+    warehouse.check_table(topic)
 
 
-def _unfinished(warehouse: HdfsWarehouse, topic: str) -> list[str]:
-    staging = f"{topic}/_staging"
-    return [path for path, _ in warehouse.fs.files(staging) if path.endswith(".parquet")]
-
-
-def test_a_datanode_lost_in_the_middle_of_a_load_and_before_reading(warehouse: HdfsWarehouse) -> None:
+def test_a_datanode_lost_in_the_middle_of_a_load_and_before_reading(
+    warehouse: RemoteWarehouse, hdfs: Hdfs
+) -> None:
     topic = warehouse.site.topic("DataNode", 3)
-    warehouse.publish(topic, 3 * ROWS)
+    warehouse.produce(topic, 3 * ROWS)
 
     def lose(step: str) -> None:
         if step == "planned":
-            warehouse.hdfs.datanodes[0].kill()  # still believed alive: it is chosen, and fails
+            hdfs.datanodes[0].kill()  # still believed alive: it is chosen, and fails
 
     with at_each_step(lose):
         assert warehouse.load(topic).rows == 3 * ROWS
     warehouse.check_loads(topic)
-    warehouse.hdfs.datanodes[0].start()
-    warehouse.hdfs.wait_until_ready()
-
-    warehouse.publish(topic, ROWS)
+    hdfs.datanodes[0].start()
+    hdfs.wait_until_ready()
+    warehouse.produce(topic, ROWS)
     assert warehouse.load(topic).load == 2
-    warehouse.hdfs.datanodes[1].kill()
-    warehouse.check_loads(topic)
-    hours = sorted(warehouse.hours(topic))
-    assert {revision for revision, _ in warehouse.hourly(topic, hours).values()} == {1}
-    warehouse.check_hours(topic)
+    hdfs.datanodes[1].kill()
+    assert warehouse.publish(topic)["rows"] == 4 * ROWS
+    warehouse.check_table(topic)
 
 
-def test_a_datanode_lost_while_files_are_put_on_disk(warehouse: HdfsWarehouse) -> None:
-    topic = warehouse.site.topic("DataNode-sync", 2)
-    warehouse.publish(topic, ROWS)
-
-    def lose(step: str) -> None:
-        if step == "described":
-            warehouse.hdfs.datanodes[2].kill()
-
-    with at_each_step(lose):
-        assert warehouse.load(topic).rows == ROWS
-    warehouse.check_loads(topic)
-
-
-def test_without_a_namenode_the_wait_is_bounded_and_the_sentence_clear(
-    warehouse: HdfsWarehouse, monkeypatch: pytest.MonkeyPatch
+def test_without_a_namenode_the_wait_is_bounded_and_the_next_load_is_whole(
+    warehouse: RemoteWarehouse, hdfs: Hdfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = warehouse.site.topic("NameNode-gone", 1)
-    warehouse.publish(topic, 5)
-    monkeypatch.setattr(hadoop, "WAIT_S", 2.0)
-    warehouse.hdfs.namenode.kill()
-    with pytest.raises(MillraceError, match=r"the NameNode does not answer.*\(waited 2 s\)"):
-        warehouse.load(topic)
-    warehouse.hdfs.start()
+    warehouse.produce(topic, 5)
+    with monkeypatch.context() as impatient:
+        find = hadoop_settings.find_webhdfs
+        impatient.setattr(
+            "millrace_warehouse.storage.open.find_webhdfs",
+            lambda address, settings: _patient_for(2.0, find(address, settings)),
+        )
+        hdfs.namenode.kill()
+        with pytest.raises(MillraceError, match=r"WebHDFS does not answer within 2 s") as error:
+            warehouse.load(topic)
+        assert "\n" not in str(error.value)
+    hdfs.start()
     assert warehouse.load(topic).rows == 5
+    warehouse.check_loads(topic)
 
 
-def test_every_datanode_gone_is_one_sentence_and_a_load_after_it_is_whole(warehouse: HdfsWarehouse) -> None:
+def _patient_for(
+    patience_s: float, found: tuple[str, hadoop_settings.WebHdfs]
+) -> tuple[str, hadoop_settings.WebHdfs]:
+    root, where = found
+    return root, replace(where, patience_s=patience_s)
+
+
+def test_every_datanode_gone_is_one_sentence_and_a_load_after_it_is_whole(
+    warehouse: RemoteWarehouse, hdfs: Hdfs
+) -> None:
     topic = warehouse.site.topic("DataNodes-gone", 1)
-    warehouse.publish(topic, 50)
-    assert warehouse.load(topic).load == 1
-    warehouse.publish(topic, 50)
-    for node in warehouse.hdfs.datanodes:
+    warehouse.produce(topic, 50)
+    for node in hdfs.datanodes:
         node.kill()
-    wait_until("they are believed dead", lambda: warehouse.hdfs.live_datanodes() == 0, timeout_s=40)
+    wait_until("they are believed dead", lambda: hdfs.live_datanodes() == 0, timeout_s=40)
     with pytest.raises(MillraceError) as error:
         warehouse.load(topic)
     assert "DataNode" in str(error.value)
     assert "\n" not in str(error.value)
-    warehouse.hdfs.start()
-    assert warehouse.hdfs.live_datanodes() == DATANODES
-    assert warehouse.load(topic).load == 2
+    hdfs.start()
+    assert hdfs.live_datanodes() == DATANODES
+    assert warehouse.load(topic).load == 1
     warehouse.check_loads(topic)

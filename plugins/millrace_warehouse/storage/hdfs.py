@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from millrace.errors import MillraceError
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
 from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
 from millrace_warehouse.storage.webhdfs import WebHdfsClient
@@ -45,7 +46,7 @@ class HdfsStorage:
 
     def create(self, path: str, content: bytes) -> bool:
         folder, _, name = path.rpartition("/")
-        draft = f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}"
+        draft = f"{folder}/{DRAFT}{name[:100]}.{uuid.uuid4().hex}".lstrip("/")
         self.put(draft, io.BytesIO(content))
         try:
             self._rename(draft, path)
@@ -79,14 +80,19 @@ class HdfsStorage:
         """The NameNode's entries of a folder behind a name; of a file its own, without a name."""
         while True:
             try:
-                answer = self._client.ask("GET", self._path(folder), op="LISTSTATUS_BATCH", startAfter=after)
+                # In small letters: Hadoop 3.5 does not find the documented `startAfter`, and begins anew.
+                answer = self._client.ask("GET", self._path(folder), op="LISTSTATUS_BATCH", startafter=after)
             except FileNotFoundError:
                 return
             listing = answer["DirectoryListing"]
             statuses = listing["partialListing"]["FileStatuses"]["FileStatus"]
             yield from statuses
-            if not listing["remainingEntries"] or not statuses:
+            if not listing["remainingEntries"]:
                 return
+            if statuses[-1]["pathSuffix"] <= after:
+                raise MillraceError(
+                    f"{self.uri(folder)}: this version of Hadoop lists no more than its first names"
+                )
             after = statuses[-1]["pathSuffix"]
 
     def _files(self, folder: str, inside: str) -> Iterator[Listed]:

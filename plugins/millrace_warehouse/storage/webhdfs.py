@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlsplit
@@ -62,6 +63,7 @@ class WebHdfsClient:
         self._addresses = where.addresses
         # Inside the cluster: no proxy of the environment stands in between.
         self._http = httpx.Client(timeout=_NAMENODE_S, trust_env=False, transport=transport)
+        weakref.finalize(self, self._http.close)  # a storage has no end that anybody would call
 
     def ask(self, method: str, path: str, **parameters: str) -> Any:
         """The active NameNode's answer, parsed; None when it is empty.

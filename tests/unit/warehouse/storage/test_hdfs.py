@@ -77,7 +77,7 @@ class FakeHdfs:
         if op == "DELETE":
             return httpx.Response(200, json={"boolean": self.files.pop(path, None) is not None})
         if op == "LISTSTATUS_BATCH":
-            return self._listing(path, url.params["startAfter"])
+            return self._listing(path, url.params["startafter"])
         if op != "CREATE" and path not in self.files:
             return refused("java.io.FileNotFoundException", f"File does not exist: {path}", 404)
         if op == "RENAME":
