@@ -51,7 +51,7 @@ def pin(storage: Storage, topic: str, avro: Mapping[str, Any] = AVRO) -> SchemaR
         number=number,
         schema_id=number,
         iceberg=columns.model_dump(mode="json"),
-        last_column_id=max(last, iceberg_types.last_id(columns)),
+        last_column_id=max(last, columns.highest_field_id),
         created=now(),
         by="test",
         reason="test",

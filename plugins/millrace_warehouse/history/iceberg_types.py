@@ -71,11 +71,6 @@ def evolved(old: Schema, last_column_id: int, table: avro.Record) -> Schema:
     return _numbered(_unnumbered(table), index_by_name(old), last_column_id)
 
 
-def last_id(schema: Schema) -> int:
-    """The highest id in a schema, at any depth."""
-    return max(index_by_name(schema).values())
-
-
 def _unnumbered(table: avro.Record) -> Iterable[iceberg.NestedField]:
     own = [iceberg.NestedField(0, field.name, _PRIMITIVES[field.type]) for field in OWN_FIELDS]
     return [*map(_field, table.fields), *own]

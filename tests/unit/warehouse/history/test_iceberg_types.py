@@ -17,7 +17,7 @@ from pyiceberg.types import MapType
 
 from millrace_avro.schema import arrow_fields
 from millrace_warehouse.columns import OWN_FIELDS, check_table_schema
-from millrace_warehouse.history.iceberg_types import arrow_schema, evolved, iceberg_schema, last_id
+from millrace_warehouse.history.iceberg_types import arrow_schema, evolved, iceberg_schema
 from tests.unit.avro.avro_cases import messages, table_record
 
 EMPTY = {"type": "record", "name": "Empty", "fields": []}
@@ -144,8 +144,8 @@ def test_the_files_columns_are_those_of_the_decoder_and_their_ids_those_of_a_cat
     decoded = pa.schema([*arrow_fields(table), *OWN_FIELDS])
     assert _bare(arrow_schema(columns)) == decoded
     assert assign_fresh_schema_ids(columns) == columns
-    assert last_id(columns) == max(index_by_id(columns))
-    assert evolved(columns, last_id(columns), table) == columns
+    assert columns.highest_field_id == max(index_by_id(columns))
+    assert evolved(columns, columns.highest_field_id, table) == columns
     columns.check_format_version_compatibility(2)
 
 
@@ -191,7 +191,7 @@ def test_a_catalog_gives_a_new_table_the_ids_of_the_record(tmp_path: Path) -> No
 def test_rows_of_every_type_are_read_through_the_table(tmp_path: Path) -> None:
     table = check_table_schema(EVERYTHING)
     columns, id_ = iceberg_schema(table), uuid.UUID(int=5)
-    row = {
+    row: dict[str, Any] = {
         "flag": True,
         "inner": {"id": id_.bytes, "tags": [{"x": 1}, None]},
         "many": [("k", [{"x": 2}])],
