@@ -73,16 +73,17 @@ def connect(storage: Storage, name: str = "") -> Catalog:
 
 
 def _configured(name: str) -> Catalog:
-    settings = Config().get_catalog_config(name)
+    settings = {key: str(value) for key, value in (Config().get_catalog_config(name) or {}).items()}
     if not settings:
         raise ConfigError(
             f"pyiceberg knows no catalog {name!r}: describe it in ~/.pyiceberg.yaml, or in"
             f" PYICEBERG_CATALOG__{name.upper()}__URI"
         )
-    uri = urlsplit(str(settings.get("uri", "")))
+    uri = urlsplit(settings.get("uri", ""))
     if uri.scheme.startswith("sqlite"):
         refuse_network_file_system(Path(unquote(uri.path)[1:]).absolute())
-    return _open(lambda: load_catalog(name, **{"py-io-impl": PY_IO_IMPL}))
+    # With what was read just now: pyiceberg keeps what it read when it was imported.
+    return _open(lambda: load_catalog(name, **{**settings, "py-io-impl": PY_IO_IMPL}))
 
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:

@@ -1,0 +1,134 @@
+"""Publishing into an object store, through a REST catalog whose answers are lost, late or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException
+
+from millrace.errors import ConfigError
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.storage import Storage
+from tests.loaded import compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
+from tests.peers.seaweedfs import SeaweedFS
+from tests.publishers import check, killed_publishers
+from tests.support import ROUNDS
+from tests.unit.warehouse.publish.publishing import H10, H11, H12, TOPIC, hours_of, publish_in, table_of
+
+
+@dataclass(frozen=True)
+class Lake:
+    """A warehouse in the store, and the catalog that the test alone uses."""
+
+    storage: Storage
+    catalog: Catalog
+    env: dict[str, str]
+
+
+@pytest.fixture
+def lake(
+    seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lake]:
+    # The server keeps one namespace of that name for all tests: each has tables of its own.
+    monkeypatch.setattr("millrace_warehouse.publish.catalog.NAMESPACE", f"m{warehouse[-8:]}")
+    env = {
+        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
+        for name, value in seaweedfs.catalog_properties().items()
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with connect(storage, "lake") as catalog:
+        yield Lake(storage, catalog, {**seaweedfs.environment, **env})
+
+
+def test_an_object_store_has_no_catalog_of_its_own(storage: Storage) -> None:
+    with pytest.raises(ConfigError, match="name one with --catalog"):
+        connect(storage)
+
+
+def test_late_rows_editions_and_new_columns_reach_the_table(lake: Lake) -> None:
+    load(lake.storage, TOPIC, {H10: 3, H11: 2})
+    load(lake.storage, TOPIC, {H10: 2})
+    publish_in(lake.storage, lake.catalog, H10, H11, verdicts={H10: "complete", H11: "complete"})
+    compact_as_others_do(lake.storage, table_of(lake.catalog), TOPIC, H10)
+    read_again(lake.storage, TOPIC, 1, {H10: 1, H12: 4})
+    more = {
+        "type": "record",
+        "name": "P",
+        "fields": [{"name": name, "type": "string"} for name in ("url", "r")],
+    }
+    record = pin(lake.storage, TOPIC, more)
+    load(lake.storage, TOPIC, {H11: 1})
+    publish_in(lake.storage, lake.catalog, H12)
+    table = table_of(lake.catalog)
+    assert rows_by_load_and_hour(table) == {(1, H10): 1, (2, H10): 2, (1, H12): 4, (3, H11): 1}
+    assert [field.field_id for field in table.schema().fields] == [f.field_id for f in record.schema.fields]
+    assert sum(added - removed for _, _, added, removed in hours_of(lake.catalog)) == 8
+
+
+def test_old_snapshots_are_removed_by_the_server(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_warehouse.publish.committer.SNAPSHOTS", 3)
+    for _ in range(5):
+        load(lake.storage, TOPIC, {H10: 1})
+        publish_in(lake.storage, lake.catalog, H10)
+    assert len(table_of(lake.catalog).snapshots()) == 3
+    assert offsets(table_of(lake.catalog)) == list(range(5))
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("error", [ConnectionError("reset"), CommitFailedException("409")])
+def test_whatever_a_commit_answers_each_row_is_published_once(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, lands: bool, error: Exception
+) -> None:
+    load(lake.storage, TOPIC, {H10: 3})
+    publish_in(lake.storage, lake.catalog, H10)
+    load(lake.storage, TOPIC, {H10: 2})
+    real, failed = lake.catalog.commit_table, list[bool]()
+
+    def commit_table(*arguments: Any) -> Any:
+        if failed:
+            return real(*arguments)
+        failed.append(True)
+        if lands:
+            real(*arguments)
+        raise error
+
+    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    assert publish_in(lake.storage, lake.catalog).published
+    assert offsets(table_of(lake.catalog)) == list(range(5))
+    assert hours_of(lake.catalog) == [(1, "first", 3, 0), (2, "late", 2, 0)]
+
+
+def test_of_two_that_publish_at_once_one_does(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    load(lake.storage, TOPIC, {H10: 3})
+    publish_in(lake.storage, lake.catalog, H10)
+    load(lake.storage, TOPIC, {H10: 2})
+    real, met = lake.catalog.commit_table, list[bool]()
+
+    def commit_table(*arguments: Any) -> Any:
+        if not met:
+            met.append(True)
+            with connect(lake.storage, "lake") as other:
+                publish_in(lake.storage, other)
+        return real(*arguments)
+
+    monkeypatch.setattr(lake.catalog, "commit_table", commit_table)
+    assert not publish_in(lake.storage, lake.catalog).published
+    assert offsets(table_of(lake.catalog)) == list(range(5))
+
+
+def test_publishers_that_are_killed_and_race_publish_every_row_once(
+    seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {
+        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
+        for name, value in seaweedfs.catalog_properties().items()
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    loads = killed_publishers(warehouse, "lake", {**seaweedfs.environment, **env}, kills=ROUNDS)
+    check(warehouse, "lake", loads)
