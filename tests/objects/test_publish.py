@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,18 @@ from pyiceberg.exceptions import CommitFailedException
 from millrace.errors import ConfigError
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import Storage
-from tests.loaded import compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
+from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
 from tests.peers.seaweedfs import SeaweedFS
 from tests.publishers import check, killed_publishers
 from tests.support import ROUNDS
-from tests.unit.warehouse.publish.publishing import H10, H11, H12, TOPIC, hours_of, publish_in, table_of
+from tests.unit.warehouse.publish import publishing
+from tests.unit.warehouse.publish.publishing import H10, H11, H12
+
+TOPIC = "page_view"
+"""The server takes no capital letters."""
+publish_in = partial(publishing.publish_in, topic=TOPIC)
+table_of = partial(publishing.table_of, topic=TOPIC)
+hours_of = partial(publishing.hours_of, topic=TOPIC)
 
 
 @dataclass(frozen=True)
@@ -29,18 +37,26 @@ class Lake:
     env: dict[str, str]
 
 
+def catalog_environment(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What describes the server's catalog as `lake`, in the environment of this process, too."""
+    settings = seaweedfs.catalog_properties()
+    settings["oauth2-server-uri"] = f"{settings['uri']}/v1/oauth/tokens"
+    env = {
+        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
+        for name, value in settings.items()
+    }
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return env
+
+
 @pytest.fixture
 def lake(
     seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Lake]:
     # The server keeps one namespace of that name for all tests: each has tables of its own.
     monkeypatch.setattr("millrace_warehouse.publish.catalog.NAMESPACE", f"m{warehouse[-8:]}")
-    env = {
-        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
-        for name, value in seaweedfs.catalog_properties().items()
-    }
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+    env = catalog_environment(seaweedfs, monkeypatch)
     with connect(storage, "lake") as catalog:
         yield Lake(storage, catalog, {**seaweedfs.environment, **env})
 
@@ -56,18 +72,26 @@ def test_late_rows_editions_and_new_columns_reach_the_table(lake: Lake) -> None:
     publish_in(lake.storage, lake.catalog, H10, H11, verdicts={H10: "complete", H11: "complete"})
     compact_as_others_do(lake.storage, table_of(lake.catalog), TOPIC, H10)
     read_again(lake.storage, TOPIC, 1, {H10: 1, H12: 4})
-    more = {
-        "type": "record",
-        "name": "P",
-        "fields": [{"name": name, "type": "string"} for name in ("url", "r")],
-    }
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "b", "type": "string"}]}
+    fields = [{"name": "a", "type": inner}, *AVRO["fields"], {"name": "c", "type": "long"}]
+    more = {**AVRO, "fields": fields}
     record = pin(lake.storage, TOPIC, more)
     load(lake.storage, TOPIC, {H11: 1})
     publish_in(lake.storage, lake.catalog, H12)
     table = table_of(lake.catalog)
     assert rows_by_load_and_hour(table) == {(1, H10): 1, (2, H10): 2, (1, H12): 4, (3, H11): 1}
-    assert [field.field_id for field in table.schema().fields] == [f.field_id for f in record.schema.fields]
+    assert table.schema().as_struct() == record.schema.as_struct()
     assert sum(added - removed for _, _, added, removed in hours_of(lake.catalog)) == 8
+
+
+def test_a_first_schema_with_records_inside_keeps_its_ids(lake: Lake) -> None:
+    """The server numbers the fields of a new table in another order than our files."""
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "b", "type": "string"}]}
+    record = pin(lake.storage, TOPIC, {**AVRO, "fields": [{"name": "a", "type": inner}, *AVRO["fields"]]})
+    load(lake.storage, TOPIC, {H10: 3})
+    publish_in(lake.storage, lake.catalog, H10)
+    assert table_of(lake.catalog).schema().as_struct() == record.schema.as_struct()
+    assert rows_by_load_and_hour(table_of(lake.catalog)) == {(1, H10): 3}
 
 
 def test_old_snapshots_are_removed_by_the_server(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +148,6 @@ def test_of_two_that_publish_at_once_one_does(lake: Lake, monkeypatch: pytest.Mo
 def test_publishers_that_are_killed_and_race_publish_every_row_once(
     seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = {
-        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
-        for name, value in seaweedfs.catalog_properties().items()
-    }
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
+    env = catalog_environment(seaweedfs, monkeypatch)
     loads = killed_publishers(warehouse, "lake", {**seaweedfs.environment, **env}, kills=ROUNDS)
     check(warehouse, "lake", loads)

@@ -11,7 +11,7 @@ makes it delete the manifests of the snapshot that is live: the table is broken 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,16 @@ from urllib.parse import unquote, urlsplit
 
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+from pyiceberg.exceptions import (
+    BadRequestError,
+    ForbiddenError,
+    NoSuchNamespaceError,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+    UnauthorizedError,
+)
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.utils.config import Config
 
@@ -34,6 +43,7 @@ NAMESPACE = "millrace"
 TRIES = 6
 """Most times that a catalog is asked; the pauses between them are 6 s together."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
+_REFUSED = (BadRequestError, ForbiddenError, UnauthorizedError)
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -118,12 +128,17 @@ def _unescaped(mount: str) -> str:
 
 
 def asked(what: str, question: Callable[[], T]) -> T:
-    """What a catalog answers; CatalogError when it has failed TRIES times."""
+    """What a catalog answers; CatalogError when it refuses, or has failed TRIES times."""
     for turn in range(TRIES):
         try:
             return question()
         except (MillraceError, NoSuchTableError, NoSuchNamespaceError):
             raise
+        except _REFUSED as error:
+            raise CatalogError(
+                f"the {what} refuses ({type(error).__name__}: {_first_line(error)}): correct its settings or"
+                " the rights of this user, then run again"
+            ) from error
         except Exception as error:
             if turn == TRIES - 1:
                 raise CatalogError(
@@ -170,7 +185,28 @@ def careful(table: Table) -> Table:
     return Table(table.name(), table.metadata, table.metadata_location, table.io, catalog, table.config)
 
 
-def make_namespace(catalog: Catalog) -> None:
-    """Create the namespace of all tables, unless it is there."""
-    with suppress(Exception):  # of two that create it at once one is refused; who needs it says what is wrong
-        catalog.create_namespace(NAMESPACE)
+def create_table(
+    catalog: Catalog,
+    identifier: tuple[str, str],
+    schema: Schema,
+    spec: PartitionSpec,
+    location: str,
+    settings: Mapping[str, str],
+) -> Table:
+    """A new table, or the one that somebody has created at the same moment.
+
+    Its metadata lies at the location, or where the catalog wants it: some take none but their own.
+    """
+    with suppress(Exception):  # of two that create it at once one is refused; the table's error says more
+        catalog.create_namespace(identifier[0])
+
+    def create() -> Table:
+        try:
+            try:
+                return catalog.create_table(identifier, schema, location, spec, properties=dict(settings))
+            except (BadRequestError, ForbiddenError):
+                return catalog.create_table(identifier, schema, None, spec, properties=dict(settings))
+        except TableAlreadyExistsError:
+            return catalog.load_table(identifier)
+
+    return asked(f"catalog {catalog.name}", create)

@@ -22,9 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import TableAlreadyExistsError
 from pyiceberg.io.pyarrow import _dataframe_to_data_files, schema_to_pyarrow
 from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestamptzType
@@ -32,7 +32,7 @@ from pyiceberg.types import ListType, LongType, NestedField, StringType, Timesta
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import hours_folder, read_checked
 from millrace_warehouse.history.manifest import UNFILED, Publication
-from millrace_warehouse.publish.catalog import Unsure, asked, load_table, table_identifier
+from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
 from millrace_warehouse.storage.verbs import Storage
@@ -96,16 +96,8 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
     identifier = hours_identifier(topic)
     table = load_table(catalog, identifier)
     if table is None:
-
-        def create() -> Table:
-            settings = {**SETTINGS, TOPIC: topic}
-            try:
-                location = storage.uri(hours_folder(topic))
-                return catalog.create_table(identifier, SCHEMA, location=location, properties=settings)
-            except TableAlreadyExistsError:
-                return catalog.load_table(identifier)
-
-        table = asked(f"catalog {catalog.name}", create)
+        location, settings = storage.uri(hours_folder(topic)), {**SETTINGS, TOPIC: topic}
+        table = create_table(catalog, identifier, SCHEMA, UNPARTITIONED_PARTITION_SPEC, location, settings)
     if table.properties.get(TOPIC) != topic:
         raise MillraceError(
             f"the table {'.'.join(identifier)} of catalog {catalog.name} is not the table of hours of"
@@ -153,7 +145,7 @@ def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict
 
 def _append(table: Table, rows: list[dict[str, Any]], number: int) -> None:
     """One commit: the rows, and the publication that they go through; many small files become one."""
-    new = pa.Table.from_pylist(rows, schema_to_pyarrow(SCHEMA))
+    new = pa.Table.from_pylist(rows, schema_to_pyarrow(table.schema()))
     small: list[DataFile] = []
     if _files(table) >= FILES:
         small = list(live_files(table))

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import TableAlreadyExistsError
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import partition_spec
@@ -29,7 +30,7 @@ from millrace_warehouse.history.layout import (
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.history.schemas import read_record
-from millrace_warehouse.publish.catalog import asked, load_table, make_namespace, table_identifier
+from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.storage.verbs import Storage
 
@@ -78,39 +79,37 @@ def find_table(catalog: Catalog, topic: str) -> Table | None:
 
 
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
-    """The topic's new, empty table with the columns of its first schema; that of another run if it has won.
+    """The topic's new, empty table; that of another run if it has won.
 
-    Its files are named by the storage's URIs; what others write into it goes beside what `compact` writes.
+    Catalogs number the columns of a new table themselves: pyiceberg's all top ones first, as our files have
+    them, SeaweedFS each with what is in it. So a column with fields inside is created as text, and gets its
+    type, with the ids of our files, in the first publication's commit. No row has ever been text.
     """
     first = read_record(storage, topic, 1).schema
+    columns = Schema(*(_without_fields(field) for field in first.fields))
     identifier = table_identifier(topic)
     settings = {
         **SETTINGS,
         FORMAT: "1",
         TOPIC: topic,
+        # What others write goes beside what `compact` writes.
         "write.data.path": storage.uri(compacted_folder(topic)),
     }
-    make_namespace(catalog)
-
-    def create() -> Table:
-        try:
-            return catalog.create_table(
-                identifier,
-                first,
-                location=storage.uri(table_folder(topic)),
-                partition_spec=partition_spec(first),
-                properties=settings,
-            )
-        except TableAlreadyExistsError:
-            return catalog.load_table(identifier)
-
-    table = asked(f"catalog {catalog.name}", create)
-    if table.schema().as_struct() != first.as_struct():
+    location = storage.uri(table_folder(topic))
+    table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
+    ids = {field.name: field.field_id for field in table.schema().fields}
+    if ids != {field.name: field.field_id for field in first.fields} and table.current_snapshot() is None:
         raise MillraceError(
             f"catalog {catalog.name} gave the columns of {'.'.join(identifier)} other ids than the files of"
             f" {topic} have: drop the table, and use another catalog with --catalog"
         )
     return table
+
+
+def _without_fields(field: NestedField) -> NestedField:
+    if isinstance(field.field_type, PrimitiveType):
+        return field
+    return NestedField(field.field_id, field.name, StringType())
 
 
 def publication_of(storage: Storage, topic: str, table: Table | None) -> Publication | None:

@@ -23,6 +23,7 @@ def publish_in(
     storage: Storage,
     catalog: Catalog,
     *hours: str,
+    topic: str = TOPIC,
     verdicts: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> PublishResult:
@@ -34,14 +35,14 @@ def publish_in(
     run = PublishRun(
         storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, hours=hours, **settings
     )
-    return publish_topic(run, TOPIC)
+    return publish_topic(run, topic)
 
 
-def table_of(catalog: Catalog) -> Table:
-    return catalog.load_table(table_identifier(TOPIC))
+def table_of(catalog: Catalog, topic: str = TOPIC) -> Table:
+    return catalog.load_table(table_identifier(topic))
 
 
-def hours_of(catalog: Catalog) -> list[tuple[int, str, int, int]]:
+def hours_of(catalog: Catalog, topic: str = TOPIC) -> list[tuple[int, str, int, int]]:
     """(publication, kind, added, removed) of every row of the table of hours, sorted."""
-    rows = catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().to_pylist()
+    rows = catalog.load_table(hours_identifier(topic)).scan().to_arrow().to_pylist()
     return sorted((row["publication"], row["kind"], row["added"], row["removed"]) for row in rows)

@@ -187,6 +187,18 @@ def test_a_first_publication_may_need_a_later_schema_than_the_first(
     assert table_of(catalog).scan().to_arrow().num_rows == 2
 
 
+def test_columns_with_fields_inside_have_the_ids_of_the_files(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    inner = {"type": "record", "name": "Inner", "fields": [{"name": "b", "type": "string"}]}
+    fields = [{"name": "a", "type": {"type": "array", "items": inner}}, *AVRO["fields"]]
+    record = pin(storage, TOPIC, {**AVRO, "fields": fields})
+    load(storage, TOPIC, {H10: 2})
+    publish(H10)
+    assert table_of(catalog).schema().as_struct() == record.schema.as_struct()
+    assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 2}
+
+
 def test_a_dry_run_says_the_same_and_writes_nothing(
     storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
 ) -> None:
