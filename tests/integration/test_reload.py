@@ -99,7 +99,7 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
     assert json.loads(expired.stdout)["kept"] == {}
     verified = run_millrace("verify", str(tmp_path), "--bootstrap", site.cluster.bootstrap, "--json")
     assert verified.returncode == 0, verified.stdout + verified.stderr
-    (table,) = json.loads(verified.stdout)["tables"]
+    (table,) = json.loads(verified.stdout)["topics"]
     assert (table["rows"], table["published"]) == (21, 21)
     assert table["expired"] > 0
 

@@ -87,7 +87,7 @@ def check(site: TestSite, warehouse: Path, topic: str) -> None:
     millrace("publish", topic, *hours, "--warehouse", str(warehouse), "--unasked")
     report = millrace("verify", str(warehouse), "--bootstrap", site.cluster.bootstrap)
     assert report["ok"]
-    assert [table["published"] for table in report["tables"]] == [EVENTS]
+    assert [table["published"] for table in report["topics"]] == [EVENTS]
 
 
 def test_load_and_mirror_run_on_the_executors_of_a_cluster(
