@@ -2,7 +2,7 @@
 
 Real brokers, registry, Spark standalone cluster and Airflow; producers that never stop; SIGKILL of drivers,
 executors, workers, brokers and Airflow's task processes at random moments; one in ten reads of the tasks cut
-off or failed; speculation; hours published in between; a reader that looks all the time. Then power cuts. At
+off or failed; speculation; publications in between; a reader that looks all the time. Then power cuts. At
 the end the warehouse is compared with what the producers were told.
 
 Most loads run one after the other in one Spark application, because starting one takes most of the time that
@@ -26,7 +26,7 @@ from typing import NoReturn
 
 import click
 
-from millrace_warehouse.history.layout import HOURLY
+from millrace_warehouse.history.layout import CATALOG
 from tests.faultload.airflow_runs import Airflow
 from tests.faultload.kills import KINDS, Kills, Saboteur
 from tests.faultload.limits import StepLimits, end_at_once, end_on_signals, kill_everything_started
@@ -36,12 +36,11 @@ from tests.faultload.produced import Ledger, Traffic
 from tests.faultload.report import Report
 from tests.faultload.runs import Application, Commands, Failed, Runs, Way
 from tests.faultload.waiting import shim, who_waits
-from tests.faultload.watch import Problem, Reader, grouped, hourly_rows, plain_files, rows_of
+from tests.faultload.watch import Problem, Reader, Topic, published_rows
 from tests.support import run_millrace
 
-SINKS = ("direct", "spark")
-COMMAND_EVERY, HOURLY_EVERY, RAW_READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
-"""Loads between two by a command, two publications of hours, two reads by Spark, two new topics."""
+COMMAND_EVERY, PUBLISH_EVERY, READ_EVERY, TOPIC_EVERY = 6, 3, 10, 20
+"""Loads between two by a command, two publications, two reads by Spark, two new topics."""
 SPARE = 1.3
 """More kills are tried than are wanted: some meet nothing."""
 START_S, LOAD_S, FINISH_S, COMPARE_S, CUT_S = 300.0, 1_800.0, 1_800.0, 900.0, 600.0
@@ -93,7 +92,7 @@ class FaultLoad:
             self._place, self.kills, self._least, random.Random(self._chance.random()), self._report.say
         ).start()
         self._loads(reader, airflow)
-        with self.limits.step("the last load and the last hours", FINISH_S):
+        with self.limits.step("the last load and the last publications", FINISH_S):
             self._finish(traffic, airflow)
             reader.stop()
         self._check(reader, airflow, traffic)
@@ -121,23 +120,23 @@ class FaultLoad:
         if number % TOPIC_EVERY == 0:
             self._add_topic()
         way: Way = self._commands if number % COMMAND_EVERY == 0 else self._application
-        sink, fault = SINKS[number % 2], self._draw(number)
+        fault = self._draw(number)
         began = time.monotonic()
-        runs.load(way, self._place.topics, sink, fault)
+        runs.load(way, self._place.topics, fault)
         took = time.monotonic() - began
-        self._report.advance(f"load {number} by {way.name}, {sink}, {fault or 'undisturbed'}: {took:.1f} s")
-        if number % HOURLY_EVERY == 0:
+        self._report.advance(f"load {number} by {way.name}, {fault or 'undisturbed'}: {took:.1f} s")
+        if number % PUBLISH_EVERY == 0:
             topic = self._chance.choice(self._place.topics)
-            runs.hourly(way, topic, self._chance.choice(SINKS), self._draw(number))
-            self._report.say(f"hours of {topic} published by {way.name}")
-        if number % RAW_READ_EVERY == 0:
+            runs.publish(self._commands, topic, self._draw(number))
+            self._report.say(f"{topic} is published")
+        if number % READ_EVERY == 0:
             self._read_with_spark()
 
     def _draw(self, number: int) -> str | None:
         """Who is to be killed in the next run: what is missing most, spread over the runs that are left."""
         missing = {kind: self._plan[kind] - self.kills.done[kind] for kind in self._plan}
         missing = {kind: count for kind, count in missing.items() if count > 0}
-        runs_left = max(1, (self._wanted - number) * (1 + 1 / HOURLY_EVERY))
+        runs_left = max(1, (self._wanted - number) * (1 + 1 / PUBLISH_EVERY))
         if not missing or self._chance.random() > 1.5 * sum(missing.values()) / runs_left:
             return None
         return self._chance.choices(list(missing), list(missing.values()))[0]
@@ -162,15 +161,15 @@ class FaultLoad:
         self._report.say(f"Spark reads {seen['rows']} rows of {topic}, each once")
 
     def _finish(self, traffic: list[Traffic], airflow: Airflow) -> None:
-        """No more faults and no more events; then everything into the loads and the hours."""
+        """No more faults and no more events; then everything into the loads and the tables."""
         self._place.stop_flaky_reads()
         airflow.stop()
         for each in traffic:
             each.stop()
-        self._runs.load(self._commands, self._place.topics, "direct", None)
+        self._runs.load(self._commands, self._place.topics, None)
         for topic in self._place.topics:
-            self._runs.hourly(self._application, topic, "direct", None)
-        self._report.say("the last load and the last hours are published")
+            self._runs.publish(self._commands, topic, None)
+        self._report.say("the last load is made, and everything is published")
 
     def _check(self, reader: Reader, airflow: Airflow, traffic: list[Traffic]) -> None:
         if reader.problem is not None:
@@ -184,20 +183,20 @@ class FaultLoad:
         warehouse = self._place.warehouse
         lost = 0
         for topic in self._place.topics:
-            loads = grouped(rows_of(plain_files(warehouse / topic)), topic)
-            hours = hourly_rows(warehouse, topic)
-            if loads != hours:
-                raise Problem(f"{topic}{HOURLY} does not hold the rows of the loads")
+            read = Topic(warehouse, topic, self._ledger)
+            read.look(self._chance)
+            loads = read.seen
+            if loads != published_rows(warehouse / CATALOG, topic):
+                raise Problem(f"the table of {topic} does not hold the rows of the loads")
             found = {instance: sequences for (instance, _), sequences in loads.items()}
             for instance, sequences in self._ledger.acknowledged(topic).items():
                 lost += len(sequences - found.get(instance, set()))
-            for (instance, server), sequences in loads.items():
-                if foreign := self._ledger.foreign(topic, instance, server, sequences):
-                    raise Problem(f"{topic}: nobody has produced sequence {min(foreign)} of {instance}")
         if lost:
             raise Problem(f"lost={lost} events that were acknowledged")
         bootstrap = self._place.site.cluster.bootstrap
-        verified = run_millrace("verify", str(warehouse), "--bootstrap", bootstrap, "--json", timeout_s=600)
+        verified = run_millrace(
+            "verify", str(warehouse), "--bootstrap", bootstrap, "--rows", "--json", timeout_s=600
+        )
         if verified.returncode != 0:
             raise Problem(f"verify: {verified.stderr.strip().splitlines()[-1]}")
 

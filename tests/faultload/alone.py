@@ -1,8 +1,8 @@
-"""One job of a load or an hour in one process, its tasks one after the other: `python -m` JOB SETTINGS.json.
+"""A load or a publication in one process, its tasks one after the other: `python -m` JOB SETTINGS.json.
 
 For the power cuts: what a cut meets is the driver's work on the warehouse, and a process without Spark can
-end at any of its syncs and be started again in a second. The job is the real one, with the direct sink; only
-the session that would spread its tasks over executors is a list here.
+end at any of its syncs and be started again in a second. The work is the real one; only the session that
+would spread its tasks over executors is a list here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class _Session:
 
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
-    from millrace_spark.jobs import hourly, verbs
+    from millrace_warehouse.commands import verbs
+    from millrace_warehouse.commands.run import publish_one
     from tests.jobs import load_topics
 
     job, settings = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
@@ -58,7 +59,9 @@ def main() -> None:
         if job == "load":
             load_topics(session, verbs.Load(**settings))
         else:
-            hourly.publish(session, verbs.Hourly(**settings))
+            request = verbs.Publish(**settings)
+            for topic in request.topics:
+                publish_one(request, topic, lambda step: None)
     except MillraceError as error:
         sys.exit(f"{job}: {error}")
 

@@ -1,4 +1,4 @@
-"""Loads and hours, run until they are through: by the real commands, or in one application that goes on.
+"""Loads and publications, run until they are through: by the real commands, or loads in one application.
 
 Every try of a run has the same run id, as a person or Airflow would repeat it. A try may end in any way while
 processes are killed; what counts is that a later one succeeds, and what is in the warehouse then.
@@ -24,7 +24,7 @@ from tests.support import Process
 TRIES = 15
 TIMEOUT_S = 300.0
 """For one try; the step that the tries are in has a limit of its own."""
-USUAL_S: Mapping[str, float] = {"application": 4.0, "command": 14.0}
+USUAL_S: Mapping[str, float] = {"application": 4.0, "command": 14.0, "publish": 3.0}
 """How long a run may take without faults; what it really takes is learnt on the way."""
 CUT_BYTES = 20_000
 """So that a partition is several tasks, some of them slower than others."""
@@ -61,15 +61,10 @@ class Application:
             self.close()
             raise
 
-    def load(self, topics: Sequence[str], run_id: str, sink: str) -> None:
+    def load(self, topics: Sequence[str], run_id: str) -> None:
         """Load the topics."""
-        settings = {"topics": list(topics), "run_id": run_id, "sink": sink, "cut_bytes": CUT_BYTES}
+        settings = {"topics": list(topics), "run_id": run_id, "cut_bytes": CUT_BYTES}
         self.run("load", {**settings, **self._place.sources(), "warehouse": str(self._place.warehouse)})
-
-    def hourly(self, topic: str, run_id: str, sink: str) -> None:
-        """Publish every hour of a topic."""
-        settings = {"topic": topic, "hours": ALL_HOURS, "run_id": run_id, "sink": sink}
-        self.run("hourly", {**settings, "warehouse": str(self._place.warehouse)})
 
     def drivers(self) -> Mapping[str, int]:
         """What a kill of the driver may hit."""
@@ -87,7 +82,7 @@ class Application:
 
 
 class Commands:
-    """Every job by the command of its own: `millrace load`, `millrace hourly`."""
+    """Everything by a command of its own: `millrace load`, `millrace publish`."""
 
     name = "command"
 
@@ -95,15 +90,15 @@ class Commands:
         self._place = place
         self._running: Process | None = None
 
-    def load(self, topics: Sequence[str], run_id: str, sink: str) -> None:
+    def load(self, topics: Sequence[str], run_id: str) -> None:
         """Load the topics."""
         places = [word for key, value in self._place.sources().items() for word in (f"--{key}", value)]
-        self._run("load", *topics, *places, *self._into(run_id, sink))
+        self._run("load", *topics, *places, "--master", self._place.spark.master, *self._into(run_id))
 
-    def hourly(self, topic: str, run_id: str, sink: str) -> None:
+    def publish(self, topic: str, run_id: str) -> None:
         """Publish every hour of a topic."""
         hours = [word for hour in ALL_HOURS for word in ("--hour", hour)]
-        self._run("hourly", topic, *hours, *self._into(run_id, sink))
+        self._run("publish", topic, *hours, "--unasked", *self._into(run_id))
 
     def drivers(self) -> Mapping[str, int]:
         """What a kill of the driver may hit: the command, the JVM it started, the Python that started."""
@@ -125,9 +120,8 @@ class Commands:
     def close(self) -> None:
         """Nothing runs between commands."""
 
-    def _into(self, run_id: str, sink: str) -> list[str]:
-        place = ["--warehouse", str(self._place.warehouse), "--master", self._place.spark.master]
-        return [*place, "--run-id", run_id, "--sink", sink, "--json"]
+    def _into(self, run_id: str) -> list[str]:
+        return ["--warehouse", str(self._place.warehouse), "--run-id", run_id, "--json"]
 
     def _run(self, *arguments: str) -> None:
         process = self._running = Process(arguments, env=self._place.spark_environment)
@@ -145,36 +139,38 @@ Way = Application | Commands
 
 
 class Runs:
-    """Runs one load or one hour after the other, each repeated until it is through."""
+    """Runs one load or publication after the other, each repeated until it is through."""
 
     def __init__(self, saboteur: Saboteur, say: Callable[[str], None]) -> None:
         self._saboteur, self._say = saboteur, say
         self._usual_s = dict(USUAL_S)
         """The moment of a kill is drawn from it."""
 
-    def load(self, way: Way, topics: Sequence[str], sink: str, fault: str | None) -> None:
+    def load(self, way: Way, topics: Sequence[str], fault: str | None) -> None:
         """Load the topics, whatever it takes; Failed when it takes too much."""
         run_id = f"load-{uuid.uuid4().hex}"
-        self._until_through(way, f"load, {sink}", fault, lambda: way.load(topics, run_id, sink))
+        self._until_through(way, way.name, "load", fault, lambda: way.load(topics, run_id))
 
-    def hourly(self, way: Way, topic: str, sink: str, fault: str | None) -> None:
+    def publish(self, way: Commands, topic: str, fault: str | None) -> None:
         """Publish every hour of a topic, likewise."""
-        run_id = f"hourly-{uuid.uuid4().hex}"
-        self._until_through(way, f"hourly, {sink}", fault, lambda: way.hourly(topic, run_id, sink))
+        run_id = f"publish-{uuid.uuid4().hex}"
+        self._until_through(way, "publish", "publish", fault, lambda: way.publish(topic, run_id))
 
-    def _until_through(self, way: Way, what: str, fault: str | None, attempt: Callable[[], None]) -> None:
+    def _until_through(
+        self, way: Way, usual: str, what: str, fault: str | None, attempt: Callable[[], None]
+    ) -> None:
         reason = ""
         for number in range(TRIES):
             struck = fault if number == 0 else None
             began = time.monotonic()
             try:
-                with self._saboteur.during(struck, self._usual_s[way.name], way.drivers):
+                with self._saboteur.during(struck, self._usual_s[usual], way.drivers):
                     attempt()
             except (MillraceError, ApplicationGone) as error:
                 reason = json.dumps(str(error))[1:200]
                 self._say(f"{what} by {way.name} has to be repeated: {reason}")
                 continue
             if fault is None:
-                self._usual_s[way.name] = (self._usual_s[way.name] + time.monotonic() - began) / 2
+                self._usual_s[usual] = (self._usual_s[usual] + time.monotonic() - began) / 2
             return
         raise Failed(f"{what} by {way.name} is not through after {TRIES} tries: {reason}")

@@ -1,27 +1,26 @@
 """A reader that looks at the warehouse all the time, as users do, and remembers what it saw.
 
-What it holds against the loads: no (instance, sequence) twice, none that nobody produced; every file that a
-plain reader finds belongs to a load's manifest; a load's files and rows never change. Against the hours: no
-row twice, none that is in no load. Knows the files and `tables`, not what happens to the processes.
+What it holds against the loads: no (instance, sequence) twice, none that nobody produced; a load's files and
+rows never change. Against the table: no row twice, none that is in no load. Knows manifests, files and the
+catalog's SQLite file, not what happens to the processes.
 """
 
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyiceberg.table import StaticTable
 
-from millrace.errors import MillraceError
-from millrace_spark import tables
-from millrace_warehouse.history.layout import HOURLY, load_folder, load_numbers, read_load
-from millrace_warehouse.storage.filesystem import LocalFilesystem
+from millrace_warehouse.history.layout import CATALOG, load_numbers, load_path, read_load
+from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.storage import open_storage
 from tests.faultload.produced import Ledger
 
 PAUSE_S = 0.3
@@ -33,22 +32,16 @@ class Problem(Exception):
     """Something a reader must never see."""
 
 
-def plain_files(folder: Path) -> Iterator[Path]:
-    """The Parquet files that Spark and others find below a folder: names with `_` or `.` are hidden."""
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if path.name.startswith(("_", ".")):
-            continue
-        if path.is_dir():
-            yield from plain_files(path)
-        elif path.suffix == ".parquet":
-            yield path
+def files_of(warehouse: Path, manifest: LoadManifest) -> list[Path]:
+    """The data files of a load."""
+    return [warehouse / manifest.topic / file.path for file in manifest.files]
 
 
 def rows_of(paths: Iterable[Path]) -> list[tuple[int, str, int]]:
     """(instance, server, sequence) of every row."""
     found: list[tuple[int, str, int]] = []
     for path in paths:
-        header = pq.read_table(path, partitioning=None, columns=["header"])["header"]
+        header = pq.read_table(path, columns=["header"])["header"]
         columns = [pc.struct_field(header, name).to_pylist() for name in ("instance", "server", "sequence")]
         found += zip(*columns, strict=True)
     return found
@@ -70,30 +63,23 @@ class Topic:
 
     def __init__(self, warehouse: Path, topic: str, ledger: Ledger) -> None:
         self.seen: Sequences = {}
-        self.loads: dict[int, Mapping[str, int]] = {}
-        """Load -> bytes of its files by path."""
-        self._rows: dict[int, int] = {}
-        self._fs, self._topic, self._ledger = LocalFilesystem(str(warehouse)), topic, ledger
-        self._folder = warehouse / topic
+        self.loads: dict[int, str] = {}
+        """Load -> its manifest's hash."""
+        self._warehouse, self._topic, self._ledger = warehouse, topic, ledger
+        self._storage = open_storage(str(warehouse))
 
     def look(self, chance: random.Random) -> None:
         """Take in new loads, look at one of the old ones again; Problem if something is wrong."""
-        files = list(plain_files(self._folder))
-        for number in load_numbers(self._fs, self._topic):
+        for number in load_numbers(self._storage, self._topic):
             if number not in self.loads:
                 self._take_in(number)
-        for path in files:
-            number = int(path.relative_to(self._folder).parts[0].removeprefix("load="))
-            if str(path.relative_to(self._folder / load_folder(number))) not in self.loads[number]:
-                raise Problem(f"{path} is in no manifest and can be seen")
         if self.loads:
             self._again(chance.choice(list(self.loads)))
 
     def _take_in(self, number: int) -> None:
-        where = f"{self._topic}/{load_folder(number)}"
-        manifest = read_load(self._fs, self._topic, number)
-        stated = {file.path: file.bytes for file in manifest.files if not file.path.startswith("_")}
-        rows = rows_of(self._folder / load_folder(number) / path for path in stated)
+        where = load_path(self._topic, number)
+        manifest = read_load(self._storage, self._topic, number)
+        rows = rows_of(files_of(self._warehouse, manifest))
         if len(rows) != manifest.rows:
             raise Problem(f"{where} has {len(rows)} rows, its manifest says {manifest.rows}")
         for key, sequences in grouped(rows, where).items():
@@ -105,29 +91,40 @@ class Topic:
             if foreign := self._ledger.foreign(self._topic, *key, sequences):
                 raise Problem(f"{where}: nobody has produced sequence {min(foreign)} of instance {key[0]}")
             seen |= sequences
-        self.loads[number], self._rows[number] = stated, len(rows)
+        self.loads[number] = manifest.sha256
 
     def _again(self, number: int) -> None:
-        folder = self._folder / load_folder(number)
-        found = {str(path.relative_to(folder)): path.stat().st_size for path in plain_files(folder)}
-        if found != self.loads[number]:
-            raise Problem(f"{folder}: its files have changed since it was published")
-        if (rows := sum(pq.read_metadata(folder / path).num_rows for path in found)) != self._rows[number]:
-            raise Problem(f"{folder} had {self._rows[number]} rows and has {rows} now")
+        where = load_path(self._topic, number)
+        manifest = read_load(self._storage, self._topic, number)
+        if manifest.sha256 != self.loads[number]:
+            raise Problem(f"{where} has changed since it was made")
+        for path, file in zip(files_of(self._warehouse, manifest), manifest.files, strict=True):
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                raise Problem(f"{where}: {path} has changed since the load was made")
+            if (rows := pq.read_metadata(path).num_rows) != file.rows:
+                raise Problem(f"{where}: {path} had {file.rows} rows and has {rows} now")
 
 
-def hourly_rows(warehouse: Path, topic: str) -> Sequences:
-    """What the table of hours holds; Problem when a row is there twice, nothing before the first hour."""
-    try:
-        dataset = tables.dataset(str(warehouse), topic)
-    except MillraceError:
+def published_rows(catalog: Path, topic: str) -> Sequences:
+    """What the table of a topic holds; Problem when a row is there twice.
+
+    Asks a catalog's SQLite file, which may be missing, and reads without any of Millrace's code.
+    """
+    if not catalog.exists():
         return {}
-    columns: Mapping[str, Any] = {
-        name: ds.field("header", name) for name in ("instance", "server", "sequence")
-    }
-    table: pa.Table = dataset.to_table(columns=columns)
-    rows = zip(*(table[name].to_pylist() for name in columns), strict=True)
-    return grouped(rows, f"{topic}{HOURLY}")
+    query = "SELECT metadata_location FROM iceberg_tables WHERE table_name = ?"
+    with closing(sqlite3.connect(f"{catalog.as_uri()}?mode=rw", uri=True, timeout=60)) as connection:
+        try:
+            found = connection.execute(query, [topic]).fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            return {}
+    if found is None:
+        return {}
+    rows = StaticTable.from_metadata(found[0]).scan(selected_fields=("header",)).to_arrow()["header"]
+    columns = [pc.struct_field(rows, name).to_pylist() for name in ("instance", "server", "sequence")]
+    return grouped(zip(*columns, strict=True), f"the table of {topic}")
 
 
 class Reader:
@@ -167,15 +164,11 @@ class Reader:
 
     def _look(self, name: str) -> None:
         topic = self.topics.setdefault(name, Topic(self._warehouse, name, self._ledger))
-        hours = hourly_rows(self._warehouse, name)  # first: what is in an hour is in a load already
+        published = published_rows(self._warehouse / CATALOG, name)  # first: such rows are in a load already
         topic.look(self._chance)
-        for key, sequences in hours.items():
+        for key, sequences in published.items():
             if missing := sequences - topic.seen.get(key, set()):
-                raise Problem(f"{name}{HOURLY}: sequence {min(missing)} of instance {key[0]} is in no load")
+                raise Problem(
+                    f"the table of {name}: sequence {min(missing)} of instance {key[0]} is in no load"
+                )
         self.looks += 1
-
-
-def loads_in(warehouse: Path, topics: Iterable[str]) -> int:
-    """How many loads there are."""
-    fs = LocalFilesystem(str(warehouse))
-    return sum(len(load_numbers(fs, topic)) for topic in topics)

@@ -177,12 +177,14 @@ def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
     if job == "mirror":
         return [dataclasses.asdict(each) for each in mirror.mirror_topics(spark, verbs.Mirror(**settings))]
     assert job == "read", job
-    return _read_raw(spark, **settings)
+    return _read(spark, **settings)
 
 
-def _read_raw(spark: SparkSession, warehouse: str, topic: str) -> Mapping[str, int]:
-    """What a plain Spark reader sees in all loads of a topic."""
-    table = spark.read.parquet(f"{warehouse}/{topic}").select("header.instance", "header.sequence")
+def _read(spark: SparkSession, warehouse: str, topic: str) -> Mapping[str, int]:
+    """What Spark sees in the published table of a topic."""
+    from millrace_spark import tables
+
+    table = tables.read(spark, warehouse, topic).select("header.instance", "header.sequence")
     return {"rows": table.count(), "distinct": table.distinct().count()}
 
 
