@@ -1,0 +1,78 @@
+"""Which catalog a warehouse gets, and which are refused before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog import Catalog
+
+from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.publish import catalog as module
+from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage.verbs import Storage
+
+MOUNTS = """\
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+40 22 0:44 / {nfs} rw,relatime shared:20 - nfs4 server:/export rw,vers=4.2
+41 22 0:45 / {spaces} rw - fuse.sshfs host:/ rw
+"""
+
+
+@pytest.fixture
+def mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    spaces = str(tmp_path / "a b").replace(" ", "\\040")
+    (tmp_path / "mountinfo").write_text(MOUNTS.format(nfs=tmp_path / "nfs", spaces=spaces))
+    monkeypatch.setattr(module, "_MOUNTS", tmp_path / "mountinfo")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("folder", "type_"), [("nfs/w", "nfs4"), ("a b/w", "fuse.sshfs")])
+def test_sqlite_on_a_network_file_system_is_refused(mounts: Path, folder: str, type_: str) -> None:
+    (mounts / folder).mkdir(parents=True)
+    with pytest.raises(MillraceError, match=f"would lie on {type_}, where SQLite's locks do not hold"):
+        connect(open_storage(str(mounts / folder)))
+    assert not list((mounts / folder).iterdir())
+
+
+def test_a_named_sqlite_catalog_on_a_network_file_system_is_refused_too(
+    mounts: Path, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (mounts / "nfs").mkdir()
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{mounts}/nfs/catalog.db")
+    with pytest.raises(MillraceError, match="would lie on nfs4"):
+        connect(storage, "lake")
+
+
+def test_a_local_disk_beside_a_network_file_system_is_taken(mounts: Path) -> None:
+    (mounts / "nfs2").mkdir()
+    with connect(open_storage(str(mounts / "nfs2"))) as catalog:
+        assert catalog.list_namespaces() == []
+
+
+def test_a_named_catalog_is_the_one_that_pyiceberg_is_told_of(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/other.db")
+    with connect(storage, "lake") as catalog:
+        assert catalog.name == "lake"
+    assert (tmp_path / "other.db").exists()
+    with pytest.raises(ConfigError, match="pyiceberg knows no catalog 'other'"):
+        connect(storage, "other")
+
+
+def test_a_warehouse_that_is_not_there_gets_no_catalog(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no warehouse at"):
+        connect(open_storage(str(tmp_path / "nowhere")))
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_catalog_of_a_warehouse_is_made_once(storage: Storage, catalog: Catalog) -> None:
+    catalog.create_namespace("seen")
+    with connect(storage) as again:
+        assert again.list_namespaces() == [("seen",)]
+
+
+def test_a_table_has_the_topics_name_in_the_letters_that_sql_takes() -> None:
+    assert table_identifier("eu.page-views") == ("millrace", "eu_page_views")
