@@ -152,6 +152,8 @@ def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
     if shown.row_count:
         show(shown)
     for answer in answers:
+        for hour, reason in answer["kept"].items():
+            click.echo(f"kept: {answer['topic']} {hour}: {reason}", err=True)
         if not answer["hours"]:
             click.echo(f"{answer['topic']}: no quiet hour has more than 8 small files")
 

@@ -18,10 +18,11 @@ from pyiceberg.table import Table
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
-from millrace_warehouse.publish.table import PATH, SHA256, find_table
+from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verify.files import check_files
 from millrace_warehouse.verify.history import Check, History, check_history
+from millrace_warehouse.verify.hours import check_hours
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
 from millrace_warehouse.verify.report import OnStep, TopicReport
@@ -113,11 +114,9 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
     replay = check_publications(check, history, publications, path)
     checked = check_files(check, history, replay, head.paths(topic) if head is not None else None)
     if head is not None and replay is not None:
-        if replay.record.sha256 != head.table.properties.get(SHA256):
-            check.problem(
-                f"the table names publication {replay.record.number} with another SHA-256 than it has"
-            )
         check_table(check, head, replay, checked.whole)
+        if run.catalog is not None:
+            check_hours(check, run.catalog, replay.records)
     if run.rows:
         check_rows(check, history, checked.whole)
         if head is not None:

@@ -24,7 +24,8 @@ COMPLETE = "complete"
 class Replay:
     """What the table must hold after the last publication, and what waits."""
 
-    record: Publication
+    records: Sequence[Publication]
+    """The chain, the oldest first."""
     published: set[str] = field(default_factory=set)
     """Hours, UNFILED among them."""
     incomplete: set[str] = field(default_factory=set)
@@ -36,6 +37,11 @@ class Replay:
     editions: dict[int, int] = field(default_factory=dict)
     was_in_table: set[tuple[int, int, str]] = field(default_factory=set)
     """Load, edition and hour of all rows that the table ever had."""
+
+    @property
+    def record(self) -> Publication:
+        """The newest one."""
+        return self.records[-1]
 
     def edition(self, load: int) -> int:
         """The edition of a load that the table follows."""
@@ -111,7 +117,7 @@ def _chain(check: Check, head: str) -> list[tuple[str, Publication]]:
 
 
 def _replayed(check: Check, history: History, records: Sequence[tuple[str, Publication]]) -> Replay | None:
-    replay = Replay(records[-1][1])
+    replay = Replay([record for _, record in records])
     sound = True
     for path, record in records:
         try:

@@ -21,7 +21,7 @@ from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, path_in_topic
-from millrace_warehouse.publish.table import NUMBER
+from millrace_warehouse.publish.table import NUMBER, PATH, properties_of
 from millrace_warehouse.storage import measure
 from millrace_warehouse.verify.history import Check
 from millrace_warehouse.verify.publications import Replay
@@ -69,6 +69,9 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     name = ".".join(head.table.name())
     if head.deletes:
         check.problem(f"{name}: another program has deleted rows, with {head.deletes} files of deletions")
+    for key, value in properties_of(replay.record, head.table.properties[PATH]).items():
+        if (stated := head.table.properties.get(key)) != value:
+            check.problem(f"{name} has {stated!r} as its property {key}, its publication states {value!r}")
     _check_line(check, head.table, replay.record)
     counted = _Counted()
     known = KnownFiles(check.storage, check.topic)

@@ -35,6 +35,7 @@ from tests.loaded import compact_as_others_do
 from tests.published import TOPIC, Warehouse, warehouse
 
 NINE, TEN, ELEVEN = (f"2015-05-17T{hour:02d}" for hour in (9, 10, 11))
+HOURS = ("millrace", f"{TOPIC}_hours")
 Damage = Callable[[Warehouse], object]
 
 
@@ -247,11 +248,30 @@ FAULTS: dict[str, tuple[Damage, str]] = {
     "rows are put in": (lambda w: put_in(w, 99), r"2 rows of load 99 in 2015-05-17T11, published were 0"),
     "rows of no load are put in": (lambda w: put_in(w, None), r"2 rows of no load in 2015-05-17T11"),
     "rows that wait are put in": (lambda w: put_in(w, 4), r"2 rows of load 4 in 2015-05-17T11, published w"),
+    "a property is set": (
+        lambda w: set_property(w, "millrace.complete-until", "2015-05-18T00"),
+        r"has '2015-05-18T00' as its property millrace\.complete-until, its publication states '2015-05-17T",
+    ),
+    "a verdict is put into the table of hours": (
+        lambda w: w.catalog.load_table(HOURS).append(
+            w.catalog.load_table(HOURS).scan(row_filter="publication = 1").to_arrow().slice(0, 1)
+        ),
+        r"PageView_hours has 1 rows that no publication made, the first: publication 1",
+    ),
+    "a verdict is deleted from the table of hours": (
+        lambda w: w.catalog.load_table(HOURS).delete("publication = 2"),
+        r"PageView_hours has \d rows missing, the first: publication 2",
+    ),
     "metadata is gone": (
         lambda w: each(*(path.unlink for path in (w.topic / "table" / "metadata").glob("*-m0.avro"))),
         r"metadata of PageView's table cannot be read",
     ),
 }
+
+
+def set_property(w: Warehouse, key: str, value: str) -> None:
+    with w.table.transaction() as transaction:
+        transaction.set_properties({key: value})
 
 
 def judged_incomplete(record: Publication) -> Publication:
@@ -393,6 +413,13 @@ def test_the_newest_load_and_record_without_a_ledger_entry_are_notes(w: Warehous
     report = w.verify()
     assert report.problems == []
     assert len([note for note in report.notes if "is not in the ledger yet" in note]) == 2
+
+
+def test_a_table_of_hours_that_is_behind_or_gone_is_a_note(w: Warehouse) -> None:
+    w.catalog.drop_table(HOURS)
+    report = w.verify()
+    assert report.problems == []
+    assert any("PageView_hours ends at publication 0" in note for note in report.notes)
 
 
 def test_hours_that_wait_for_more_than_a_day_are_a_note(

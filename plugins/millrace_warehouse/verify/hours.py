@@ -1,0 +1,62 @@
+"""Proof of the table of hours: a row for each change that the records state, and no other.
+
+It is derived, and appended after a publication; one that is behind is a note. Readers join it for verdicts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from pyiceberg.catalog import Catalog
+
+from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.manifest import Publication
+from millrace_warehouse.publish.catalog import load_table
+from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.table import NUMBER
+from millrace_warehouse.verify.history import Check
+
+COLUMNS = ("hour", "publication", "kind", "verdict", "added", "removed", "sha256")
+Change = tuple[str, int, str, str, int, int, str]
+"""The values of a row in COLUMNS, its hour by name."""
+
+
+def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
+    """Hold the rows of a topic's table of hours against its publications."""
+    stated = list(records)
+    table = load_table(catalog, hours_identifier(check.topic))
+    name = ".".join(hours_identifier(check.topic))
+    through = int(table.properties.get(NUMBER, "0")) if table is not None else 0
+    if stated and through < stated[-1].number:
+        check.note(f"{name} ends at publication {through}: the next `millrace publish` brings it up to date")
+    if table is None:
+        return
+    rows = table.scan(selected_fields=COLUMNS).to_arrow().select(list(COLUMNS)).to_pylist()
+    there = Counter((_hour(row["hour"]), *(row[column] for column in COLUMNS[1:])) for row in rows)
+    expected = Counter(change for record in stated if record.number <= through for change in _changes(record))
+    for difference, what in ((there - expected, "that no publication made"), (expected - there, "missing")):
+        if difference:
+            hour, number, kind, verdict, *_ = min(difference)
+            check.problem(
+                f"{name} has {difference.total()} rows {what}, the first: publication {number}, {hour},"
+                f" {kind}, {verdict}; drop the table, the next publication makes it again"
+            )
+
+
+def _hour(begins: datetime | None) -> str:
+    return hour_of_partition(None if begins is None else int(begins.timestamp()) // 3600)
+
+
+def _changes(record: Publication) -> Iterator[Change]:
+    for change in record.changes:
+        yield (
+            change.hour,
+            record.number,
+            change.kind,
+            change.verdict.verdict,
+            change.added,
+            change.removed,
+            record.sha256,
+        )
