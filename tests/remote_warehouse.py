@@ -19,6 +19,8 @@ from unittest.mock import patch
 from uuid import uuid4
 
 import fastavro
+import pytest
+from pyiceberg.utils.config import Config
 
 from millrace_spark.jobs.load import reload_loads
 from millrace_warehouse.commands import run
@@ -45,12 +47,13 @@ Row = tuple[int, int, int]
 _SCHEMA = fastavro.parse_schema(json.loads((REPOSITORY / "schemas" / "PageView.avsc").read_text()))
 
 
-def catalog_environment(properties: dict[str, str]) -> dict[str, str]:
-    """The variables that describe the catalog to pyiceberg."""
-    return {
-        f"PYICEBERG_CATALOG__{CATALOG.upper()}__{name.replace('.', '__').replace('-', '_').upper()}": value
-        for name, value in properties.items()
-    }
+def use_catalog(monkeypatch: pytest.MonkeyPatch, properties: dict[str, str]) -> None:
+    """Describe the catalog to pyiceberg, in this process and in those that it starts."""
+    for name, value in properties.items():
+        variable = name.replace(".", "__").replace("-", "_").upper()
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__{CATALOG.upper()}__{variable}", value)
+    # It has read the environment when it was imported.
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
 
 
 def nothing(_: str) -> None:

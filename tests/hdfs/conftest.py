@@ -19,7 +19,7 @@ from tests.conftest import Start
 from tests.last_line import LastLine
 from tests.peers import maven
 from tests.peers.hdfs import Hdfs, site_xml
-from tests.remote_warehouse import RemoteWarehouse, catalog_environment
+from tests.remote_warehouse import RemoteWarehouse, use_catalog
 from tests.support import Process
 from tests.warehouses import TestSite
 
@@ -98,9 +98,7 @@ def warehouse(
     hdfs: Hdfs, site: TestSite, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RemoteWarehouse]:
     """A warehouse of the test's own; afterwards everything runs again that the test has killed."""
-    catalog = catalog_environment({"uri": f"sqlite:///{tmp_path}/catalog.db"})
-    for name, value in catalog.items():
-        monkeypatch.setenv(name, value)
+    use_catalog(monkeypatch, {"uri": f"sqlite:///{tmp_path}/catalog.db"})
     yield RemoteWarehouse(site, spark, f"{hdfs.uri}/warehouses/{uuid4().hex[:8]}")
     hdfs.start()
 

@@ -6,14 +6,21 @@ OBJECTS OK: ran=N skipped=0        nothing for a run that failed: pytest's own w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
 
 from millrace_warehouse.storage import Storage, open_storage
+from tests.conftest import Start
 from tests.last_line import LastLine
 from tests.peers.fault_proxy import FaultProxy
 from tests.peers.seaweedfs import BUCKET, SeaweedFS, s3_environment, weed
+from tests.remote_warehouse import RemoteWarehouse, use_catalog
+from tests.warehouses import TestSite
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _last_line = LastLine("OBJECTS")
 pytest_runtest_logreport = _last_line.pytest_runtest_logreport
@@ -57,6 +64,26 @@ def through_proxy(
     for name, value in s3_environment(f"http://{proxy.address}").items():
         monkeypatch.setenv(name, value)
     return open_storage(warehouse)
+
+
+@pytest.fixture(scope="module")
+def site(zookeeper: str, start_for_module: Start, tmp_path_factory: pytest.TempPathFactory) -> TestSite:
+    """Two brokers and a registry."""
+    folder = tmp_path_factory.mktemp("site")
+    return TestSite.start(start_for_module, f"offline-{uuid4().hex[:6]}", folder, zookeeper, brokers=2)
+
+
+@pytest.fixture
+def lake(
+    storage: Storage,
+    seaweedfs: SeaweedFS,
+    site: TestSite,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> RemoteWarehouse:
+    """The test's warehouse, its tables in the server's REST catalog."""
+    use_catalog(monkeypatch, seaweedfs.catalog_properties())
+    return RemoteWarehouse(site, spark, storage.root)
 
 
 def pytest_sessionstart() -> None:

@@ -94,6 +94,7 @@ class SeaweedFS:
             "warehouse": f"s3://{TABLE_BUCKET}/",
             "prefix": TABLE_BUCKET,
             "credential": f"{KEY}:{SECRET}",
+            "oauth2-server-uri": f"{self.catalog}/v1/oauth/tokens",
         }
 
     def start(self) -> None:
