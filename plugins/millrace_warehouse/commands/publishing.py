@@ -11,7 +11,7 @@ import click
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.options import Output, command_of, show, table_of
-from millrace_warehouse.commands.steps import steps
+from millrace_warehouse.commands.steps import steps, to_stderr
 from millrace_warehouse.commands.verbs import Compact, Publish, Tables
 from millrace_warehouse.commands.words import parse_hours
 
@@ -91,7 +91,7 @@ def _each_topic(
     """Do a verb for every topic; print what became of each, then fail with every reason there is."""
     answers: list[dict[str, Any]] = []
     for topic in request.topics:
-        with steps(what, lambda _: None) as progress:
+        with steps(what, to_stderr(f"{what} {topic}")) as progress:
             try:
                 answers.append(run(topic, progress))
             except MillraceError as error:

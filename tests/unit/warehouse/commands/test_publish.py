@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -129,6 +132,13 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(loaded: Path) -> None:
     assert first["publication"] == 1
 
 
+def test_the_steps_of_a_publication_are_lines_for_a_log(loaded: Path) -> None:
+    done = on(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--json")
+    lines = done.stderr.splitlines()
+    assert f"step: publish {TOPIC}: committed" in lines
+    assert all(line.startswith(f"step: publish {TOPIC}: ") for line in lines)
+
+
 def test_a_topic_that_fails_does_not_stop_the_others_and_is_the_error(loaded: Path) -> None:
     done = on(loaded, publish, "Typo", TOPIC, "--unasked", "--hour", HOURS[0], "--json")
     assert isinstance(done.exception, MillraceError)
@@ -197,12 +207,12 @@ def test_the_table_is_described_with_a_line_for_each_reader_that_reads_it(loaded
     answers(loaded, publish, TOPIC, "--unasked", "--hour", HOURS[0], "--hour", HOURS[2])
     (table,) = answers(loaded, tables, TOPIC)
     assert (table["table"], table["publication"], table["rows"]) == ("millrace.PageView", 1, 142)
-    assert (table["through_load"], table["newest_load"]) == (1, 1)
-    line = table["readers"]["pyiceberg"]
-    before, _, expression = line.partition("; ")
-    names: dict[str, Any] = {}
-    exec(before, names)
-    assert eval(expression, names).num_rows == 142
+    assert (table["through_load"], table["loads_behind"]) == (1, 0)
+    assert (table["waiting_hours"], table["waiting_rows"]) == (1, 38)
+    line = table["readers"]["pandas"]
+    _, *words = shlex.split(line)
+    read = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True, timeout=60)
+    assert "[142 rows x " in read.stdout
     shown = on(loaded, tables, TOPIC)
     assert shown.exit_code == 0, shown.output
     assert line in shown.stdout
