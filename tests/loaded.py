@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from millrace_avro.schema import parse
 from millrace_warehouse.encodings import encodings
 from millrace_warehouse.history import iceberg_types, layout, ledger
-from millrace_warehouse.history.entries import data_file, metrics_of, write_entries
+from millrace_warehouse.history.entries import data_file, write_entries
 from millrace_warehouse.history.manifest import (
     UNFILED,
     DataFile,
@@ -27,6 +27,7 @@ from millrace_warehouse.history.manifest import (
     now,
     sealed,
 )
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import SchemaRecord, pinned
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.storage.verbs import Storage

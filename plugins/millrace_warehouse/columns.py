@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError, arrow_fields, parse, without_nulls
 
 TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
@@ -65,6 +66,17 @@ def same_but_case(names: Collection[str]) -> tuple[str, str] | None:
         if (other := seen.setdefault(name.casefold(), name)) != name:
             return other, name
     return None
+
+
+def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
+    """The columns of a topic's first load with that schema; MillraceError unless it may pin it."""
+    try:
+        return check_table_schema(schema)
+    except SchemaError as error:
+        raise MillraceError(
+            f"{topic} cannot be loaded with schema {schema_id}: {error}; mend the schema, register it,"
+            " then load again"
+        ) from None
 
 
 def _check_case(type_: pa.DataType, path: str) -> None:

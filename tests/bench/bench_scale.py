@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from millrace_warehouse.history import layout, ledger
-from millrace_warehouse.history.entries import metrics_of, write_entries
+from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.manifest import (
     DataFile,
     LoadManifest,
@@ -37,6 +37,7 @@ from millrace_warehouse.history.manifest import (
     now,
     sealed,
 )
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import SchemaRecord
 from millrace_warehouse.publish.publisher import PublishResult
 from millrace_warehouse.publish.readers import describe_table

@@ -27,7 +27,8 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.sequences import count_sequences
-from millrace_warehouse.load.task import CutTask, Source, write_cut
+from millrace_warehouse.load.task import CutTask, write_cut
+from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import DecodedBatch, Decoder, Filing, frames_of
 from millrace_warehouse.log.ranges import Range, RangeStats, cut_ranges
 from millrace_warehouse.log.reading import FetchedBatches, read_cut
@@ -117,7 +118,7 @@ class _Steps:
     def write(self) -> None:
         counts = SequenceCounts()
         with tempfile.TemporaryDirectory() as folder:
-            files = HourFiles(Path(folder), "part", self._task.source.record.arrow_schema)
+            files = HourFiles(Path(folder), "part", self._task.source.columns)
             for decoded in self._decoded():
                 count_sequences(decoded.rows, counts)
                 files.add(decoded.rows)
@@ -156,7 +157,7 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         target.mkdir()
         storage = open_storage(str(target))
         record = pin_first(storage, TOPIC, SCHEMA_ID, PAGE_VIEW)
-        source = Source(partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get, PAGE_VIEW, record)
+        source = Pinned.of(record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get).source
         cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
         filing = Filing(load=1, file_by_ms=int(time.time() * 1000))
         yield CutTask(source=source, cut=cut, index=0, storage=storage, folder="rows/bench", filing=filing)

@@ -23,7 +23,8 @@ from millrace_warehouse.commands.verbs import Load
 from millrace_warehouse.history.layout import newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
-from millrace_warehouse.load.task import CutTask, Source, write_cut
+from millrace_warehouse.load.task import CutTask, write_cut
+from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Range, cut_ranges
 from millrace_warehouse.storage import open_storage
@@ -198,7 +199,7 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
         raise MillraceError("no broker of dc1 answers: start one")
 
     storage, schema = open_storage(str(tmp_path)), {"type": "record", "name": "R", "fields": []}
-    source = Source(connect, lambda _: None, schema, pin_first(storage, "Unread", 1, schema))
+    source = Pinned.of(pin_first(storage, "Unread", 1, schema), connect, {1: schema}.get).source
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
     tasks = [
         CutTask(source=source, cut=cut, index=index, storage=storage, folder="rows/x", filing=Filing(1, 0))

@@ -77,7 +77,7 @@ def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
     if not _are_new(warehouse, topics):
         return
     from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-    from millrace_warehouse.history.schemas import check_pinned
+    from millrace_warehouse.columns import check_pinned
 
     refused: list[MillraceError] = []
     with SchemaRegistryClient(registry) as client:

@@ -17,6 +17,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -68,12 +69,13 @@ def main() -> None:
 
 def _result(name: str, request: Any) -> Any:
     module, _, function = JOBS[name][1].partition(":")
-    job = getattr(import_module(module), function)
     spark: SparkSession | None = None
     try:
-        with ExecutorWatch(to_stderr(name), _give_up) as executors:
+        # The JVM makes the session while Python imports the job.
+        with ThreadPoolExecutor(1) as pool, ExecutorWatch(to_stderr(name), _give_up) as executors:
+            imported = pool.submit(import_module, module)
             spark = executors.session = _session()
-            return job(spark, request)
+            return getattr(imported.result(), function)(spark, request)
     finally:
         if spark is not None:
             spark.stop()

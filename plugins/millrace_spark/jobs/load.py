@@ -22,13 +22,13 @@ from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.commands.verbs import Load, Reload
 from millrace_warehouse.history.layout import unpublished_since
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.schemas import avro_schema, pin_first, pinned
+from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.history.sequences import sequences_of
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic
-from millrace_warehouse.load.task import Source, write_cut
-from millrace_warehouse.load.writing import Writing
+from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import Storage, open_storage
 
@@ -136,8 +136,8 @@ def _writing(spark: SparkSession, storage: Storage, request: Load | Reload, what
 
 def _pin(
     storage: Storage, registry: SchemaRegistryClient, connect: partial[ClusterClient], topic: str, used: int
-) -> Source:
-    """The topic's source with its newest schema record; the first is the newest schema registered."""
+) -> Pinned:
+    """The topic's newest schema record; the first is made of the newest schema registered."""
     record = pinned(storage, topic, used)
     if record is None:
         try:
@@ -148,5 +148,4 @@ def _pin(
                 " `millrace schemas apply`, then load again"
             ) from None
         record = pin_first(storage, topic, latest.schema_id, latest.schema)
-    lookup = registry.find_schema
-    return Source(connect, lookup, avro_schema(record, lookup), record)
+    return Pinned.of(record, connect, registry.find_schema)

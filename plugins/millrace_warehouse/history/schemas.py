@@ -40,7 +40,7 @@ from pyiceberg.types import (
 from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-from millrace_warehouse.columns import check_table_schema
+from millrace_warehouse.columns import check_pinned, check_table_schema
 from millrace_warehouse.history import iceberg_types, layout
 from millrace_warehouse.history.manifest import FORMAT, decode, encode, now
 from millrace_warehouse.log.messages import body_decoder
@@ -173,17 +173,6 @@ def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str,
     if storage.create(layout.schema_path(topic, 1), encode(record)):
         return record
     return read_record(storage, topic, 1)
-
-
-def check_pinned(topic: str, schema_id: int, schema: Mapping[str, Any]) -> Record:
-    """The columns of a topic's first load with that schema; MillraceError unless it may pin it."""
-    try:
-        return check_table_schema(schema)
-    except SchemaError as error:
-        raise MillraceError(
-            f"{topic} cannot be loaded with schema {schema_id}: {error}; mend the schema, register it,"
-            " then load again"
-        ) from None
 
 
 def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:

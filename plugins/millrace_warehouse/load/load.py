@@ -28,8 +28,7 @@ from millrace_warehouse.history.same_log import check_same_log
 from millrace_warehouse.history.schemas import dropped_fields
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
-from millrace_warehouse.load.task import Source
-from millrace_warehouse.load.writing import UNREAD, PartitionProgress
+from millrace_warehouse.load.writing import UNREAD, PartitionProgress, Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
 from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
 from millrace_warehouse.log.reading import has_byte_positions
@@ -187,7 +186,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     parts = writing.parts_of(
         run.writing.client, plan.topic, plan.topic_id, _progress(plan.topic_id, newest), plan.end_offsets
     )
-    source = run.writing.pin(plan.topic, 0 if newest is None else newest.schema)
+    pinned = run.writing.pin(plan.topic, 0 if newest is None else newest.schema)
     load = 1 if newest is None else newest.load + 1
 
     def write(attempt: str) -> LoadManifest:
@@ -199,13 +198,13 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
             attempt=attempt,
             run_id=run.writing.run_id,
             created=now(),
-            schema=source.record.number,
+            schema=pinned.record.number,
             file_by_ms=plan.file_by_ms,
             partitions=(),
             files=(),
             previous=None if newest is None else newest.sha256,
         )
-        return writing.write_ranges(run.writing, draft, source, parts)
+        return writing.write_ranges(run.writing, draft, pinned, parts)
 
     manifest = make(storage, plan.topic, load, 1, write, progress)
     if manifest is None:
@@ -215,13 +214,13 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     progress("recorded")
     run.writing.publish_counts([manifest])
     progress("counted")
-    return _with_lag(run, manifest, _published(manifest, _dropped_fields(source, manifest)))
+    return _with_lag(run, manifest, _published(manifest, _dropped_fields(pinned, manifest)))
 
 
-def _dropped_fields(source: Source, manifest: LoadManifest) -> list[str]:
+def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     """A note for the fields of the messages that the table has no column for."""
-    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {source.record.schema_id}
-    fields = dropped_fields(source.table_schema, writers, source.lookup)
+    writers = {id_ for part in manifest.partitions for id_ in part.schema_ids} - {pinned.record.schema_id}
+    fields = dropped_fields(pinned.source.table_schema, writers, pinned.source.lookup)
     if not fields:
         return []
     return [

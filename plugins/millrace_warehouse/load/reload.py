@@ -29,7 +29,6 @@ from millrace_warehouse.history.same_log import another_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
 from millrace_warehouse.load.rejections import RejectedLimit
-from millrace_warehouse.load.task import Source
 from millrace_warehouse.log.ranges import Gap
 from millrace_warehouse.storage.verbs import Storage
 
@@ -97,8 +96,8 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     later = editions_of(storage, topic)
     manifests = [read_edition(storage, topic, load, later.get(load, [1])[-1]) for load in loads]
     _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
-    source = run.writing.pin(topic, newest.schema)
-    return [_reload(run, topic, load, source) for load in loads]
+    pinned = run.writing.pin(topic, newest.schema)
+    return [_reload(run, topic, load, pinned) for load in loads]
 
 
 def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
@@ -163,7 +162,7 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
     return first <= start or first == base or start >= part.end
 
 
-def _reload(run: ReloadRun, topic: str, load: int, source: Source) -> ReloadResult:
+def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
     storage = run.writing.storage
     for _ in range(ATTEMPTS):
         number = editions_of(storage, topic).get(load, [1])[-1]
@@ -172,14 +171,14 @@ def _reload(run: ReloadRun, topic: str, load: int, source: Source) -> ReloadResu
             before = read_edition(storage, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
-        manifest = _attempt(run, newest, source)
+        manifest = _attempt(run, newest, pinned)
         if manifest is not None:
             _count(run, manifest)
             return _result(manifest, newest, published=True)
     raise MillraceError(f"{topic}: other runs read load {load} again {ATTEMPTS} times; run one at a time")
 
 
-def _attempt(run: ReloadRun, replaced: LoadManifest, source: Source) -> LoadManifest | None:
+def _attempt(run: ReloadRun, replaced: LoadManifest, pinned: writing.Pinned) -> LoadManifest | None:
     """One try to make the next edition; None when another run was first."""
     limited, edition = _limited(run, replaced), replaced.edition + 1
 
@@ -192,7 +191,7 @@ def _attempt(run: ReloadRun, replaced: LoadManifest, source: Source) -> LoadMani
             reason=run.reason,
             previous=replaced.sha256,
         )
-        written = writing.write_ranges(limited, draft, source, _parts(run, replaced))
+        written = writing.write_ranges(limited, draft, pinned, _parts(run, replaced))
         check_same_offsets(written, replaced)
         return written
 

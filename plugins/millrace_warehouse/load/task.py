@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
-from millrace_warehouse.history.entries import metrics_of
 from millrace_warehouse.history.manifest import DataFile, RejectedFile
-from millrace_warehouse.history.schemas import SchemaRecord
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import Reasons, RejectedRecords
 from millrace_warehouse.load.sequences import count_sequences
@@ -43,8 +44,10 @@ class Source:
     lookup: Callable[[int], Mapping[str, Any] | None]
     table_schema: Mapping[str, Any]
     """The Avro schema that messages are resolved to."""
-    record: SchemaRecord
-    """The columns that it has in the table."""
+    columns: pa.Schema
+    """Of the Parquet files, with field ids."""
+    iceberg: Mapping[str, Any]
+    """The same as an Iceberg schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +90,7 @@ def write_cut(task: CutTask) -> CutResult:
     source = task.source
     decoder = Decoder(source.table_schema, source.lookup, task.filing)
     with _scratch() as folder, closing(source.connect()) as client:
-        files, rejected = (
-            HourFiles(folder, f"{task.index:05d}", source.record.arrow_schema),
-            RejectedRecords(folder),
-        )
+        files, rejected = (HourFiles(folder, f"{task.index:05d}", source.columns), RejectedRecords(folder))
         for batch in decoder.decode(task.cut, read_cut(client, task.cut, stats), stats):
             files.add(batch.rows)
             count_sequences(batch.rows, counts)
@@ -102,7 +102,7 @@ def write_cut(task: CutTask) -> CutResult:
             rows = DataFile(
                 path=path, hour=file.hour, rows=file.rows, bytes=written.bytes, sha256=written.sha256
             )
-            stored.append((rows, metrics_of(file.metadata, source.record.iceberg)))
+            stored.append((rows, metrics_of(file.metadata, source.iceberg)))
         aside = []
         for left in rejected.close():
             path, written = _store(task, left.path, "rejected")

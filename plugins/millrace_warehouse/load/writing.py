@@ -34,6 +34,7 @@ from millrace_warehouse.history.manifest import (
     check_law,
     now,
 )
+from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
 from millrace_warehouse.history.sequences import store_sequences
 from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
@@ -48,6 +49,20 @@ ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A topic's schema record, and what tasks read and write its rows with."""
+
+    record: SchemaRecord
+    source: Source
+
+    @classmethod
+    def of(cls, record: SchemaRecord, connect: Callable[[], ClusterClient], lookup: Lookup) -> Pinned:
+        """For rows with the record's columns; MillraceError when the registry has another schema for it."""
+        schema = avro_schema(record, lookup)
+        return cls(record, Source(connect, lookup, schema, record.arrow_schema, record.iceberg))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
     """What a load and a reading again write with; built in one place, by the job."""
@@ -57,8 +72,8 @@ class Writing:
     run: Run
     run_id: str
     cut_bytes: int
-    pin: Callable[[str, int], Source]
-    """The source of a topic with its newest schema record, which is not before the one that a load has used:
+    pin: Callable[[str, int], Pinned]
+    """The newest schema record of a topic, which is not before the one that a load has used:
     the number given, or 0 for the first load, which pins the newest registered schema. Called per attempt."""
     publish_counts: Callable[[Sequence[LoadManifest]], None]
     """Tells the auditor what the editions of one load hold, the first one first; harmless to repeat."""
@@ -176,14 +191,14 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
 
 
 def write_ranges(
-    writing: Writing, draft: LoadManifest, source: Source, parts: Sequence[LoadedPart]
+    writing: Writing, draft: LoadManifest, pinned: Pinned, parts: Sequence[LoadedPart]
 ) -> LoadManifest:
     """Write the rows of the parts into the attempt's folder; the draft with what was read, not sealed yet.
 
     MillraceError when storage does not hold what was written, or an offset has neither a batch nor a reason.
     """
     folder = rows_folder(draft.topic, draft.load, draft.attempt)
-    results = _write(writing, draft, source, parts, folder)
+    results = _write(writing, draft, pinned.source, parts, folder)
     writing.progress("written")
     files = sorted((file for result in results for file in result.files), key=lambda file: file[0].path)
     rejected = sorted((file for result in results for file in result.rejected), key=lambda file: file.path)
@@ -199,7 +214,7 @@ def write_ranges(
     manifest = dataclasses.replace(
         draft,
         created=now(),
-        schema=source.record.number,
+        schema=pinned.record.number,
         partitions=partitions,
         files=[file for file, _ in files],
         rejected_files=rejected,
@@ -209,7 +224,7 @@ def write_ranges(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
     sequences, sequences_file = store_sequences(writing.storage, draft.topic, folder, counts)
-    entries = _store_entries(writing.storage, source, folder, files) if files else None
+    entries = _store_entries(writing.storage, pinned.record, folder, files) if files else None
     return dataclasses.replace(manifest, entries=entries, sequences=sequences, sequences_file=sequences_file)
 
 
@@ -250,11 +265,11 @@ def _check_stored(storage: Storage, topic: str, folder: str, files: Sequence[Sto
 
 
 def _store_entries(
-    storage: Storage, source: Source, folder: str, files: Sequence[tuple[DataFile, bytes]]
+    storage: Storage, record: SchemaRecord, folder: str, files: Sequence[tuple[DataFile, bytes]]
 ) -> StoredFile:
     path = f"{folder}/{ENTRIES}"
-    written = storage.put(path, io.BytesIO(write_entries(files, source.record.iceberg)))
-    inside = path.removeprefix(f"{source.record.topic}/")
+    written = storage.put(path, io.BytesIO(write_entries(files, record.iceberg)))
+    inside = path.removeprefix(f"{record.topic}/")
     return StoredFile(path=inside, bytes=written.bytes, sha256=written.sha256)
 
 

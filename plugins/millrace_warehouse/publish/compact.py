@@ -32,9 +32,10 @@ from pyiceberg.table import FileScanTask, Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
-from millrace_warehouse.history.entries import data_file, hour_of_partition, metrics_of
+from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.layout import read_checked
 from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import KnownFiles, Rewritten, rewritten_folder, write_list
 from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, live_files

@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD, TIME
-from millrace_warehouse.history.entries import data_file, hour_of_partition, metrics_of
+from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.layout import (
     compacted_folder,
     ledger_path,
@@ -47,6 +47,7 @@ from millrace_warehouse.history.manifest import (
     decode,
     encode,
 )
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import asked, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files

@@ -24,8 +24,9 @@ from pyiceberg.types import LongType
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.encodings import ROW_GROUP_ROWS, encodings
-from millrace_warehouse.history.entries import data_file, hour_of_partition, metrics_of
+from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.manifest import DataFile, StoredFile, now
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.storage.verbs import Storage

@@ -25,11 +25,11 @@ from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
-from millrace_warehouse.history.schemas import avro_schema, pin_first, pinned
+from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.load import LoadRun
-from millrace_warehouse.load.task import Source, write_cut
-from millrace_warehouse.load.writing import Writing
+from millrace_warehouse.load.task import write_cut
+from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.storage import Storage, open_storage
 
 TOPIC = "PageView"
@@ -228,14 +228,13 @@ def local_run(tasks: Sequence[Any], function: Callable[[Any], Any] = write_cut) 
     return [function(task) for task in tasks]
 
 
-def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Source:
-    """The source of the log with its newest schema record; the first one is made of its newest schema."""
+def pin(log: MemoryLog, storage: Storage, topic: str, used: int) -> Pinned:
+    """The newest schema record of the log; the first one is made of its newest schema."""
     record = pinned(storage, topic, used)
     if record is None:
         newest = max(log.schemas)
         record = pin_first(storage, topic, newest, log.schemas[newest])
-    lookup = log.schemas.get
-    return Source(lambda: log, lookup, avro_schema(record, lookup), record)
+    return Pinned.of(record, lambda: log, log.schemas.get)
 
 
 def load_run(

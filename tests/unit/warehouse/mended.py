@@ -15,10 +15,10 @@ from typing import Any
 import fastavro
 
 from millrace.records import Message
-from millrace_warehouse.history.schemas import avro_schema, pin_first, pinned
+from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.load.reload import ReloadRun
-from millrace_warehouse.load.task import Source
+from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.storage import Storage, open_storage
 from tests.unit.warehouse.memory_log import SCHEMA, SCHEMA_ID, TOPIC, MemoryLog, event, load_run, no_progress
 
@@ -85,10 +85,9 @@ class Mended:
     def pin(self, storage: Storage) -> Any:
         """As `Writing.pin`: with the decoder that there is now."""
 
-        def pin(topic: str, used: int) -> Source:
+        def pin(topic: str, used: int) -> Pinned:
             record = pinned(storage, topic, used) or pin_first(storage, topic, SCHEMA_ID, SCHEMA)
-            lookup = DECODERS[self.fixed].get
-            return Source(lambda: self.log, lookup, avro_schema(record, lookup), record)
+            return Pinned.of(record, lambda: self.log, DECODERS[self.fixed].get)
 
         return pin
 

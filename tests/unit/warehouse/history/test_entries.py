@@ -36,14 +36,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from millrace_warehouse.history.entries import (
-    hour_of_partition,
-    metrics_of,
-    partition_of,
-    read_entries,
-    write_entries,
-)
+from millrace_warehouse.history.entries import hour_of_partition, partition_of, read_entries, write_entries
 from millrace_warehouse.history.manifest import UNFILED, DataFile
+from millrace_warehouse.history.metrics import metrics_of
 
 SCHEMA = Schema(
     NestedField(1, "url", StringType()),

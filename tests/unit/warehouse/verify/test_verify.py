@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.entries import data_file, metrics_of
+from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.layout import ledger_path
 from millrace_warehouse.history.manifest import (
     UNFILED,
@@ -27,6 +27,7 @@ from millrace_warehouse.history.manifest import (
     encode,
     sealed,
 )
+from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.storage import measure, open_storage
 from millrace_warehouse.verify import VerifyRun, verify
