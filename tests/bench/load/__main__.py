@@ -1,6 +1,6 @@
 """Loads and mirrors beside their peers, and how long an event takes to the warehouse.
 
-    python -m tests.bench.load [--quick] [--cells load,mirror] [--only millrace-direct,...]
+    python -m tests.bench.load [--quick] [--cells load,mirror] [--only millrace,...]
 
 Everything measured goes to scratch/bench-load/result.json, from which the page's half is made; `--only` and
 `--cells` measure parts anew and keep the rest. The last line is COMPLETE, or PARTIAL with exit code 1 when

@@ -40,7 +40,7 @@ def per_wall(run: Run) -> float:
 
 
 def per_worker_cpu(run: Run) -> float:
-    """Records per CPU-second of Spark's Python workers alone: all that the direct sink's tasks do."""
+    """Records per CPU-second of Spark's Python workers alone: all that a load's tasks do."""
     return float(run["rows"] / run["groups"][WORKERS])
 
 
@@ -113,24 +113,24 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
         yield Level(key=key, what=what, unit="M", wanted=5.0, measured=measured)
     for key, schema in (("parquet-flat", "long and string"), ("parquet", "PageView")):
         measured = rates.get(schema, {}).get("the same, to Parquet")
-        what = f"unzip, frame, decode, Parquet as sink `direct` does, {schema}, records per CPU-second"
+        what = f"unzip, frame, decode, Parquet as a task does, {schema}, records per CPU-second"
         yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
 
 
 def _load_levels(result: Result) -> Iterator[Level]:
-    direct, peer = (outcome(result, "load", name) for name in ("millrace-direct", "spark-kafka"))
+    direct, peer = (outcome(result, "load", name) for name in ("millrace", "spark-kafka"))
     tasks = per_worker_cpu(warm(direct)) / 1e6 if direct else None
     whole = per_cpu(direct["once"]) / 1e6 if direct else None
     yield Level(
         key="direct-tasks",
-        what="sink `direct`, its tasks in a warm session, records per CPU-second",
+        what="a load, its tasks in a warm session, records per CPU-second",
         unit="M",
         wanted=1.0,
         measured=tasks,
     )
     yield Level(
         key="direct-whole",
-        what="sink `direct`, the whole command with its JVM, records per CPU-second",
+        what="a load, the whole command with its JVM, records per CPU-second",
         unit="M",
         wanted=1.0,
         measured=whole,
@@ -142,7 +142,7 @@ def _load_levels(result: Result) -> Iterator[Level]:
     ):
         yield Level(
             key=key,
-            what=f"sink `direct` to Spark's Kafka source and from_avro (aim 2.5), {what}",
+            what=f"a load to Spark's Kafka source and from_avro (aim 2.5), {what}",
             unit="times",
             wanted=2.0,
             measured=rate(run(direct)) / rate(run(peer)) if direct and peer else None,

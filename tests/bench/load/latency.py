@@ -3,7 +3,7 @@
 A topology as `millrace up` starts it; an AuditedProducer sends events one by one as they become due, so a
 stall counts for every event it delays. A consumer of the aggregate cluster notes when it sees each. Then,
 while both go on, a load starts every so often, as a scheduler would start it; a row is visible when its
-load's folder has its name.
+load's manifest is there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from confluent_kafka import Consumer
 
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
-from tests.bench.load.loading import data_files
 from tests.bench.load.servers import SCHEMA, TOPIC
 from tests.brokers import free_port
 from tests.support import Process, start_for_the_test_run, wait_until
@@ -249,16 +248,16 @@ class _Watcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Load:
-    """One `millrace load`: when it was started, and when its folder had its name."""
+    """One `millrace load`: when it was started, when its manifest was there, and its files."""
 
     started: float
     visible: float
-    folder: Path
+    files: Sequence[Path]
 
     def times(self) -> list[float]:
         """When every row of it was made, in seconds."""
         found: list[float] = []
-        for file in data_files(self.folder):
+        for file in self.files:
             column = pq.read_table(file, columns=["_timestamp"], partitioning=None).column(0)
             found += [value / 1e6 for value in column.cast("int64").to_pylist()]
         return found
@@ -300,19 +299,20 @@ def _load_at(when: float, place: _Place) -> _Load:
                 command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=ends_with_us
             )
         )
-        visible, folder = 0.0, ""
+        visible, manifest = 0.0, ""
         while (code := process.poll()) is None:
-            if not folder and (new := _published(topic) - before):
-                visible, folder = time.time(), min(new)
+            if not manifest and (new := _published(topic) - before):
+                visible, manifest = time.time(), min(new)
             if time.time() > started + LOAD_TIMEOUT_S:
                 process.kill()
             time.sleep(POLL_S)
-        if code != 0 or not folder:
+        if code != 0 or not manifest:
             output.seek(0)
             words = output.read().decode(errors="replace").strip().splitlines()[-1:]
             raise LatencyFailed(f"a load published nothing, exit code {code}: {' '.join(words)}")
-    return _Load(started=started, visible=visible, folder=topic / folder)
+    load = json.loads((topic / "loads" / manifest).read_text())
+    return _Load(started=started, visible=visible, files=[topic / file["path"] for file in load["files"]])
 
 
 def _published(topic: Path) -> set[str]:
-    return {path.name for path in topic.glob("load=*")}
+    return {path.name for path in topic.glob("loads/*.json")}

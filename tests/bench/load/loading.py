@@ -218,18 +218,19 @@ def check(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun
 
 
 def data_files(out: Path) -> list[Path]:
-    """Every Parquet file in a folder of an hour, however deep; a warehouse has other files besides."""
-    return sorted(
-        path
-        for path in out.rglob("hour=*/*.parquet")
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(out).parts)
-    )
+    """Every Parquet file of an hour, by its folder or, in a warehouse, by its name."""
+    files = [*out.rglob("hour=*/*.parquet"), *out.rglob("rows/*/*T*.parquet")]
+    return sorted(path for path in files if not any(part[0] in "_." for part in path.relative_to(out).parts))
 
 
 def rows_by_hour(files: Sequence[Path]) -> dict[str, int]:
-    """Rows by the hour that the folders name: `2015-05-17T08` for date=2015-05-17/hour=8."""
+    """Rows by hour: `2015-05-17T08` for date=2015-05-17/hour=8, and for 2015-05-17T08-….parquet."""
     found: Counter[str] = Counter()
     for path in files:
-        date, hour = (part.partition("=")[2] for part in path.parts[-3:-1])
-        found[f"{date}T{int(hour):02d}"] += pq.read_metadata(path).num_rows
+        if path.parent.name.startswith("hour="):
+            date, clock = (part.partition("=")[2] for part in path.parts[-3:-1])
+            hour = f"{date}T{int(clock):02d}"
+        else:
+            hour = path.name[: len("2015-05-17T08")]
+        found[hour] += pq.read_metadata(path).num_rows
     return dict(found)

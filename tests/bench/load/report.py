@@ -23,7 +23,7 @@ from tests.bench.machine import in_words
 
 TEMPLATE = Path(__file__).with_name("page.md")
 NOTES = Path(__file__).with_name("notes.toml")
-OURS = "millrace-direct"
+OURS = "millrace"
 MIRROR_LEVELS = {"mirror": "millrace-mirror", "mirror-kafka": "millrace-mirror-of-kafka"}
 AHEAD = 1.05
 """A peer counts as ahead when it is better by more than the noise between two runs."""
@@ -128,7 +128,7 @@ def _bottleneck_of(result: Result, level: Level) -> str:
 
 
 def _ahead(result: Result) -> Iterator[str]:
-    """Others with a higher rate than the direct sink or the mirror, and by how much."""
+    """Others with a higher rate than Millrace or the mirror, and by how much."""
     notes = _notes()["ahead"]
     ours = dict(_ways(result)).get(OURS)
     for name, way in _ways(result):

@@ -37,7 +37,7 @@ class Task:
     out: str
 
 
-def millrace(spark: SparkSession, task: Task, sink: str) -> None:
+def millrace(spark: SparkSession, task: Task) -> None:
     """What `millrace load` runs."""
     from millrace_warehouse.commands.verbs import Load
     from tests.jobs import load_topics
@@ -48,7 +48,6 @@ def millrace(spark: SparkSession, task: Task, sink: str) -> None:
         registry=task.registry,
         warehouse=task.out,
         run_id="bench",
-        sink=sink,
     )
     load_topics(spark, settings)
 
@@ -180,8 +179,7 @@ class _Files:
 
 
 WAYS: Mapping[str, Callable[[SparkSession, Task], None]] = {
-    "millrace-direct": lambda spark, task: millrace(spark, task, "direct"),
-    "millrace-spark": lambda spark, task: millrace(spark, task, "spark"),
+    "millrace": millrace,
     "spark-kafka": spark_kafka,
     "fastavro": rows_by_fastavro,
 }

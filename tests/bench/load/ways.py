@@ -49,12 +49,8 @@ class Way:
 
 WAYS = (
     Way(
-        name="millrace-direct",
-        title="Millrace, sink `direct`",
-        job="millrace-direct",
-        confs={"spark.driver.extraJavaOptions": FAST_START},
+        name="millrace", title="Millrace", job="millrace", confs={"spark.driver.extraJavaOptions": FAST_START}
     ),
-    Way(name="millrace-spark", title="Millrace, sink `spark`", job="millrace-spark"),
     Way(
         name="spark-kafka",
         title="Spark's Kafka source, from_avro",
@@ -96,8 +92,7 @@ def confs(way: Way) -> dict[str, str]:
 
 def once(way: Way, task: Task, folder: Path) -> list[str]:
     """The command that a user runs for one load."""
-    if way.job.startswith("millrace-"):
-        sink = way.job.removeprefix("millrace-")
+    if way.job == "millrace":
         return [
             sys.executable,
             "-m",
@@ -110,8 +105,6 @@ def once(way: Way, task: Task, folder: Path) -> list[str]:
             task.bootstrap,
             "--registry",
             task.registry,
-            "--sink",
-            sink,
             "--json",
         ]
     path = folder / f"{way.name}.json"

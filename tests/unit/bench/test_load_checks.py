@@ -21,12 +21,12 @@ def write(path: Path, rows: int) -> None:
     pq.write_table(pa.table({"x": list(range(rows))}), path)
 
 
-def test_rows_are_counted_by_the_hour_of_their_folder_whoever_wrote_it(tmp_path: Path) -> None:
-    write(tmp_path / "PageView/load=0000000001/date=2015-05-17/hour=08/a.parquet", 3)
-    write(tmp_path / "PageView/load=0000000001/date=2015-05-17/hour=08/b.parquet", 4)
+def test_rows_are_counted_by_the_hour_of_their_folder_or_file_whoever_wrote_it(tmp_path: Path) -> None:
+    write(tmp_path / "PageView/rows/0000000001-ab/2015-05-17T08-00000-a.parquet", 3)
+    write(tmp_path / "PageView/rows/0000000001-ab/2015-05-17T08-00001-b.parquet", 4)
     write(tmp_path / "date=2015-05-17/hour=9/c.parquet", 5)
-    write(tmp_path / "PageView/_staging/1/date=2015-05-17/hour=08/d.parquet", 6)
-    write(tmp_path / "PageView/load=0000000001/_rejected/e.parquet", 7)
+    write(tmp_path / "_temporary/0/date=2015-05-17/hour=08/d.parquet", 6)
+    write(tmp_path / "PageView/rows/0000000001-ab/rejected-00000-e.parquet", 7)
 
     assert rows_by_hour(data_files(tmp_path)) == {"2015-05-17T08": 7, "2015-05-17T09": 5}
 

@@ -65,8 +65,8 @@ RESULT: dict[str, Any] = {
     "machine": {"cores": "2", "cpu": "some CPU", "memory": "24 GiB", "kernel": "6", "python": "3.11"},
     "load": {
         "data": {"messages": 5_000_000, "batches": 10_000, "bytes": 256 * MB},
-        "millrace-direct": {
-            "title": "Millrace, sink `direct`",
+        "millrace": {
+            "title": "Millrace",
             "missing": None,
             "once": run(8.0, workers=5.0, compiler=3.0, python=2.0),
             "warm": [run(4.0, workers=5.0, compiler=2.0), run(2.8, workers=4.0, tasks=1.0)],
@@ -129,8 +129,8 @@ def test_the_page_says_of_each_level_what_was_measured_and_whether_it_is_reached
     assert lines(page, "- Run: `make bench-load`, 2026-01-02 03:04 UTC, Millrace 0.1.0 (abc);", " 1% of all")
     assert lines(page, "| decoder alone, PageView", "≥ 5 M", "5.5 M", "| yes |")
     assert lines(page, "| decoder alone, long and string", "4 M", "| **no** |")
-    assert lines(page, "| sink `direct`, its tasks", "≥ 1 M", "1.25 M", "| yes |")
-    assert lines(page, "| sink `direct`, the whole command", "0.5 M", "| **no** |")
+    assert lines(page, "| a load, its tasks", "≥ 1 M", "1.25 M", "| yes |")
+    assert lines(page, "| a load, the whole command", "0.5 M", "| **no** |")
     assert lines(page, "| mirror of Apache Kafka |", "≥ 300 MB/s", "248 MB/s", "| **no** |")
     assert lines(page, "| the same while loads run", "≤ 1 s", "1.4 s", "| **no** |")
     assert lines(page, "| produced in dc1 → in the warehouse, p50", "≤ 60 s", "38 s", "| yes |")
@@ -139,12 +139,10 @@ def test_the_page_says_of_each_level_what_was_measured_and_whether_it_is_reached
 def test_a_missed_level_says_by_how_much_and_what_held_the_load_up() -> None:
     page = report.half(RESULT)
 
-    assert lines(
-        page, "- *sink `direct`, the whole command", "is 50% below its level. Bottleneck: not all cores"
-    )
+    assert lines(page, "- *a load, the whole command", "is 50% below its level. Bottleneck: not all cores")
     assert lines(page, "- *mirror of Apache Kafka* is 18% below its level. Bottleneck: waiting (mirror 0.49")
     assert lines(page, "- *the same while loads run", "is 40% above its level.")
-    assert not lines(page, "- *sink `direct`, its tasks")
+    assert not lines(page, "- *a load, its tasks")
 
 
 def test_a_warm_load_is_the_best_of_those_after_the_first() -> None:
