@@ -169,8 +169,18 @@ def read_load(storage: Storage, topic: str, load: int) -> LoadManifest:
 
 
 def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadManifest:
-    """An edition of a load; MillraceError when it is missing or broken, or was edited."""
-    return read_checked(storage, LoadManifest, edition_path(topic, load, edition))
+    """An edition of a load, checked to replace the one before it as that is there now.
+
+    MillraceError when it does not, because the load was made anew, or when one of them is missing or edited.
+    """
+    path = edition_path(topic, load, edition)
+    manifest = read_checked(storage, LoadManifest, path)
+    if edition > 1 and manifest.previous != read_edition(storage, topic, load, edition - 1).sha256:
+        raise MillraceError(
+            f"{path} replaces another load than {edition_path(topic, load, edition - 1)}, which was made"
+            f" anew: restore that one from a copy, or move this edition away with {ledger_path(path)}"
+        )
+    return manifest
 
 
 def load_numbers(storage: Storage, topic: str, after: int = 0) -> list[int]:

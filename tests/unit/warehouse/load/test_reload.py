@@ -222,3 +222,15 @@ def test_an_edition_that_was_edited_is_named(scene: Mended) -> None:
     path.write_text(path.read_text().replace('"a test"', '"no test"'))
     with pytest.raises(MillraceError, match=r"0000000001\.0002\.json: the manifest was edited"):
         reload_topic(scene.reload_run(run_id="another"), TOPIC, [1])
+
+
+def test_an_edition_of_a_load_that_was_made_anew_is_not_taken_for_its_own(scene: Mended) -> None:
+    reload_topic(scene.reload_run(), TOPIC, [1])
+    for name in ("0000000001.json", "0000000002.json"):
+        (scene.folder / TOPIC / "loads" / name).unlink()
+        (scene.folder / TOPIC / "ledger/loads" / name).unlink()
+    scene.load()
+    with pytest.raises(
+        MillraceError, match=r"0001\.0002\.json replaces another load .* or move this edition"
+    ):
+        reload_topic(scene.reload_run(run_id="another"), TOPIC, [1])
