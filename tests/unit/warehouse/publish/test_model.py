@@ -85,7 +85,7 @@ class Histories(RuleBasedStateMachine):
         try:
             publish_in(self.storage, self.catalog, *hours, rebuild=rebuild)
         finally:
-            self.catalog.commit_table = real  # type: ignore[assignment,method-assign]
+            self.catalog.commit_table = real  # type: ignore[method-assign]
         self.published |= hours
         self.changed = False
         self.in_table = {
