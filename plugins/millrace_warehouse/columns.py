@@ -41,7 +41,9 @@ _ICEBERG_NAMES = {
     "_commit_snapshot_id",
 }
 """Apache Iceberg's metadata columns; Spark 4.1 refuses `select *` of a table with one of these."""
-RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS)})
+PARTITION = "_time_hour"
+"""The table's partition, as Spark names one by `hours(_time)`: Iceberg takes no column of that name."""
+RESERVED_NAMES = frozenset({*_ICEBERG_NAMES, *(field.name for field in OWN_FIELDS), PARTITION})
 """Names that no field of a table's schema may have, in any case."""
 
 

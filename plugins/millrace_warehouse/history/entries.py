@@ -30,19 +30,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import HourTransform
 from pyiceberg.typedef import Record
 
+from millrace_warehouse.columns import PARTITION, TIME
 from millrace_warehouse.history.manifest import UNFILED, DataFile
 
-TIME = "_time"
-"""The column whose hour, UTC, is the table's only partition."""
-PARTITION = "_time_hour"
-"""As Spark names a partition by `hours(_time)`."""
 _SNAPSHOT = 1
 """Stands where the snapshot will be named: an entry gets its own when it is published."""
 
 
 def partition_spec(schema: Schema) -> PartitionSpec:
     """The partitions of every table: the hour of `_time`, null for rows that no hour counts."""
-    source = schema.find_field(TIME).field_id
+    source = schema.find_field(TIME.name).field_id
     return PartitionSpec(
         PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)
     )

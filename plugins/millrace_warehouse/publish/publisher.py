@@ -53,7 +53,7 @@ from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import Replacement, take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
-from millrace_warehouse.publish.table import PATH, make_table, properties_of, published_table
+from millrace_warehouse.publish.table import PATH, has_columns, make_table, properties_of, published_table
 from millrace_warehouse.storage.verbs import Storage
 
 VerdictOf = Callable[[str, str], Verdict]
@@ -239,7 +239,7 @@ class _Attempts:
             TableChange(
                 added=[*added, *replacement.added],
                 removed=replacement.removed,
-                schema=None if table.schema().as_struct() == columns.as_struct() else columns,
+                schema=None if has_columns(table, columns) else columns,
                 properties=properties,
                 summary={**properties, "millrace.run-id": run.run_id, "millrace.attempt": attempt},
             ),

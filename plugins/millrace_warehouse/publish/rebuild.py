@@ -6,8 +6,8 @@ has of each hour. An hour keeps its files when they hold just those. Else its ro
 loads; where those have expired, from the files that the table had, or that `compact` wrote, the newest first.
 A file is taken when no row in it is there already. Rows of which no file is left are named, and missing.
 
-In place when there is a table: readers see the old rows or the new ones. A table with files of deletes is
-dropped, without its data, and made again: nothing else takes them out.
+In place when there is a table: readers see the old rows or the new ones. A table with files of deletes, or
+with other partitions, is dropped, without its data, and made again: nothing else takes them out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ from millrace_warehouse.publish.table import (
     SCHEMA,
     counted_rows,
     find_table,
+    has_columns,
+    is_partitioned_as_made,
     make_table,
     properties_of,
 )
@@ -106,7 +108,7 @@ def rebuild_table(
     hours, schema = _wanted(storage, topic, state)
     _choose(storage, topic, table, hours, head)
     progress("files found")
-    if table is not None and counted_rows(table)[1]:
+    if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
         asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
         table, head = None, []
     if table is None:
@@ -126,7 +128,7 @@ def rebuild_table(
         TableChange(
             added=[file for uri, file in chosen.items() if uri not in there],
             removed=[file for file in head if file.file_path not in chosen],
-            schema=None if table.schema().as_struct() == columns.as_struct() else columns,
+            schema=None if has_columns(table, columns) else columns,
             properties=properties,
             summary={**properties, "millrace.run-id": run_id, "millrace.attempt": publication.attempt},
         ),

@@ -14,11 +14,13 @@ from __future__ import annotations
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
+from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.history.entries import partition_spec
 from millrace_warehouse.history.layout import (
     compacted_folder,
@@ -155,6 +157,8 @@ def published_table(
             publication = publication_of(storage, topic, table)
             if table is not None:
                 check_table(table, publication)
+                if publication is not None:
+                    check_columns(table, read_record(storage, topic, publication.schema).schema)
             return table, publication
         except TableChanged:
             again = find_table(catalog, topic)
@@ -183,6 +187,37 @@ def check_table(table: Table, publication: Publication | None) -> None:
         f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See `millrace verify"
         f" {topic}` for which rows; then undo the change, or run `millrace publish {topic} --rebuild`"
     )
+
+
+def check_columns(table: Table, columns: Schema) -> None:
+    """TableChanged unless the table has these columns, and nothing but the hour of `_time` for partitions."""
+    topic = table.properties[TOPIC]
+    if not is_partitioned_as_made(table):
+        raise TableChanged(
+            f"somebody has changed the partitions of the table of {topic} to {table.spec()}: run `millrace"
+            f" publish {topic} --rebuild`, which drops the table and makes it again"
+        )
+    if not has_columns(table, columns):
+        raise TableChanged(
+            f"somebody has changed the columns of the table of {topic}: undo that, or run `millrace publish"
+            f" {topic} --rebuild`; `millrace promote` is what changes them"
+        )
+
+
+def is_partitioned_as_made(table: Table) -> bool:
+    return [(field.name, field.transform) for field in table.spec().fields] == [(PARTITION, HourTransform())]
+
+
+def has_columns(table: Table, columns: Schema) -> bool:
+    """True if every column has that id, name and type; catalogs may drop what documents them."""
+    return _described(table.schema()) == _described(columns)
+
+
+def _described(schema: Schema) -> dict[int, tuple[str, str]]:
+    return {
+        id_: (field.name, str(field.field_type) if isinstance(field.field_type, PrimitiveType) else "")
+        for id_, field in index_by_id(schema).items()
+    }
 
 
 def counted_rows(table: Table) -> tuple[int, int]:

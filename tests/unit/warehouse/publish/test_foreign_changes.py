@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.types import StringType
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import compacted_folder, publications_folder, read_load, table_folder
@@ -76,6 +77,32 @@ def test_inserted_rows_are_named_and_taken_out_by_a_rebuild(
         publish()
     publish(rebuild=True)
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+
+
+def test_columns_of_others_are_named_and_taken_out_by_a_rebuild(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    before = table_of(catalog).schema()
+    with table_of(catalog).update_schema() as update:
+        update.add_column("theirs", StringType())
+    with pytest.raises(TableChanged, match="changed the columns of the table of PageView: undo that"):
+        publish()
+    publish(rebuild=True)
+    assert table_of(catalog).schema().as_struct() == before.as_struct()
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+
+
+def test_partitions_of_others_are_named_and_the_table_is_made_again(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    with table_of(catalog).update_spec() as update:
+        update.add_identity("_topic_partition")
+    with pytest.raises(TableChanged, match="changed the partitions of the table of PageView"):
+        publish()
+    publish(rebuild=True)
+    assert [field.name for field in table_of(catalog).spec().fields] == ["_time_hour"]
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+    assert not publish().published
 
 
 def test_a_compaction_by_others_is_no_change_and_a_rebuild_keeps_its_files(
