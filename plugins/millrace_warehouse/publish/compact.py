@@ -48,6 +48,8 @@ COMMIT_BYTES = 4 << 30
 """Bytes of small files that one commit replaces: what a crash or a conflict costs at most."""
 COMMIT_TRIES = 10
 """Most commits for what was written once; each one lost to another program."""
+STALE_S = 12 * 3600.0
+"""Give up what was begun so long ago: `expire` takes files for strays that are a day old and in no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +194,7 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
 
 def _compact(run: CompactRun, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
     """Write the hours' new files and commit them together; the hours that were done."""
-    attempt = uuid.uuid4().hex
+    attempt, begun = uuid.uuid4().hex, run.clock()
     table = _table(run, topic)
     writing = _Writing(run, topic, table, rewritten_folder(topic, attempt))
     written: dict[str, list[TableFile]] = {}
@@ -208,15 +210,17 @@ def _compact(run: CompactRun, topic: str, batch: Sequence[_Hour], kept: dict[str
     run.progress("written")
     old = [file for hour in done for file in hour.files]
     new = [file for hour in done for file in written[hour.hour]]
-    if not _replaced(run, topic, old, new):
-        kept |= {hour.hour: "another program rewrote it meanwhile: run again" for hour in done}
+    if not _replaced(run, topic, old, new, begun):
+        kept |= {hour.hour: "another program rewrote it, or this run stood still: run again" for hour in done}
         return []
     run.progress("committed")
     return done
 
 
-def _replaced(run: CompactRun, topic: str, old: Sequence[TableFile], new: Sequence[TableFile]) -> bool:
-    """Commit new files in place of old ones; False when others were first and some of the old are gone.
+def _replaced(
+    run: CompactRun, topic: str, old: Sequence[TableFile], new: Sequence[TableFile], begun: float
+) -> bool:
+    """Commit new files in place of old ones; False when others were first, or this run has stood still.
 
     A commit without an answer is looked for in the table. One that comes late finds another head, or the
     very same replacement, and is refused.
@@ -227,7 +231,8 @@ def _replaced(run: CompactRun, topic: str, old: Sequence[TableFile], new: Sequen
         live = {file.file_path for file in live_files(table)}
         if live.issuperset(file.file_path for file in new):
             return True
-        if not live.issuperset(file.file_path for file in old):
+        stale = run.clock() - begun > STALE_S
+        if stale or not live.issuperset(file.file_path for file in old):
             return False
         try:
             commit(table, TableChange(added=new, removed=old))

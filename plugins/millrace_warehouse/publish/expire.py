@@ -16,6 +16,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -32,8 +33,8 @@ from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.sequences import SEQUENCES
-from millrace_warehouse.publish.catalog import load_table
-from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.publish.catalog import Unsure, load_table
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.contents import (
     NamedFiles,
     RowsByLoad,
@@ -115,6 +116,9 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
         metadata = dict(_old_metadata(run, topic, published))
         found.strays |= _lost_publications(run, topic, published.record)
     data, compacted, waiting = _written_down(run, topic, found, published)
+    if compacted and published is not None and not run.dry_run:
+        named = _fenced(run, published).named
+        compacted = {path: file for path, file in compacted.items() if path not in named}
     plans = _old_plans(run, topic)
     gone = {**data, **compacted, **metadata, **found.strays, **plans}
     for path in gone if not run.dry_run else ():
@@ -332,6 +336,20 @@ def _written_down(
     data = {path: file for path, file in found.data.items() if path in old}
     compacted = {path: file for path, file in found.compacted.items() if path in old}
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
+
+
+def _fenced(run: ExpireRun, published: _Published) -> _Published:
+    """The table behind a commit without rows: no commit that was begun before can be made any more.
+
+    A compaction or a re-load that stood still for days would name files that go now.
+    """
+    with suppress(Unsure):  # another commit does as well
+        commit(published.table, TableChange())
+    fenced = _Published.of(run, published.topic)
+    if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
+        raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
+    run.progress("fenced")
+    return fenced
 
 
 def _old_plans(run: ExpireRun, topic: str) -> dict[str, Listed]:

@@ -21,7 +21,7 @@ from millrace_warehouse.storage import Written
 from millrace_warehouse.storage.local import LocalStorage
 from tests.crashing import cut_off
 from tests.loaded import AVRO, compact_as_others_do, offsets, pin, rows_by_load_and_hour
-from tests.published import TOPIC, Warehouse, warehouse
+from tests.published import LATER, TOPIC, Warehouse, warehouse
 
 NINE, TEN = "2015-05-17T09", "2015-05-17T10"
 
@@ -283,6 +283,28 @@ def test_a_run_that_ends_at_any_step_loses_nothing_and_the_next_one_goes_on(w: W
     assert w.data_files() == []
     assert w.problems(rows=True) == []
     assert offsets(w.table) == rows
+
+
+def test_a_run_that_stands_still_for_days_brings_back_no_file_that_was_swept(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in the middle of its commit, which the table could still take: nobody else has made one."""
+    crowded(w)
+    real, stood = w.catalog.commit_table, [0.0]
+    rows = offsets(w.table)
+
+    def commit_table(*arguments: Any) -> Any:
+        if not stood[0]:
+            stood[0] = LATER
+            with warehouse(w.folder) as other:
+                assert other.expire().compacted_files == 4
+        return real(*arguments)
+
+    monkeypatch.setattr(w.catalog, "commit_table", commit_table)
+    result = w.compact(clock=lambda: time.time() + stood[0])
+    assert (result.hours, sorted(result.kept)) == ([], [NINE, TEN, UNFILED])
+    assert offsets(w.table) == rows
+    assert w.problems(rows=True) == []
 
 
 def test_readers_see_every_row_once_while_it_is_compacted_and_published(w: Warehouse) -> None:

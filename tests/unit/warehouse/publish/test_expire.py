@@ -249,6 +249,20 @@ def test_a_topic_without_a_table_keeps_every_row(w: Warehouse) -> None:
     assert w.problems(rows=True) == []
 
 
+def test_compacted_files_that_were_replaced_go_and_no_commit_begun_before_can_name_them(w: Warehouse) -> None:
+    compacted(w)
+    for _ in range(2):
+        w.load({NINE: 1})
+        w.publish()
+    w.compact()
+    w.forget_snapshots()
+    snapshots = len(w.table.snapshots())
+    result = w.expire()
+    assert (result.compacted_files, len(w.table.snapshots())) == (1, snapshots + 1)
+    assert len(list(w.topic.glob("compacted/*/*.parquet"))) == 2
+    assert w.problems(rows=True) == []
+
+
 @pytest.mark.parametrize("step", ["written down", "deleted", "deleted:4"])
 def test_a_run_that_ends_at_any_step_leaves_what_the_next_one_finishes(w: Warehouse, step: str) -> None:
     compacted(w)
