@@ -15,7 +15,10 @@ from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
+from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
+from millrace_warehouse.history.rewritten import KnownFiles
+from millrace_warehouse.storage import Storage, measure
 
 RowsByLoad = Counter[int | None]
 """Load -> rows; None for rows without one."""
@@ -32,6 +35,24 @@ def path_in_topic(uri: str, topic: str) -> str | None:
         if found:
             return f"{kind}/{rest}"
     return None
+
+
+def check_unchanged(storage: Storage, topic: str, uri: str) -> None:
+    """MillraceError when a file of the table is gone, or is not what its load or a compaction has written.
+
+    Before its rows are copied: damaged ones could not be told from sound ones any more. Nothing vouches for
+    a file that another program wrote.
+    """
+    path = path_in_topic(uri, topic)
+    stored = KnownFiles(storage, topic).stored(path) if path is not None else None
+    if stored is None:
+        return
+    try:
+        sha256 = measure(storage, f"{topic}/{path}").sha256
+    except FileNotFoundError:
+        sha256 = ""
+    if sha256 != stored.sha256:
+        raise MillraceError(f"{uri} was changed, or is gone: restore it from a copy, then run again")
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from millrace_warehouse.history.manifest import DataFile, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
 from millrace_warehouse.publish.committer import head_files
+from millrace_warehouse.publish.contents import check_unchanged
 from millrace_warehouse.storage.verbs import Storage
 
 
@@ -74,6 +75,7 @@ def take_out(
                 removed.append(file)
                 gone += file.record_count
                 continue
+            check_unchanged(storage, topic, file.file_path)
             rest = _copy_without(storage, topic, attempt, len(added), table, file, loads)
             kept = rest[0].record_count if rest is not None else 0
             if kept != file.record_count:

@@ -152,6 +152,20 @@ def test_a_damaged_compacted_file_is_neither_copied_nor_taken_for_sound(w: Wareh
     assert any("SHA-256" in problem for problem in w.problems())
 
 
+def test_a_re_load_copies_no_rows_of_a_damaged_compacted_file(w: Warehouse) -> None:
+    crowded(w)
+    w.compact()
+    (path,) = w.topic.glob(f"compacted/*/{NINE}*.parquet")
+    whole = path.read_bytes()
+    w.read_again(2, {NINE: 1})
+    path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    with pytest.raises(MillraceError, match="was changed"):
+        w.publish()
+    path.write_bytes(whole)
+    w.publish()
+    assert w.problems(rows=True) == []
+
+
 class Forgetful(LocalStorage):
     """A storage that keeps other rows than it was given."""
 
