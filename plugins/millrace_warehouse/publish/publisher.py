@@ -172,8 +172,6 @@ class _Attempts:
         run.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
-        if table is not None and before is not None and not run.dry_run:
-            bring_up_to_date(run.catalog, storage, topic, table, before)
         state = State.of(before)
         self._follow(state)
         run.progress(f"loads read through {state.through.load}")
@@ -183,8 +181,16 @@ class _Attempts:
         run.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:
-            return self._result(table, before, state.unpublished)
+            return self._unchanged(table, before, state)
         return self._commit(table, before, state)
+
+    def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
+        """Nothing to publish, or nothing more than was made again; what a run before has left is done."""
+        run = self._run
+        if table is not None and before is not None and not run.dry_run:
+            bring_up_to_date(run.catalog, run.storage, self._topic, table, before)
+        changes = before.changes if run.rebuild and before is not None else ()
+        return self._result(table, before, state.unpublished, published=run.rebuild, changes=changes)
 
     def _rebuild(self) -> None:
         """Make the table again, once; what newer loads have for it is then published as always."""

@@ -50,7 +50,7 @@ def test_a_rollback_is_named_and_rebuilt(storage: Storage, catalog: Catalog, pub
     table.manage_snapshots().rollback_to_snapshot(parent).commit()
     with pytest.raises(TableChanged, match="has 6 rows, publication 3 left 8: somebody has rolled it back"):
         publish()
-    publish(rebuild=True)
+    assert publish(rebuild=True).published
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
     assert not publish().published
 
@@ -245,6 +245,22 @@ def test_a_table_of_hours_that_was_dropped_is_made_again(
     catalog.drop_table(hours_identifier(TOPIC))
     publish()
     assert hours_of(catalog) == before
+
+
+def test_a_table_of_hours_that_cannot_be_written_holds_no_publication_up(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = hours_of(catalog)
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace_warehouse.publish.hours_table.TRIES", 0)
+        for number in (3, 4):
+            load(storage, TOPIC, {H10: 1})
+            with pytest.raises(MillraceError, match="is published, and its table of hours is not"):
+                publish()
+            assert rows_by_load_and_hour(table_of(catalog))[number, H10] == 1
+    assert hours_of(catalog) == before
+    assert not publish().published
+    assert hours_of(catalog) == [*before, (4, "late", 1, 0), (5, "late", 1, 0)]
 
 
 def test_the_table_of_hours_stays_in_few_files(
