@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import re
 import uuid
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +23,7 @@ from millrace_warehouse.history.layout import load_numbers, read_load
 from millrace_warehouse.history.manifest import UNFILED, LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.task import CutResult, CutTask, write_cut
-from millrace_warehouse.storage import open_storage
+from millrace_warehouse.storage import Written, open_storage
 from tests.unit.warehouse.memory_log import (
     HOUR,
     START,
@@ -33,7 +35,7 @@ from tests.unit.warehouse.memory_log import (
     local_run,
     rows_of,
 )
-from tests.unit.warehouse.storages import UnansweredStorage, problems
+from tests.unit.warehouse.storages import UnansweredStorage, Wrapped, problems
 
 
 def manifest_of(warehouse: Path, number: int) -> LoadManifest:
@@ -450,6 +452,48 @@ def test_files_of_tasks_that_ran_twice_do_not_count(tmp_path: Path) -> None:
     load_topic(load_run(log, tmp_path, run=twice), TOPIC)
     assert [row.sequence for row in rows_of(tmp_path)] == list(range(180))
     assert problems(tmp_path, TOPIC) == []
+
+
+@pytest.mark.parametrize("what", ["2015-05-17T11-", "entries.avro", "loads/0000000001.json"])
+def test_a_storage_without_room_fails_the_load_in_its_own_words_and_nothing_counts(
+    tmp_path: Path, what: str
+) -> None:
+    class Full(Wrapped):
+        def put(self, path: str, content: BinaryIO) -> Written:
+            self._refuse(path)
+            return super().put(path, content)
+
+        def create(self, path: str, content: bytes) -> bool:
+            self._refuse(path)
+            return super().create(path, content)
+
+        def _refuse(self, path: str) -> None:
+            if what in path:
+                raise MillraceError("no room: make room, then run again")
+
+    log = filled_log()
+    with pytest.raises(MillraceError, match=r"^no room: make room, then run again") as caught:
+        load_topic(load_run(log, Full(tmp_path)), TOPIC)
+    assert "\n" not in str(caught.value)
+    assert loads(tmp_path) == []
+    assert attempts(tmp_path) == [] or what.startswith("loads/"), "only what may count stays"
+    assert load_topic(load_run(log, tmp_path), TOPIC).rows == 180
+    assert problems(tmp_path, TOPIC) == []
+
+
+def test_a_task_without_room_for_its_files_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    with pytest.raises(
+        MillraceError, match=rf"no room for a task's files in {tmp_path} of .*spark.local.dir"
+    ):
+        load_topic(load_run(filled_log(), tmp_path), TOPIC)
+    assert (loads(tmp_path), list(tmp_path.glob("millrace-*"))) == ([], [])
 
 
 def test_a_file_that_is_not_there_as_its_task_stored_it_fails_the_load(tmp_path: Path) -> None:

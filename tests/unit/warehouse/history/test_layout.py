@@ -1,0 +1,48 @@
+"""What is found of a topic by names alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millrace_spark.jobs import load as load_job
+from millrace_warehouse.history.layout import attempted, ledger_path, rows_folder, unpublished_since
+from millrace_warehouse.load.attempt import new_attempt
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.storage import open_storage
+from tests.unit.warehouse.memory_log import START, TOPIC, filled_log, load_run
+from tests.unit.warehouse.publish.publishing import publish_in
+
+
+def test_the_name_of_an_attempt_says_which_edition_it_was_to_become() -> None:
+    for load, edition in ((1, 1), (7, 2), (12_345, 10_000)):
+        name = rows_folder(TOPIC, load, new_attempt(edition)).rpartition("/")[2]
+        assert attempted(name) == (load, edition)
+    assert attempted("0000000001") is None
+    assert attempted("compacted") is None
+
+
+def test_a_ledger_entry_has_the_name_of_what_it_records() -> None:
+    assert ledger_path("t/loads/0000000001.json") == "t/ledger/loads/0000000001.json"
+
+
+def test_a_load_says_since_when_nothing_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, storage = filled_log(), open_storage(str(tmp_path))
+    assert unpublished_since(storage, TOPIC) is None
+    load_topic(load_run(log, tmp_path), TOPIC)
+    assert load_job._unpublished(storage, TOPIC) == [], "it may be published in an hour"
+    monkeypatch.setattr(load_job, "UNPUBLISHED_AFTER", -load_job.UNPUBLISHED_AFTER)
+    (note,) = load_job._unpublished(storage, TOPIC)
+    assert note.startswith(f"{TOPIC}: no load since 20")
+    with connect(storage) as catalog:
+        publish_in(storage, catalog, "2015-05-17T10")
+    assert load_job._unpublished(storage, TOPIC) == []
+    log.append_events(0, [START])
+    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    waiting = unpublished_since(storage, TOPIC)
+    assert waiting is not None
+    assert waiting.load == 2
