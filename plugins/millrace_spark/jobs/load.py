@@ -20,8 +20,8 @@ from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
 from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.commands.verbs import Load, Reload
-from millrace_warehouse.history.layout import unpublished_since
-from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.layout import read_load, unpublished_since
+from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.schemas import pin_first, pinned
 from millrace_warehouse.history.sequences import sequences_of
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
@@ -63,7 +63,7 @@ def _load_one(spark: SparkSession, storage: Storage, request: Load, topic: str) 
         if len(request.topics) > 1:
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", topic)
         result = _load(spark, storage, request, topic)
-        return dataclasses.replace(result, notes=[*result.notes, *_unpublished(storage, topic)])
+        return dataclasses.replace(result, notes=[*result.notes, *_unpublished(storage, result)])
     except MillraceError as error:
         return TopicFailure(topic=topic, error=str(error))
     except Exception as error:
@@ -84,8 +84,16 @@ def _load(spark: SparkSession, storage: Storage, request: Load, topic: str) -> L
         return load_topic(run, topic)
 
 
-def _unpublished(storage: Storage, topic: str) -> list[str]:
-    """A note of the loads that wait for `publish`, when the first of them has waited for long."""
+def _unpublished(storage: Storage, result: LoadResult) -> list[str]:
+    """A note of the loads that wait for `publish`, when the first of them has waited for long.
+
+    With the first load of an hour only: a listing of the publications takes longer the more there are.
+    """
+    topic, load = result.topic, result.load
+    if load is None or not result.published:
+        return []
+    if load > 1 and read_load(storage, topic, load - 1).created[:13] == now()[:13]:
+        return []
     waiting = unpublished_since(storage, topic)
     if waiting is None or datetime.now(UTC) - datetime.fromisoformat(waiting.created) < UNPUBLISHED_AFTER:
         return []

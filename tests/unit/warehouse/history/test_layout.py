@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from millrace_spark.jobs import load as load_job
-from millrace_warehouse.history.layout import attempted, ledger_path, rows_folder, unpublished_since
+from millrace_warehouse.history.layout import (
+    attempted,
+    ledger_path,
+    read_load,
+    rows_folder,
+    unpublished_since,
+)
 from millrace_warehouse.load.attempt import new_attempt
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.publish.catalog import connect
@@ -33,16 +39,20 @@ def test_a_load_says_since_when_nothing_was_published(
 ) -> None:
     log, storage = filled_log(), open_storage(str(tmp_path))
     assert unpublished_since(storage, TOPIC) is None
-    load_topic(load_run(log, tmp_path), TOPIC)
-    assert load_job._unpublished(storage, TOPIC) == [], "it may be published in an hour"
+    first = load_topic(load_run(log, tmp_path), TOPIC)
+    assert load_job._unpublished(storage, first) == [], "it may be published in an hour"
     monkeypatch.setattr(load_job, "UNPUBLISHED_AFTER", -load_job.UNPUBLISHED_AFTER)
-    (note,) = load_job._unpublished(storage, TOPIC)
+    (note,) = load_job._unpublished(storage, first)
     assert note.startswith(f"{TOPIC}: no load since 20")
     with connect(storage) as catalog:
         publish_in(storage, catalog, "2015-05-17T10")
-    assert load_job._unpublished(storage, TOPIC) == []
+    assert load_job._unpublished(storage, first) == []
     log.append_events(0, [START])
-    load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    second = load_topic(load_run(log, tmp_path, "run-2"), TOPIC)
+    monkeypatch.setattr(load_job, "now", lambda: "2015-05-17T10:00:00.000Z")
+    assert len(load_job._unpublished(storage, second)) == 1
+    monkeypatch.setattr(load_job, "now", lambda: read_load(storage, TOPIC, 1).created)
+    assert load_job._unpublished(storage, second) == [], "not the first load of its hour"
     waiting = unpublished_since(storage, TOPIC)
     assert waiting is not None
     assert waiting.load == 2
