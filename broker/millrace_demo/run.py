@@ -112,7 +112,7 @@ def run_demo(options: DemoOptions, console: Console) -> Outcome:
     for topic, table in tables.items():
         counted, expected = rows_by_duckdb(table) if table else None, sum(rows[topic].values())
         if counted is not None:
-            print_step(f"DuckDB counts {counted:,} rows in {table}")
+            print_step(f"DuckDB counts {counted:,} rows in the table of {topic}")
         if counted not in (None, expected):
             failures.append(f"DuckDB counts {counted} rows in the table of {topic}, pyiceberg {expected}")
     if options.fault and not failures:
