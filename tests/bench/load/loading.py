@@ -100,7 +100,7 @@ def _once(way: Way, origin: Origin, folder: Path) -> LoadRun:
     with _output(folder) as out, tempfile.TemporaryFile() as output:
         command = ways.once(way, _task(way, origin, out), folder)
         broker = meter.cpu_seconds([origin.broker.pid])
-        process = _start(command, subprocess.DEVNULL, output)
+        process = _start(way, command, subprocess.DEVNULL, output)
         with _ended_at_last(process), TreeMeter(process.pid) as tree:
             try:
                 code = process.wait(TIMEOUT_S)
@@ -115,7 +115,7 @@ def _once(way: Way, origin: Origin, folder: Path) -> LoadRun:
 def _warm(way: Way, origin: Origin, folder: Path, runs: int) -> Iterator[LoadRun]:
     """Several loads in one session."""
     with tempfile.TemporaryFile() as errors:
-        process = _start(ways.session(way, folder), subprocess.PIPE, errors, answers=True)
+        process = _start(way, ways.session(way, folder), subprocess.PIPE, errors, answers=True)
         with _ended_at_last(process), TreeMeter(process.pid) as tree:
             _expect(process, "ready", errors)
             for _ in range(runs):
@@ -143,13 +143,13 @@ def _task(way: Way, origin: Origin, out: Path) -> Task:
 
 
 def _start(
-    command: Sequence[str], stdin: int, output: IO[bytes], *, answers: bool = False
+    way: Way, command: Sequence[str], stdin: int, output: IO[bytes], *, answers: bool = False
 ) -> subprocess.Popen[bytes]:
     return start_for_the_test_run(
         lambda ends_with_us: subprocess.Popen(
             command,
             cwd=REPOSITORY,
-            env=ways.environment(),
+            env=ways.environment(way),
             stdin=stdin,
             stdout=subprocess.PIPE if answers else output,
             stderr=output,
@@ -220,16 +220,20 @@ def check(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun
 def data_files(out: Path) -> list[Path]:
     """Every Parquet file of an hour, by its folder or, in a warehouse, by its name."""
     files = [*out.rglob("hour=*/*.parquet"), *out.rglob("rows/*/*T*.parquet")]
-    return sorted(path for path in files if not any(part[0] in "_." for part in path.relative_to(out).parts))
+    found = [path for path in files if not any(part[0] in "_." for part in path.relative_to(out).parts)]
+    return sorted([*found, *out.rglob("data/_time_hour=*/*.parquet")])
 
 
 def rows_by_hour(files: Sequence[Path]) -> dict[str, int]:
-    """Rows by hour: `2015-05-17T08` for date=2015-05-17/hour=8, and for 2015-05-17T08-….parquet."""
+    """Rows by the hour of a file, `2015-05-17T08`, which its folder or its name has."""
     found: Counter[str] = Counter()
     for path in files:
         if path.parent.name.startswith("hour="):
             date, clock = (part.partition("=")[2] for part in path.parts[-3:-1])
             hour = f"{date}T{int(clock):02d}"
+        elif path.parent.name.startswith("_time_hour="):  # Iceberg's writer
+            date, _, clock = path.parent.name.partition("=")[2].rpartition("-")
+            hour = f"{date}T{clock}"
         else:
             hour = path.name[: len("2015-05-17T08")]
         found[hour] += pq.read_metadata(path).num_rows

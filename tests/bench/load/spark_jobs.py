@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 FETCH_BYTES = 32 << 20
 ROW_GROUP_ROWS = 100_000
@@ -52,8 +52,8 @@ def millrace(spark: SparkSession, task: Task) -> None:
     load_topics(spark, settings)
 
 
-def spark_kafka(spark: SparkSession, task: Task) -> None:
-    """Spark's Kafka source, from_avro behind the five bytes of the schema id, Spark's Parquet writer."""
+def _decoded(spark: SparkSession, task: Task) -> DataFrame:
+    """Spark's Kafka source, and from_avro behind the five bytes of the schema id."""
     from pyspark.sql import functions
     from pyspark.sql.avro.functions import from_avro
 
@@ -76,15 +76,22 @@ def spark_kafka(spark: SparkSession, task: Task) -> None:
         functions.col("timestamp").alias("_timestamp"),
         functions.col("key").alias("_key"),
     )
-    rows = decoded.select(
+    return decoded.select(
         "event.*",
         "_topic_partition",
         "_offset",
         "_timestamp",
         "_key",
-        functions.to_date("event.header.time").alias("date"),
-        functions.hour("event.header.time").alias("hour"),
+        functions.col("event.header.time").alias("_time"),
     )
+
+
+def spark_kafka(spark: SparkSession, task: Task) -> None:
+    """Spark's Kafka source, from_avro, Spark's Parquet writer."""
+    from pyspark.sql import functions
+
+    times = {"date": functions.to_date("_time"), "hour": functions.hour("_time")}
+    rows = _decoded(spark, task).withColumns(times)
     for key, value in {
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
@@ -93,6 +100,25 @@ def spark_kafka(spark: SparkSession, task: Task) -> None:
         spark.conf.set(key, value)
     writer = rows.write.option("compression", "zstd").option("parquet.block.size", str(32 << 20))
     writer.partitionBy("date", "hour").parquet(task.out)
+
+
+def spark_iceberg(spark: SparkSession, task: Task) -> None:
+    """Spark's Kafka source, from_avro, Iceberg's writer and commit: a table by hour in a new folder."""
+    from pyspark.sql import functions
+
+    catalog = Path(task.out).name.replace("-", "_")
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "hadoop",
+        ".warehouse": task.out,
+    }.items():
+        spark.conf.set(f"spark.sql.catalog.{catalog}{key}", value)
+    writer = _decoded(spark, task).writeTo(f"{catalog}.bench.page_views").using("iceberg")
+    # Every task writes all hours at once: no shuffle, no sorting.
+    settings = {"write.parquet.compression-codec": "zstd", "write.distribution-mode": "none"}
+    for key, value in settings.items():
+        writer = writer.tableProperty(key, value)
+    writer.option("fanout-enabled", "true").partitionedBy(functions.hours("_time")).create()
 
 
 def rows_by_fastavro(spark: SparkSession, task: Task) -> None:
@@ -181,6 +207,7 @@ class _Files:
 WAYS: Mapping[str, Callable[[SparkSession, Task], None]] = {
     "millrace": millrace,
     "spark-kafka": spark_kafka,
+    "spark-iceberg": spark_iceberg,
     "fastavro": rows_by_fastavro,
 }
 

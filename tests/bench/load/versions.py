@@ -9,17 +9,24 @@ from pathlib import Path
 from millrace.coordination.embedded import find_java
 from millrace.errors import MillraceError
 from tests.bench.load.mirroring import POM
-from tests.bench.load.ways import SPARK_JARS
+from tests.bench.load.ways import ICEBERG_JARS, SPARK_JARS
 from tests.peers import kafka, maven
 
 PACKAGES = ("pyspark", "pyarrow", "numpy", "fastavro", "confluent-kafka")
-JARS = ("kafka_2.13", "connect-mirror", "spark-sql-kafka-0-10_2.13", "spark-avro_2.13", "kafka-clients")
+JARS = (
+    "kafka_2.13",
+    "connect-mirror",
+    "spark-sql-kafka-0-10_2.13",
+    "spark-avro_2.13",
+    "iceberg-spark-runtime-4.1_2.13",
+    "kafka-clients",
+)
 
 
 def versions() -> list[str]:
     """`name version` of Python packages, of the jars that were fetched, and of Java."""
     found = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
-    for pom in (kafka.POM, POM, *SPARK_JARS):
+    for pom in (kafka.POM, POM, *SPARK_JARS, *ICEBERG_JARS):
         try:
             stems = {jar.stem for jar in maven.jars(pom).iterdir()}
         except (maven.NoMaven, AssertionError):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,9 @@ from tests.support import REPOSITORY
 SPARK_JARS = tuple(
     Path(maven.__file__).with_name(f"{name}.pom.xml") for name in ("spark-kafka", "spark-avro")
 )
+ICEBERG_JARS = (Path(maven.__file__).with_name("spark-iceberg.pom.xml"),)
+READERS = REPOSITORY / ".cache" / "readers" / "bin" / "python"
+"""With the Spark that Iceberg's runtime exists for; `make test-readers` makes it."""
 JOBS = Path(__file__).with_name("spark_jobs.py")
 _CONFS = {
     "spark.ui.enabled": "false",
@@ -40,7 +42,10 @@ class Way:
     title: str
     job: str
     confs: Mapping[str, str] = field(default_factory=dict)
-    needs_jars: bool = False
+    jars: Sequence[Path] = ()
+    """Poms of the jars it needs."""
+    python: Path = Path(sys.executable)
+    """With the Spark it runs in."""
     on_kafka: bool = False
     """Reads from Apache Kafka in place of Millrace."""
     warm_runs: int = 3
@@ -55,15 +60,23 @@ WAYS = (
         name="spark-kafka",
         title="Spark's Kafka source, from_avro",
         job="spark-kafka",
-        needs_jars=True,
+        jars=SPARK_JARS,
         confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
     ),
     Way(
         name="spark-kafka-on-kafka",
         title="the same, from Apache Kafka",
         job="spark-kafka",
-        needs_jars=True,
+        jars=SPARK_JARS,
         on_kafka=True,
+        confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
+    ),
+    Way(
+        name="spark-iceberg",
+        title="Spark's Kafka source, from_avro, Iceberg",
+        job="spark-iceberg",
+        jars=ICEBERG_JARS,
+        python=READERS,
         confs={"spark.driver.memory": "4g", "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
     ),
     Way(
@@ -79,9 +92,11 @@ WAYS = (
 def confs(way: Way) -> dict[str, str]:
     """Everything the way gives Spark; Missing when jars it needs cannot be had."""
     given = {**_CONFS, **way.confs}
-    if way.needs_jars:
+    if not way.python.exists():
+        raise Missing(f"{way.python} is not there: run `make test-readers` once")
+    if way.jars:
         try:
-            jars = [jar for pom in SPARK_JARS for jar in sorted(maven.jars(pom).iterdir())]
+            jars = [jar for pom in way.jars for jar in sorted(maven.jars(pom).iterdir())]
         except maven.NoMaven as error:
             raise Missing(str(error)) from error
         except AssertionError as error:
@@ -111,7 +126,7 @@ def once(way: Way, task: Task, folder: Path) -> list[str]:
     path.write_text(json.dumps(asdict(task)))
     options = [word for key, value in confs(way).items() for word in ("--conf", f"{key}={value}")]
     return [
-        str(spark_home() / "bin" / "spark-submit"),
+        str(spark_home(way) / "bin" / "spark-submit"),
         "--master",
         "local[2]",
         *options,
@@ -124,22 +139,20 @@ def session(way: Way, folder: Path) -> list[str]:
     """The command of a session that takes tasks line by line."""
     path = folder / f"{way.name}-session.json"
     path.write_text(json.dumps(confs(way)))
-    return [sys.executable, "-m", "tests.bench.load.spark_jobs", "--session", str(path)]
+    return [str(way.python), "-m", "tests.bench.load.spark_jobs", "--session", str(path)]
 
 
-def environment() -> dict[str, str]:
-    """What every command runs with: this Python for Spark's workers, this checkout to import from."""
+def environment(way: Way) -> dict[str, str]:
+    """What every command runs with: its Python for Spark's workers, this checkout to import from."""
     found = dict(os.environ)
-    found |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    found["SPARK_HOME"] = str(spark_home())
+    found |= {"PYSPARK_PYTHON": str(way.python), "PYSPARK_DRIVER_PYTHON": str(way.python)}
+    found["SPARK_HOME"] = str(spark_home(way))
     found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), found.get("PYTHONPATH", "")]))
     found["PATH"] = f"{Path(find_java()).parent}{os.pathsep}{found.get('PATH', '')}"
     return found
 
 
-def spark_home() -> Path:
-    """The folder of the installed PySpark."""
-    spec = importlib.util.find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+def spark_home(way: Way) -> Path:
+    """The folder of the PySpark that the way runs in."""
+    (found,) = way.python.parent.parent.glob("lib/python*/site-packages/pyspark")
+    return found

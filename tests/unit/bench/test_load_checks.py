@@ -25,10 +25,12 @@ def test_rows_are_counted_by_the_hour_of_their_folder_or_file_whoever_wrote_it(t
     write(tmp_path / "PageView/rows/0000000001-ab/2015-05-17T08-00000-a.parquet", 3)
     write(tmp_path / "PageView/rows/0000000001-ab/2015-05-17T08-00001-b.parquet", 4)
     write(tmp_path / "date=2015-05-17/hour=9/c.parquet", 5)
+    write(tmp_path / "bench/page_views/data/_time_hour=2015-05-17-10/f.parquet", 8)
     write(tmp_path / "_temporary/0/date=2015-05-17/hour=08/d.parquet", 6)
     write(tmp_path / "PageView/rows/0000000001-ab/rejected-00000-e.parquet", 7)
 
-    assert rows_by_hour(data_files(tmp_path)) == {"2015-05-17T08": 7, "2015-05-17T09": 5}
+    found = {"2015-05-17T08": 7, "2015-05-17T09": 5, "2015-05-17T10": 8}
+    assert rows_by_hour(data_files(tmp_path)) == found
 
 
 @pytest.mark.parametrize("expected", [{"2015-05-17T08": 4}, {"2015-05-17T08": 3, "2015-05-17T09": 1}, {}])
