@@ -82,6 +82,22 @@ def test_the_first_publication_meets_the_same(
     assert hours_of(catalog) == [(1, "first", 3, 0)]
 
 
+@pytest.mark.parametrize("fault", ["after, as a conflict", "before"])
+def test_a_table_that_asks_for_no_retries_is_not_broken_by_a_false_conflict(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """By itself pyiceberg would then delete the manifests of the snapshot that is live."""
+    load(storage, TOPIC, {H10: 3})
+    publish(H10)
+    with table_of(catalog).transaction() as transaction:
+        transaction.set_properties({"commit.retry.num-retries": "0"})
+    load(storage, TOPIC, {H10: 2})
+    faulty(monkeypatch, catalog, iter([fault]))
+    assert publish().published
+    assert offsets(table_of(catalog)) == [0, 1, 2, 3, 4]
+    assert table_of(catalog).properties["commit.retry.num-retries"] == "0"
+
+
 def test_a_catalog_that_fails_for_good_is_named_and_loses_nothing(
     storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import PublishRun, publish_topic
 from millrace_warehouse.storage.verbs import Storage
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
-from tests.unit.warehouse.publish.publishing import H9, H10, H11, H12, TOPIC, Publish, table_of
+from tests.unit.warehouse.publish.publishing import H9, H10, H11, H12, TOPIC, Publish, hours_of, table_of
 
 
 def test_a_named_hour_is_published_and_the_others_wait(
@@ -267,3 +267,35 @@ def test_topics_whose_names_differ_in_a_dot_do_not_share_a_table(
     publish_topic(run, "a.b")
     with pytest.raises(MillraceError, match=r"belongs to topic a\.b"):
         publish_topic(run, "a-b")
+
+
+def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_hour(
+    storage: Storage, catalog: Catalog
+) -> None:
+    """The auditor has counted them, so the hour would be called complete without them."""
+    load(storage, TOPIC, {H10: 1})
+
+    def verdict_of(topic: str, hour: str) -> Verdict:
+        load(storage, topic, {H10: 2})
+        return Verdict(verdict="complete")
+
+    run = PublishRun(storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, proven=True)
+    [change] = publish_topic(run, TOPIC).changes
+    assert (change.kind, change.added, change.verdict.verdict) == ("first", 3, "complete")
+    assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
+
+
+def test_many_loads_that_all_wait_are_read_once(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace_warehouse.publish.publisher.CATCH_UP", 3)
+    for _ in range(3):
+        load(storage, TOPIC, {H11: 1})
+    first = publish()
+    assert first.published
+    assert not first.changes
+    assert [(waiting.hour, waiting.rows) for waiting in first.waiting] == [(H11, 3)]
+    assert table_of(catalog).properties["millrace.through"] == "3"
+    assert not publish().published
+    assert [change.added for change in publish(H11).changes] == [3]
+    assert [row[:3] for row in hours_of(catalog)] == [(2, "first", 3)]
