@@ -85,7 +85,7 @@ def take_out(
         if gone != expected[hour]:
             raise MillraceError(
                 f"the table of {topic} has {gone:,} rows in hour {hour} of loads that were read again, and"
-                f" was given {expected[hour]:,}: see `millrace verify {topic}`, then run `millrace publish"
+                f" was given {expected[hour]:,}: see `millrace verify`, then run `millrace publish"
                 f" {topic} --rebuild`"
             )
     if added:

@@ -184,8 +184,8 @@ def check_table(table: Table, publication: Publication | None) -> None:
         else f"has {rows:,} rows, publication {number} left {expected:,}"
     )
     raise TableChanged(
-        f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See `millrace verify"
-        f" {topic}` for which rows; then undo the change, or run `millrace publish {topic} --rebuild`"
+        f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See with `millrace"
+        f" verify` which ones; then undo the change, or run `millrace publish {topic} --rebuild`"
     )
 
 
