@@ -1,8 +1,10 @@
 """A warehouse in an object store: S3 and what speaks its language, Google Cloud Storage, Azure (ABFS).
 
-An object is whole and durable once the store has confirmed it, so `put` needs no more than that. `create` is
-a conditional PUT (If-None-Match: *, ifGenerationMatch=0). There are stores that ignore the condition and let
-everybody in: the first `create` of a process takes a name of its own twice, and refuses a store that agrees.
+An object is whole and durable once the store has confirmed it, so `put` needs no more than that. An upload of
+several parts that is cut off leaves parts that no listing shows: let a lifecycle rule of the bucket end them.
+`create` is a conditional PUT (If-None-Match: *, ifGenerationMatch=0). There are stores that ignore the
+condition and let everybody in: the first `create` of a process takes a name of its own twice, and refuses a
+store that agrees.
 
 Addresses and credentials are variables of the environment (AWS_*, GOOGLE_*, AZURE_*) as obstore reads them;
 they travel to tasks with the storage. Knows obstore; the only one here that does.
