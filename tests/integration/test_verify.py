@@ -116,11 +116,12 @@ def test_a_mirrored_partition_s_manifest_names_its_origin(loaded: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_load_that_is_removed_ends_in_one_line_that_names_it(loaded: Path, number: int) -> None:
+def test_a_load_that_is_removed_is_named_and_the_command_ends_in_one_line(loaded: Path, number: int) -> None:
     with changed(loaded / TOPIC / "loads" / f"{number:010d}.json", None):
         code, answer, line = verified(loaded)
     assert (code, answer["ok"]) == (1, False)
-    assert f"{TOPIC}/loads/{number:010d}.json" in line
+    problems = [problem for topic in answer["topics"] for problem in topic["problems"]]
+    assert any(f"{TOPIC}/loads/{number:010d}.json" in problem for problem in problems), problems
     assert len(line.splitlines()) == 1
 
 
