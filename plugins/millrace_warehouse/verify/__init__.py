@@ -20,8 +20,9 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history import layout
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.files import check_files
-from millrace_warehouse.verify.history import Check, History, check_history
+from millrace_warehouse.verify.history import History, check_history
 from millrace_warehouse.verify.hours import check_hours
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications

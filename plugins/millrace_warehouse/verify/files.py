@@ -15,7 +15,8 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.expired import expired_entries
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, StoredFile
 from millrace_warehouse.storage import measure
-from millrace_warehouse.verify.history import Check, History
+from millrace_warehouse.verify.check import Check
+from millrace_warehouse.verify.history import History
 from millrace_warehouse.verify.publications import Replay
 
 

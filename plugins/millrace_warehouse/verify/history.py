@@ -6,89 +6,32 @@ Reads manifests, the ledger, schema records and plans; no data file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history import layout, schemas
 from millrace_warehouse.history.ledger import read_entry
-from millrace_warehouse.history.manifest import (
-    LoadManifest,
-    M,
-    Manifest,
-    check_follows,
-    check_hash,
-    check_law,
-    decode,
-)
+from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_law, decode
 from millrace_warehouse.history.plan import Plan
 from millrace_warehouse.load.reload import check_same_offsets
-from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verify.report import OnStep, TopicReport
+from millrace_warehouse.verify.check import Check
 
-OURS = frozenset(
-    "loads editions rows plans schema publications ledger expired compacted table hours".split()  # noqa: SIM905
-)
+_LOAD = re.compile(r"\d{10}\.json|" + layout.HEAD)
+_EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
+OURS = {
+    "loads",
+    "editions",
+    "rows",
+    "plans",
+    "schema",
+    "publications",
+    "ledger",
+    "expired",
+    "compacted",
+    "table",
+    "hours",
+}
 """What lies in a topic's folder."""
-
-
-@dataclass(slots=True)
-class Check:
-    """The check of one topic: where it reads, and what it has found so far."""
-
-    storage: Storage
-    topic: str
-    report: TopicReport
-    on_step: OnStep
-
-    def problem(self, *problems: str) -> None:
-        self.report.problems.extend(problems)
-
-    def note(self, *notes: str) -> None:
-        self.report.notes.extend(notes)
-
-    def recorded(self, folder: str) -> set[str]:
-        """Paths of everything in a folder of manifests that the ledger knows."""
-        return {f"{folder}/{name}" for name in self.storage.names(layout.ledger_path(folder))}
-
-    def read(self, cls: type[M], path: str) -> M | None:
-        """A manifest or record held against its own hash and the ledger's; None when it cannot be read."""
-        self.on_step(path)
-        try:
-            manifest: M = decode(cls, self.storage.read(path), path)
-        except FileNotFoundError:
-            self.problem(f"{path} is missing")
-            return None
-        except MillraceError as error:
-            self.problem(str(error))
-            return None
-        self._tell(path, [check_hash(manifest), self._against_ledger(path, manifest)])
-        return manifest
-
-    def _tell(self, path: str, problems: Iterable[str | None]) -> None:
-        self.problem(*(f"{path}: {problem}" for problem in problems if problem))
-
-    def _against_ledger(self, path: str, manifest: Manifest) -> str | None:
-        """One line when the ledger knows the path by another hash; None when it agrees or knows nothing."""
-        try:
-            entry = read_entry(self.storage, path)
-        except MillraceError as error:
-            return str(error)
-        if entry is None or entry.sha256 == manifest.sha256:
-            return None
-        return f"made was one with sha256 {entry.sha256[:12]}…, here is one with {manifest.sha256[:12]}…"
-
-    def unrecorded(self, path: str, *, newest: bool) -> None:
-        """Report what the ledger does not know; a crash explains that for the newest one, for no other."""
-        try:
-            if read_entry(self.storage, path) is not None:
-                return  # made and recorded since the ledger was listed
-        except MillraceError:
-            return  # named when the manifest is held against it
-        if newest:
-            self.note(f"{path} is not in the ledger yet: the run that made it was cut off there")
-        else:
-            self.problem(f"{path} is not in the ledger: the ledger was edited")
 
 
 @dataclass(slots=True)
@@ -115,10 +58,21 @@ def check_history(check: Check) -> History:
     check.report.rows = sum(manifest.rows for manifest in newest)
     _check_schemas(check, history)
     _note_unfinished(check, newest[-1] if newest else None)
-    for name in check.storage.names(check.topic):
-        if name not in OURS:
-            check.problem(f"{check.topic}/{name} is nothing that Millrace writes: move it away")
+    _check_strays(check)
     return history
+
+
+def _check_strays(check: Check) -> None:
+    """Report what lies in the topic's folder, among the loads or the editions, and is none of ours."""
+    topic, loads, editions = (
+        check.topic,
+        layout.loads_folder(check.topic),
+        layout.editions_folder(check.topic),
+    )
+    names = [f"{topic}/{name}" for name in check.storage.names(topic) if name not in OURS]
+    names += [f"{loads}/{name}" for name in check.storage.names(loads) if not _LOAD.fullmatch(name)]
+    names += [f"{editions}/{name}" for name in check.storage.names(editions) if not _EDITION.fullmatch(name)]
+    check.problem(*(f"{name} is nothing that Millrace writes: move it away" for name in names))
 
 
 def _check_loads(check: Check, history: History) -> None:
@@ -201,7 +155,7 @@ def _check_editions(check: Check, history: History) -> None:
 
 
 def _edition(name: str) -> tuple[int, int] | None:
-    match = re.fullmatch(r"(\d{10})\.(\d{4,})\.json", name)
+    match = _EDITION.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 

@@ -16,7 +16,7 @@ from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import load_table
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import NUMBER
-from millrace_warehouse.verify.history import Check
+from millrace_warehouse.verify.check import Check
 
 COLUMNS = ("hour", "publication", "kind", "verdict", "added", "removed", "sha256")
 Change = tuple[str, int, str, str, int, int, str]

@@ -6,7 +6,7 @@ from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import UnknownTopicOrPartition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.same_log import another_log
-from millrace_warehouse.verify.history import Check
+from millrace_warehouse.verify.check import Check
 
 
 def check_log(check: Check, newest: LoadManifest, client: ClusterClient) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from millrace_warehouse.history.entries import hour_of_partition, partition_of
 from millrace_warehouse.history.manifest import UNFILED, HourChange, LoadRows, Publication
-from millrace_warehouse.verify.history import Check, History
+from millrace_warehouse.verify.check import Check
+from millrace_warehouse.verify.history import History
 
 Rows = dict[str, dict[int, LoadRows]]
 """Hour -> load -> its rows."""

@@ -28,9 +28,3 @@ class TopicReport:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What the next run puts right by itself, or what nobody has published yet."""
-
-    def problem(self, *problems: str) -> None:
-        self.problems.extend(problems)
-
-    def note(self, *notes: str) -> None:
-        self.notes.extend(notes)

@@ -24,7 +24,8 @@ from millrace_warehouse.history.sequences import sequences_of
 from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.publish.contents import path_in_topic
 from millrace_warehouse.storage import open_file
-from millrace_warehouse.verify.history import Check, History
+from millrace_warehouse.verify.check import Check
+from millrace_warehouse.verify.history import History
 from millrace_warehouse.verify.table import Head
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]

@@ -23,7 +23,7 @@ from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, path_in_topic
 from millrace_warehouse.publish.table import NUMBER, PATH, properties_of
 from millrace_warehouse.storage import measure
-from millrace_warehouse.verify.history import Check
+from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.publications import Replay
 
 SHOWN = 20

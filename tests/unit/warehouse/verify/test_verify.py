@@ -205,6 +205,10 @@ FAULTS: dict[str, tuple[Damage, str]] = {
         lambda w: (w.topic / "rows" / "copy.parquet").write_bytes(b""),
         r"rows/copy\.parquet is nothing that Millrace writes",
     ),
+    "something strange lies among the loads": (
+        lambda w: (w.topic / "loads" / "1.json").write_bytes(b""),
+        r"PageView/loads/1\.json is nothing that Millrace writes",
+    ),
     "something strange lies beside the loads": (
         lambda w: (w.topic / "data").mkdir(),
         r"PageView/data is nothing that Millrace writes",

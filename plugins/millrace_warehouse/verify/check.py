@@ -1,0 +1,72 @@
+"""The check of one topic: where it reads, what it found, and how a manifest is held against the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history import layout
+from millrace_warehouse.history.ledger import read_entry
+from millrace_warehouse.history.manifest import M, Manifest, check_hash, decode
+from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify.report import OnStep, TopicReport
+
+
+@dataclass(slots=True)
+class Check:
+    """The check of one topic: where it reads, and what it has found so far."""
+
+    storage: Storage
+    topic: str
+    report: TopicReport
+    on_step: OnStep
+
+    def problem(self, *problems: str) -> None:
+        self.report.problems.extend(problems)
+
+    def note(self, *notes: str) -> None:
+        self.report.notes.extend(notes)
+
+    def recorded(self, folder: str) -> set[str]:
+        """Paths of everything in a folder of manifests that the ledger knows."""
+        return {f"{folder}/{name}" for name in self.storage.names(layout.ledger_path(folder))}
+
+    def read(self, cls: type[M], path: str) -> M | None:
+        """A manifest or record held against its own hash and the ledger's; None when it cannot be read."""
+        self.on_step(path)
+        try:
+            manifest: M = decode(cls, self.storage.read(path), path)
+        except FileNotFoundError:
+            self.problem(f"{path} is missing")
+            return None
+        except MillraceError as error:
+            self.problem(str(error))
+            return None
+        self._tell(path, [check_hash(manifest), self._against_ledger(path, manifest)])
+        return manifest
+
+    def _tell(self, path: str, problems: Iterable[str | None]) -> None:
+        self.problem(*(f"{path}: {problem}" for problem in problems if problem))
+
+    def _against_ledger(self, path: str, manifest: Manifest) -> str | None:
+        """One line when the ledger knows the path by another hash; None when it agrees or knows nothing."""
+        try:
+            entry = read_entry(self.storage, path)
+        except MillraceError as error:
+            return str(error)
+        if entry is None or entry.sha256 == manifest.sha256:
+            return None
+        return f"made was one with sha256 {entry.sha256[:12]}…, here is one with {manifest.sha256[:12]}…"
+
+    def unrecorded(self, path: str, *, newest: bool) -> None:
+        """Report what the ledger does not know; a crash explains that for the newest one, for no other."""
+        try:
+            if read_entry(self.storage, path) is not None:
+                return  # made and recorded since the ledger was listed
+        except MillraceError:
+            return  # named when the manifest is held against it
+        if newest:
+            self.note(f"{path} is not in the ledger yet: the run that made it was cut off there")
+        else:
+            self.problem(f"{path} is not in the ledger: the ledger was edited")
