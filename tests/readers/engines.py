@@ -82,6 +82,14 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **changed}
 
 
+def older_pyspark(folder: Path) -> str:
+    """A PYTHONPATH on which this Python finds the readers' PySpark instead of its own."""
+    (pyspark,) = PYTHON.parent.parent.glob("lib/python*/site-packages/pyspark")
+    (folder / "older").mkdir()
+    (folder / "older" / "pyspark").symlink_to(pyspark)
+    return str(folder / "older")
+
+
 def iceberg_jars() -> str:
     """What `--packages` would fetch, as `--jars` takes it."""
     return ",".join(sorted(str(path) for path in jars(POM).iterdir()))

@@ -18,7 +18,7 @@ from millrace_warehouse.history.manifest import UNFILED
 from millrace_warehouse.publish.readers import describe_table
 from tests.loaded import pin
 from tests.published import TOPIC, Warehouse
-from tests.readers.engines import POM, PYTHON, environment, iceberg_jars
+from tests.readers.engines import POM, environment, iceberg_jars, older_pyspark
 
 H10, H11, H12 = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 READERS = ("DuckDB", "pandas", "polars", "PySpark 4.0 to 4.3", "Spark 4.1 with Iceberg")
@@ -113,10 +113,7 @@ def test_pyspark_without_icebergs_runtime_shows_the_published_rows(
     (conf / "spark-defaults.conf").write_text(local)
     python["SPARK_CONF_DIR"] = str(conf)
     if version == "4.1":
-        (tmp_path / "older").mkdir()
-        (pyspark,) = PYTHON.parent.parent.glob("lib/python*/site-packages/pyspark")
-        (tmp_path / "older" / "pyspark").symlink_to(pyspark)
-        python["PYTHONPATH"] = str(tmp_path / "older")
+        python["PYTHONPATH"] = older_pyspark(tmp_path)
     shown = shell(lines_of(scene)["PySpark 4.0 to 4.3"], home, **python)
     assert len(re.findall(r"^\| +/\d+\|", shown, re.MULTILINE)) == 7, shown
 

@@ -14,8 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming import datasource as limits
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient
 from millrace.errors import MillraceError
@@ -56,10 +61,10 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self.options.max_offsets is not None:
-            return limits.ReadMaxRows(self.options.max_offsets)
+            return ReadMaxRows(self.options.max_offsets)
         if self.options.max_bytes is not None:
-            return limits.ReadMaxBytes(self.options.max_bytes)
-        return limits.ReadAllAvailable()
+            return ReadMaxBytes(self.options.max_bytes)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._ends()
@@ -135,9 +140,9 @@ class MillraceStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return beginnings
 
     def _offsets_of(self, limit: ReadLimit) -> int | None:
-        if isinstance(limit, limits.ReadMaxRows):
+        if isinstance(limit, ReadMaxRows):
             return limit.max_rows
-        if isinstance(limit, limits.ReadMaxBytes):
+        if isinstance(limit, ReadMaxBytes):
             if has_byte_positions(self.client):
                 return limit.max_bytes
             return max(1, limit.max_bytes // KAFKA_RECORD_BYTES)
