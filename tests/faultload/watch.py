@@ -123,6 +123,8 @@ def published_rows(catalog: Path, topic: str) -> Sequences:
     if found is None:
         return {}
     rows = StaticTable.from_metadata(found[0]).scan(selected_fields=("header",)).to_arrow()["header"]
+    if not len(rows):  # the table is there before its first publication
+        return {}
     columns = [pc.struct_field(rows, name).to_pylist() for name in ("instance", "server", "sequence")]
     return grouped(zip(*columns, strict=True), f"the table of {topic}")
 
