@@ -5,6 +5,7 @@ Reads metadata, and of files with rows of many loads the one column `_load`. Cha
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -30,11 +31,9 @@ def path_in_topic(uri: str, topic: str) -> str | None:
     The warehouse's own address does not matter: Spark writes `file:/` and `s3a://` for what is `file:///` and
     `s3://` here, and a file that the table names must never be taken for one that it does not.
     """
-    for kind in ("rows", "compacted", "table", "hours"):
-        _, found, rest = uri.partition(f"/{topic}/{kind}/")
-        if found:
-            return f"{kind}/{rest}"
-    return None
+    # The last such folder: the warehouse itself may lie below folders of these names.
+    match = re.fullmatch(rf".*/{re.escape(topic)}/((?:rows|compacted|table|hours)/.*)", uri)
+    return match[1] if match else None
 
 
 def check_unchanged(storage: Storage, topic: str, uri: str) -> None:
