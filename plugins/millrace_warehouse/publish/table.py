@@ -32,7 +32,7 @@ from millrace_warehouse.history.layout import (
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.history.schemas import read_record
-from millrace_warehouse.publish.catalog import create_table, load_table, table_identifier
+from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.storage.verbs import Storage
 
@@ -71,20 +71,25 @@ def find_table(catalog: Catalog, topic: str) -> Table | None:
     """The topic's table as it is now; None before it is made. MillraceError when it is another topic's."""
     identifier = table_identifier(topic)
     table = load_table(catalog, identifier)
-    if table is None:
-        return None
+    if table is not None:
+        _check_owner(catalog, topic, table)
+    return table
+
+
+def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
     owner = table.properties.get(TOPIC)
     if owner != topic:
         whose = f"topic {owner}" if owner else "no topic of Millrace"
         raise MillraceError(
-            f"the table {'.'.join(identifier)} of catalog {catalog.name} belongs to {whose}: give topic"
-            f" {topic} another name, or another catalog with --catalog"
+            f"the table {'.'.join(table_identifier(topic))} of catalog {catalog.name} belongs to {whose}:"
+            f" give topic {topic} another name, or another catalog with --catalog"
         )
-    return table
 
 
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
-    """The topic's new, empty table; that of another run if it has won.
+    """The topic's new, empty table; that of another run if it has won. Unsure when that one has rows already.
+
+    What is to be added was chosen for an empty table: on top of another run's rows it would be there twice.
 
     Catalogs number the columns of a new table themselves: pyiceberg's all top ones first, as our files have
     them, SeaweedFS each with what is in it. So a column with fields inside is created as text, and gets its
@@ -102,8 +107,11 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
     }
     location = storage.uri(table_folder(topic))
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
+    _check_owner(catalog, topic, table)
+    if table.current_snapshot() is not None:
+        raise Unsure(f"another run has just made {'.'.join(identifier)}, and published")
     ids = {field.name: field.field_id for field in table.schema().fields}
-    if ids != {field.name: field.field_id for field in first.fields} and table.current_snapshot() is None:
+    if ids != {field.name: field.field_id for field in first.fields}:
         raise MillraceError(
             f"catalog {catalog.name} gave the columns of {'.'.join(identifier)} other ids than the files of"
             f" {topic} have: drop the table, and use another catalog with --catalog"
