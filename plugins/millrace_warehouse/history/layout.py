@@ -196,8 +196,9 @@ def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
     begin at `_head`, so it does not grow with history: a hole further down is for `verify` to find.
     """
     head = _head(storage, topic)
-    numbers = load_numbers(storage, topic, head)
+    # In this order: a load is there before the ledger knows it.
     recorded = _recorded_loads(storage, topic, head)
+    numbers = load_numbers(storage, topic, head)
     newest = max([head, *numbers, *recorded])
     if gone := set(range(head + 1, newest + 1)) - set(numbers):
         raise _gone(topic, min(gone))
@@ -230,8 +231,9 @@ def loads_after(storage: Storage, topic: str, after: int) -> Iterator[LoadManife
     MillraceError for the first that is gone, broken or edited, or does not continue its predecessor.
     """
     before = read_load(storage, topic, after) if after else None
+    recorded = _recorded_loads(storage, topic, after)  # in this order, as above
     present = set(load_numbers(storage, topic, after))
-    newest = max({after, *present, *_recorded_loads(storage, topic, after)})
+    newest = max({after, *present, *recorded})
     for number in range(after + 1, newest + 1):
         if number not in present:
             raise _gone(topic, number)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
-from millrace_warehouse.storage import Listed
+from millrace_warehouse.history.layout import loads_after, newest_load
+from millrace_warehouse.storage import Listed, Storage
 from millrace_warehouse.storage.local import LocalStorage
 from tests.loaded import offsets
-from tests.published import Warehouse, warehouse
+from tests.published import TOPIC, Warehouse, warehouse
 
 NINE, TEN = "2015-05-17T09", "2015-05-17T10"
 
@@ -67,4 +68,20 @@ def test_a_verification_that_is_overtaken_checks_again(w: Warehouse, at: str) ->
 
     Overtaken.rivals[at] = others
     assert w.problems(storage=Overtaken(str(w.folder)), rows=True) == []
+    assert Overtaken.rivals == {}
+
+
+LOOKS: dict[str, Callable[[Storage], object]] = {
+    "the newest": lambda storage: newest_load(storage, TOPIC),
+    "those after one": lambda storage: list(loads_after(storage, TOPIC, 1)),
+}
+
+
+@pytest.mark.parametrize("at", ["loads", "ledger/loads"])
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_load_that_is_made_between_two_listings_is_not_taken_for_one_that_is_gone(
+    w: Warehouse, look: str, at: str
+) -> None:
+    Overtaken.rivals[at] = lambda: w.load({NINE: 1})
+    LOOKS[look](Overtaken(str(w.folder)))
     assert Overtaken.rivals == {}
