@@ -45,11 +45,12 @@ def choose(
         _fill(state, ask)
 
 
-def judge_late(state: State, ask: Ask) -> None:
-    """Ask about the published hours whose rows change."""
-    for hour, change in state.changes.items():
-        if change.verdict is None:
-            change.verdict = ask(hour)
+def judge_late(state: State, ask: Ask) -> bool:
+    """Ask about the published hours whose rows change; True if there was one that had no verdict yet."""
+    late = [(hour, change) for hour, change in state.changes.items() if change.verdict is None]
+    for hour, change in late:
+        change.verdict = ask(hour)
+    return bool(late)
 
 
 def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float | None, now_s: float) -> bool:

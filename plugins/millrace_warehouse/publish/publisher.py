@@ -177,7 +177,8 @@ class _Attempts:
         run.progress(f"loads read through {state.through.load}")
         choose(state, self._ask, run.hours, run.proven, run.unproven_after_s, run.clock())
         self._follow(state)  # what was loaded before the auditor was asked is in now
-        judge_late(state, self._ask)
+        while judge_late(state, self._ask):
+            self._follow(state)  # and again: its answer counts rows that this run had not seen
         run.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:

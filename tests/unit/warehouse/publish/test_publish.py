@@ -285,6 +285,22 @@ def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_
     assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
 
 
+def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_others(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    load(storage, TOPIC, {H10: 1})
+    publish(H10)
+    load(storage, TOPIC, {H10: 1})
+
+    def verdict_of(topic: str, hour: str) -> Verdict:
+        load(storage, topic, {H10: 2})
+        return Verdict(verdict="complete")
+
+    run = PublishRun(storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of)
+    [change] = publish_topic(run, TOPIC).changes
+    assert (change.kind, change.added, change.verdict.verdict) == ("late", 3, "complete")
+
+
 def test_many_loads_that_all_wait_are_read_once(
     storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
