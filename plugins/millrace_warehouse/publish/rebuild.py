@@ -35,7 +35,7 @@ from millrace_warehouse.history.layout import (
     read_checked,
     read_edition,
 )
-from millrace_warehouse.history.ledger import LedgerEntry
+from millrace_warehouse.history.ledger import LedgerEntry, record
 from millrace_warehouse.history.manifest import (
     UNFILED,
     DataFile,
@@ -101,6 +101,8 @@ def rebuild_table(
     """
     table = find_table(catalog, topic)
     base, base_path, number = _newest(storage, topic, table)
+    if base is not None:  # the run that made it may have died, and what follows it hides it from all others
+        record(storage, base_path, base)
     state = State.of(base)
     state.number = number
     progress("record read")
@@ -148,18 +150,18 @@ def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publicat
     highest = max([*numbers, int(table.properties.get(NUMBER, "0")) if table is not None else 0])
     for _, path in sorted(zip(numbers, paths, strict=True), reverse=True):
         try:
-            record = read_checked(storage, Publication, path)
-            if _is_recorded(storage, path, record):
-                return record, path, highest
+            publication = read_checked(storage, Publication, path)
+            if _is_recorded(storage, path, publication):
+                return publication, path, highest
         except MillraceError:
             continue  # the one before says less, and says it truly
     return None, "", highest
 
 
-def _is_recorded(storage: Storage, path: str, record: Publication) -> bool:
+def _is_recorded(storage: Storage, path: str, publication: Publication) -> bool:
     entry = ledger_path(path)
     try:
-        return decode(LedgerEntry, storage.read(entry), entry).sha256 == record.sha256
+        return decode(LedgerEntry, storage.read(entry), entry).sha256 == publication.sha256
     except FileNotFoundError:
         return True
 

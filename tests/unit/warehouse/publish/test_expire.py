@@ -286,3 +286,20 @@ def test_of_two_runs_at_once_one_stops_or_both_delete_the_same(w: Warehouse) -> 
 
     assert w.expire(progress=rival).data_files == 6
     assert w.problems(rows=True) == []
+
+
+def test_a_publication_whose_run_died_before_the_ledger_stays_when_a_rebuild_follows_it(w: Warehouse) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(step: str) -> None:
+        if step == "committed":
+            raise Killed
+
+    w.load({NINE: 1})
+    with pytest.raises(Killed):
+        w.publish(NINE, progress=die)
+    w.publish(rebuild=True)
+    assert w.problems(rows=True) == []
+    assert w.expire().strays == 0
+    assert w.problems(rows=True) == []
