@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -113,12 +113,15 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
     metadata: dict[str, Listed] = {}
     if published is not None:
         found.compacted = dict(_old_compacted(run, topic, published))
-        metadata = dict(_old_metadata(run, topic, published))
+        metadata = _old_metadata(run, topic, "table/metadata", published.named)
         found.strays |= _lost_publications(run, topic, published.record)
     data, compacted, waiting = _written_down(run, topic, found, published)
-    if compacted and published is not None and not run.dry_run:
-        named = _fenced(run, published).named
-        compacted = {path: file for path, file in compacted.items() if path not in named}
+    if published is not None:
+        if not run.dry_run and (compacted or _may_be_named(published.table, metadata)):
+            named = _fenced(run, published).named
+            compacted = {path: file for path, file in compacted.items() if path not in named}
+            metadata = {path: file for path, file in metadata.items() if path not in named}
+        metadata |= _old_hours(run, topic)
     plans = _old_plans(run, topic)
     gone = {**data, **compacted, **metadata, **found.strays, **plans}
     for path in gone if not run.dry_run else ():
@@ -277,21 +280,41 @@ def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterato
             yield path, file
 
 
-def _old_metadata(run: ExpireRun, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
-    """What no snapshot names of both tables' metadata, and of the rows of the table of hours.
-
-    Only where the catalog keeps them in the warehouse.
-    """
+def _old_metadata(run: ExpireRun, topic: str, folder: str, named: Collection[str]) -> dict[str, Listed]:
+    """Old files of a folder that no snapshot names, where the catalog keeps them in the warehouse."""
     before = run.clock() - max(METADATA_S, run.reader_grace_s)
+    files = {f"{folder}/{file.path}": file for file in run.storage.files(f"{topic}/{folder}")}
+    return {
+        path: file
+        for path, file in files.items()
+        if path not in named and file.modified <= before and not path.endswith("/version-hint.text")
+    }
+
+
+def _old_hours(run: ExpireRun, topic: str) -> dict[str, Listed]:
+    """What no snapshot of the table of hours names: metadata, and rows."""
     hours = load_table(run.catalog, hours_identifier(topic))
-    folders = {"table/metadata": published.named}
-    if hours is not None:
-        folders["hours"] = _paths(named_files(hours), topic)
-    for folder, named in folders.items():
-        for file in run.storage.files(f"{topic}/{folder}"):
-            path = f"{folder}/{file.path}"
-            if path not in named and file.modified <= before and not path.endswith("/version-hint.text"):
-                yield path, file
+    if hours is None:
+        return {}
+    old = _old_metadata(run, topic, "hours", _paths(named_files(hours), topic))
+    if run.dry_run or not _may_be_named(hours, old):
+        return old
+    _commit_nothing(hours)
+    fenced = load_table(run.catalog, hours_identifier(topic))
+    if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
+        raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
+    named = _paths(named_files(fenced), topic)
+    return {path: file for path, file in old.items() if path not in named}
+
+
+def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
+    """True unless the table's head is younger than all of these, by more than clocks differ.
+
+    Else they may be of a commit that stands still, and that the table would take when it goes on.
+    """
+    head = table.current_snapshot()
+    since = head.timestamp_ms / 1000 - STALE_S if head is not None else 0.0
+    return any(file.modified > since for file in files.values())
 
 
 def _lost_publications(run: ExpireRun, topic: str, newest: Publication) -> dict[str, Listed]:
@@ -341,15 +364,19 @@ def _written_down(
 def _fenced(run: ExpireRun, published: _Published) -> _Published:
     """The table behind a commit without rows: no commit that was begun before can be made any more.
 
-    A compaction or a re-load that stood still for days would name files that go now.
+    A publication, a compaction or a re-load that stood still for days would name files that go now.
     """
-    with suppress(Unsure):  # another commit does as well
-        commit(published.table, TableChange())
+    _commit_nothing(published.table)
     fenced = _Published.of(run, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
         raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
     run.progress("fenced")
     return fenced
+
+
+def _commit_nothing(table: Table) -> None:
+    with suppress(Unsure):  # another commit does as well
+        commit(table, TableChange())
 
 
 def _old_plans(run: ExpireRun, topic: str) -> dict[str, Listed]:

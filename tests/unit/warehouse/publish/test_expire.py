@@ -7,8 +7,10 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.expired import expired_entries
@@ -222,6 +224,10 @@ def test_records_of_publications_that_lost_and_old_plans_go(w: Warehouse) -> Non
     assert [path.name for path in plans.iterdir()] == ["run-2.json"]
 
 
+def files_of_tables(w: Warehouse) -> set[Path]:
+    return {path for folder in ("table", "hours") for path in (w.topic / folder).rglob("*") if path.is_file()}
+
+
 def test_metadata_that_no_snapshot_names_goes_after_three_days_and_the_table_can_be_read(
     w: Warehouse,
 ) -> None:
@@ -231,12 +237,12 @@ def test_metadata_that_no_snapshot_names_goes_after_three_days_and_the_table_can
     w.forget_snapshots()
     hours = w.catalog.load_table(hours_identifier(TOPIC))
     changes = hours.scan().to_arrow().num_rows
-    before = sum(len(files) for _, _, files in [*os.walk(w.topic / "table"), *os.walk(w.topic / "hours")])
+    before = files_of_tables(w)
     assert w.expire(clock=lambda: time.time() + 2 * DAY).metadata_files == 0
     deleted = w.expire().metadata_files
-    assert 0 < deleted < before
-    left = sum(len(files) for _, _, files in [*os.walk(w.topic / "table"), *os.walk(w.topic / "hours")])
-    assert left == before - deleted
+    assert 0 < deleted < len(before)
+    # The commit before it, of each table, has deleted the oldest metadata that its log had, as each one does.
+    assert len(before - files_of_tables(w)) == deleted + 2
     assert hours.scan().to_arrow().num_rows == changes
     assert len(offsets(w.table)) == 25
     assert w.problems() == []
@@ -302,4 +308,25 @@ def test_a_publication_whose_run_died_before_the_ledger_stays_when_a_rebuild_fol
     w.publish(rebuild=True)
     assert w.problems(rows=True) == []
     assert w.expire().strays == 0
+    assert w.problems(rows=True) == []
+
+
+@pytest.mark.parametrize("table", [TOPIC, f"{TOPIC}_hours"])
+def test_a_publication_that_stood_still_for_days_names_no_metadata_that_has_gone(
+    w: Warehouse, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    w.load({NINE: 1})
+    w.publish(NINE)
+    w.load({NINE: 1})
+    real, days_later = w.catalog.commit_table, [w.expire]
+
+    def commit_table(changed: Table, *change: Any) -> Any:
+        if changed.name()[1] == table and days_later:
+            days_later.pop()()
+        return real(changed, *change)
+
+    monkeypatch.setattr(w.catalog, "commit_table", commit_table)
+    w.publish()
+    assert days_later == []
+    assert len(offsets(w.table)) == 2
     assert w.problems(rows=True) == []
