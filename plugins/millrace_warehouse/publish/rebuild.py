@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
@@ -227,7 +228,7 @@ def _counts(table: Table, file: IcebergDataFile) -> Mapping[int, int]:
             return {bounds[0]: file.record_count}
         with table.io.new_input(file.file_path).open() as source:
             return Counter(pq.read_table(source, columns=[LOAD.name])[LOAD.name].to_pylist())
-    except (OSError, MillraceError):
+    except (OSError, pa.ArrowException):  # gone or broken; a storage that does not answer says neither
         return {}
 
 
@@ -240,14 +241,15 @@ def _compacted(
         path = f"{folder}/{found.path}"
         if not path.endswith(".parquet") or storage.uri(path) in known:
             continue
-        with open_file(storage, path) as source, pq.ParquetFile(source) as parquet:
-            try:
+        try:
+            with open_file(storage, path) as source, pq.ParquetFile(source) as parquet:
                 columns = pyarrow_to_schema(parquet.schema_arrow)
-            except ValueError:  # no field ids: nothing that a table of ours has had
-                continue
-            rows = parquet.read(columns=[LOAD.name, TIME.name])
-            metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
-        times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
+                rows = parquet.read(columns=[LOAD.name, TIME.name])
+                metrics = metrics_of(parquet.metadata, columns.model_dump(mode="json"))
+                times = pc.min_max(pc.floor_temporal(rows[TIME.name], unit="hour")).as_py()
+        # Cut off while it was written, or without field ids or our columns: nothing that a table of ours had.
+        except (OSError, ValueError, KeyError, pa.ArrowException):
+            continue
         if times["min"] == times["max"]:
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)

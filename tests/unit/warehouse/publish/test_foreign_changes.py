@@ -17,6 +17,7 @@ from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
+from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
 from tests.loaded import compact_as_others_do, load, offsets, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
@@ -170,6 +171,45 @@ def test_rows_of_expired_files_come_from_what_was_compacted(
     publish(rebuild=True)
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
     assert offsets(table_of(catalog)) == list(range(8))
+
+
+def test_a_file_that_was_cut_off_while_it_was_written_holds_no_rebuild_up(
+    storage: Storage, catalog: Catalog, publish: Publish, tmp_path: Path
+) -> None:
+    compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
+    for number in (1, 2):
+        for file in read_load(storage, TOPIC, number).files:
+            if file.hour == H10:
+                storage.delete(f"{TOPIC}/{file.path}")
+    [whole] = (tmp_path / "w" / compacted_folder(TOPIC)).rglob("*.parquet")
+    for name, content in (("cut", whole.read_bytes()[:-20]), ("empty", b""), ("other", b"no Parquet")):
+        (whole.parent / f"{name}.parquet").write_bytes(content)
+    catalog.drop_table(table_identifier(TOPIC))
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+
+
+def test_a_rebuild_does_not_take_a_file_for_lost_because_the_storage_does_not_answer(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compact_as_others_do(storage, table_of(catalog), TOPIC, H10)
+    for number in (1, 2):
+        for file in read_load(storage, TOPIC, number).files:
+            storage.delete(f"{TOPIC}/{file.path}")
+    real = LocalStorage.read
+
+    def read(self: LocalStorage, path: str, start: int = 0, length: int | None = None) -> bytes:
+        if "/compacted/" in path:
+            raise MillraceError(f"cannot read {path}: it does not answer")
+        return real(self, path, start, length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "read", read)
+        with pytest.raises(MillraceError, match="does not answer"):
+            publish(rebuild=True)
+    assert {file.file_path.partition("/PageView/")[2][:9] for file in live_files(table_of(catalog))} >= {
+        "compacted"
+    }
 
 
 def test_rows_of_an_edition_that_was_replaced_do_not_come_back(
