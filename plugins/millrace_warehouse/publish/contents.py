@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
+from millrace_warehouse.history.layout import attempted
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.storage import Storage, measure
 
@@ -34,6 +35,12 @@ def path_in_topic(uri: str, topic: str) -> str | None:
     # The last such folder: the warehouse itself may lie below folders of these names.
     match = re.fullmatch(rf".*/{re.escape(topic)}/((?:rows|compacted|table|hours)/.*)", uri)
     return match[1] if match else None
+
+
+def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
+    """The load and the edition that wrote a file, by its path; None for a file that no load wrote."""
+    kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
+    return attempted(rest.partition("/")[0]) if kind == "rows" else None
 
 
 def check_unchanged(storage: Storage, topic: str, uri: str) -> None:

@@ -52,6 +52,7 @@ from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import asked, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.contents import edition_in
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.replace import loads_of
 from millrace_warehouse.publish.state import State
@@ -109,7 +110,7 @@ def rebuild_table(
     progress("record read")
     head = list(live_files(table)) if table is not None else []
     hours, schema = _wanted(storage, topic, state)
-    _choose(storage, topic, table, hours, head)
+    _choose(storage, topic, table, hours, [file for file in head if not _is_replaced(topic, state, file)])
     progress("files found")
     if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
         asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
@@ -199,7 +200,7 @@ def _choose(
     for hour, state in hours.items():
         has = sum((Counter(counts) for _, counts in in_head.get(hour, ())), Counter[int]())
         if has == state.wanted:
-            state.files = [file for file, _ in in_head[hour]] if has else []
+            state.files = [file for file, counts in in_head[hour] if counts] if has else []
             state.wanted = Counter()
         elif state.raw.keys() >= state.wanted.keys():
             state.take_raw()
@@ -216,6 +217,12 @@ def _choose(
                 hours[hour].take(file, counts)
         for hour in missing:
             hours[hour].take_raw()
+
+
+def _is_replaced(topic: str, state: State, file: IcebergDataFile) -> bool:
+    """True for a file of an edition that does not count any more, which a rollback brings back."""
+    wrote = edition_in(file.file_path, topic)
+    return wrote is not None and wrote[1] != state.through.editions.get(str(wrote[0]), 1)
 
 
 def _counts(table: Table, file: IcebergDataFile) -> Mapping[int, int]:

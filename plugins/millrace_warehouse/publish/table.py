@@ -16,6 +16,7 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
@@ -180,24 +181,38 @@ def published_table(
 def check_table(table: Table, publication: Publication | None) -> None:
     """TableChanged unless the table has as many rows as its newest publication left, and no deletes.
 
-    A rollback, a DELETE and an INSERT by others show here; what compacts the files does not. Two changes that
-    even out are for `millrace verify`, which counts rows by load and hour.
+    A rollback, a DELETE and an INSERT by others show here; what compacts the files does not. Two changes of
+    rows that even out are for `millrace verify`, which counts rows by load and hour.
     """
     rows, deletes = counted_rows(table)
     expected = publication.rows if publication is not None else 0
     topic = table.properties[TOPIC]
-    if rows == expected and not deletes:
-        return
     number = publication.number if publication is not None else 0
-    what = (
-        f"has {deletes} delete files"
-        if deletes
-        else f"has {rows:,} rows, publication {number} left {expected:,}"
-    )
+    if deletes:
+        what = f"has {deletes} delete files"
+    elif rows != expected:
+        what = f"has {rows:,} rows, publication {number} left {expected:,}"
+    elif left_out := snapshot_left_out(table, number):
+        what = f"has not snapshot {left_out} of publication {number} in its main branch"
+    else:
+        return
     raise TableChanged(
         f"the table of {topic} {what}: somebody has rolled it back, or changed its rows. See with `millrace"
         f" verify` which ones; then undo the change, or run `millrace publish {topic} --rebuild`"
     )
+
+
+def snapshot_left_out(table: Table, number: int) -> int | None:
+    """The snapshot of a publication that main does not come from; None when it does, or when none is known.
+
+    A rollback behind a re-load shows here: the rows before it may be as many.
+    """
+    line = {snapshot.snapshot_id for snapshot in ancestors_of(table.current_snapshot(), table.metadata)}
+    for snapshot in table.metadata.snapshots:
+        summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
+        if summary.get(NUMBER) == str(number) and snapshot.snapshot_id not in line:
+            return snapshot.snapshot_id
+    return None
 
 
 def check_columns(table: Table, columns: Schema) -> None:

@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import ancestors_of
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.publish.contents import RowsByLoad, count_loads, path_in_topic
-from millrace_warehouse.publish.table import NUMBER, PATH, properties_of
+from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
+from millrace_warehouse.publish.table import PATH, properties_of, snapshot_left_out
 from millrace_warehouse.storage import measure
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.publications import Replay
@@ -77,6 +76,12 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
     known = KnownFiles(check.storage, check.topic)
     for file in head.files:
         _count(check, head.table, file, known, whole, counted)
+        wrote = edition_in(file.file_path, check.topic)
+        if wrote is not None and wrote[1] != replay.edition(wrote[0]):
+            check.problem(
+                f"{file.file_path}: rows of edition {wrote[1]} of load {wrote[0]}, published was"
+                f" edition {replay.edition(wrote[0])}: run `millrace publish {check.topic} --rebuild`"
+            )
     for hour, parts in sorted(replay.lost.items()):
         for part in parts.values():
             check.problem(
@@ -92,16 +97,13 @@ def check_table(check: Check, head: Head, replay: Replay, whole: Mapping[str, Da
 
 def _check_line(check: Check, table: Table, newest: Publication) -> None:
     """Report a head that does not come after the newest publication's snapshot, if that is still known."""
-    head = table.current_snapshot()
-    line = {snapshot.snapshot_id for snapshot in ancestors_of(head, table.metadata)}
-    for snapshot in table.metadata.snapshots:
-        summary = snapshot.summary.additional_properties if snapshot.summary is not None else {}
-        if summary.get(NUMBER) == str(newest.number) and snapshot.snapshot_id not in line:
-            at = head.snapshot_id if head is not None else "nothing"
-            check.problem(
-                f"{'.'.join(table.name())} was rolled back: main is at snapshot {at}, publication"
-                f" {newest.number} made snapshot {snapshot.snapshot_id}; set main to that one"
-            )
+    if (left_out := snapshot_left_out(table, newest.number)) is not None:
+        head = table.current_snapshot()
+        at = head.snapshot_id if head is not None else "nothing"
+        check.problem(
+            f"{'.'.join(table.name())} was rolled back: main is at snapshot {at}, publication"
+            f" {newest.number} made snapshot {left_out}; set main to that one"
+        )
 
 
 def _count(

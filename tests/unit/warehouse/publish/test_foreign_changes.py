@@ -19,6 +19,7 @@ from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
 from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verify import VerifyRun, verify
 from tests.loaded import compact_as_others_do, load, offsets, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
     H10,
@@ -54,6 +55,32 @@ def test_a_rollback_is_named_and_rebuilt(storage: Storage, catalog: Catalog, pub
     assert publish(rebuild=True).published
     assert rows_by_load_and_hour(table_of(catalog)) == ROWS
     assert not publish().published
+
+
+def test_a_rollback_behind_a_re_load_with_as_many_rows_is_named_and_rebuilt(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    before = table_of(catalog).metadata.current_snapshot_id
+    assert before is not None
+    read_again(storage, TOPIC, 2, {H10: 2, H12: 4})
+    publish()
+    files = {file.file_path for file in live_files(table_of(catalog))}
+    table_of(catalog).manage_snapshots().rollback_to_snapshot(before).commit()
+    problems = problems_of(storage, catalog)
+    assert any("was rolled back" in problem for problem in problems)
+    assert any("rows of edition 1 of load 2, published was edition 2" in problem for problem in problems)
+    with pytest.raises(
+        TableChanged, match="of publication 4 in its main branch: somebody has rolled it back"
+    ):
+        publish()
+    publish(rebuild=True)
+    assert {file.file_path for file in live_files(table_of(catalog))} == files
+    assert problems_of(storage, catalog) == []
+
+
+def problems_of(storage: Storage, catalog: Catalog) -> list[str]:
+    [report] = verify(VerifyRun(storage=storage, catalog=catalog, rows=True), TOPIC)
+    return report.problems
 
 
 def test_deleted_rows_are_named_and_rebuilt(storage: Storage, catalog: Catalog, publish: Publish) -> None:
