@@ -85,3 +85,14 @@ def test_a_load_that_is_made_between_two_listings_is_not_taken_for_one_that_is_g
     Overtaken.rivals[at] = lambda: w.load({NINE: 1})
     LOOKS[look](Overtaken(str(w.folder)))
     assert Overtaken.rivals == {}
+
+
+def test_a_verification_that_is_overtaken_every_time_finds_no_foreign_rows_among_the_hours(
+    w: Warehouse,
+) -> None:
+    def others(path: str) -> None:
+        if path.endswith("loads/0000000001.json"):
+            w.load({NINE: 1})
+            w.publish()
+
+    assert w.problems(on_step=others) == []
