@@ -28,10 +28,12 @@ from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import (
     check_topic,
     load_numbers,
+    load_path,
     loads_after,
     newest_editions,
     publication_path,
     read_edition,
+    read_load,
     require_load,
 )
 from millrace_warehouse.history.ledger import record
@@ -213,6 +215,11 @@ class _Attempts:
 
     def _follow(self, state: State) -> None:
         storage, topic = self._run.storage, self._topic
+        if (load := state.through.load) and read_load(storage, topic, load).sha256 != state.through.sha256:
+            raise MillraceError(
+                f"{load_path(topic, load)} is not the load whose rows were published, it was made anew:"
+                " restore that one from a copy"
+            )
         # In this order: an edition belongs to a load that is there.
         editions = newest_editions(storage, topic)
         after = state.through.load

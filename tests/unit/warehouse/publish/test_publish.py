@@ -8,6 +8,7 @@ import pytest
 from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import ledger_path, load_path
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
@@ -299,6 +300,20 @@ def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with
     run = PublishRun(storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of)
     [change] = publish_topic(run, TOPIC).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("late", 3, "complete")
+
+
+def test_a_load_that_was_made_anew_behind_the_table_is_refused(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    """Its rows that the published one had not would never be: the next load follows it without a hole."""
+    load(storage, TOPIC, {H10: 1})
+    publish(H10)
+    storage.delete(load_path(TOPIC, 1))
+    storage.delete(ledger_path(load_path(TOPIC, 1)))
+    load(storage, TOPIC, {H10: 2})
+    load(storage, TOPIC, {H10: 1})
+    with pytest.raises(MillraceError, match="made anew: restore that one from a copy"):
+        publish()
 
 
 def test_many_loads_that_all_wait_are_read_once(
