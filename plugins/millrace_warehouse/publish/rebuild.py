@@ -15,12 +15,14 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
@@ -113,7 +115,8 @@ def rebuild_table(
     _choose(storage, topic, table, hours, [file for file in head if not _is_replaced(topic, state, file)])
     progress("files found")
     if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
-        asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
+        with suppress(NoSuchTableError):  # dropped, and the answer was lost
+            asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
         table, head = None, []
     if table is None:
         table = make_table(catalog, storage, topic)

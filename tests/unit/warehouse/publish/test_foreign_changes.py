@@ -133,6 +133,23 @@ def test_partitions_of_others_are_named_and_the_table_is_made_again(
     assert not publish().published
 
 
+def test_a_table_whose_drop_was_not_answered_is_made_again(
+    storage: Storage, catalog: Catalog, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with table_of(catalog).update_spec() as update:
+        update.add_identity("url")
+    real, answers = catalog.drop_table, [ConnectionError("reset by peer")]
+
+    def drop_table(identifier: tuple[str, str]) -> None:
+        real(identifier)
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(catalog, "drop_table", drop_table)
+    publish(rebuild=True)
+    assert rows_by_load_and_hour(table_of(catalog)) == ROWS
+
+
 def test_a_compaction_by_others_is_no_change_and_a_rebuild_keeps_its_files(
     storage: Storage, catalog: Catalog, publish: Publish
 ) -> None:
