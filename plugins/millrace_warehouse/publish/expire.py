@@ -117,8 +117,9 @@ def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
         found.strays |= _lost_publications(run, topic, published.record)
     data, compacted, waiting = _written_down(run, topic, found, published)
     if published is not None:
-        if not run.dry_run and (compacted or _may_be_named(published.table, metadata)):
+        if not run.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
             named = _fenced(run, published).named
+            data = {path: file for path, file in data.items() if path not in named}
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
         metadata |= _old_hours(run, topic)
@@ -364,7 +365,8 @@ def _written_down(
 def _fenced(run: ExpireRun, published: _Published) -> _Published:
     """The table behind a commit without rows: no commit that was begun before can be made any more.
 
-    A publication, a compaction or a re-load that stood still for days would name files that go now.
+    A publication, a compaction or a re-load that stood still for days would name files that go now, and so
+    would a rebuild that runs at this moment.
     """
     _commit_nothing(published.table)
     fenced = _Published.of(run, published.topic)

@@ -330,3 +330,16 @@ def test_a_publication_that_stood_still_for_days_names_no_metadata_that_has_gone
     assert days_later == []
     assert len(offsets(w.table)) == 2
     assert w.problems(rows=True) == []
+
+
+def test_files_of_loads_that_a_rebuild_has_put_back_into_the_table_meanwhile_stay(w: Warehouse) -> None:
+    compacted(w)
+
+    def meanwhile(step: str) -> None:
+        if step == "written down":
+            shutil.rmtree(w.topic / "compacted")
+            w.publish(rebuild=True)
+
+    w.expire(progress=meanwhile)
+    assert len(offsets(w.table)) == 15
+    assert w.problems(rows=True) == []
