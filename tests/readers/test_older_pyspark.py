@@ -56,12 +56,7 @@ def run(older: dict[str, str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "tests",
-    [
-        "tests/integration/test_data_source.py",
-        "tests/integration/test_tables.py",
-        f"tests/integration/test_load.py::{LOAD}",
-    ],
+    "tests", ["tests/integration/test_data_source.py", "tests/integration/test_tables.py", LOAD]
 )
 def test_what_is_tested_with_the_newest_pyspark_holds_with_an_older_one(
     older: dict[str, str], tests: str
