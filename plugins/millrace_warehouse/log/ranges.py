@@ -14,9 +14,8 @@ before it is read.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from millrace.errors import MillraceError
@@ -98,7 +97,7 @@ class Gap:
 
 @dataclass(slots=True)
 class RangeStats:
-    """What was read of a cut, or of a whole range once joined; plain JSON by `to_json`."""
+    """What was read of a cut, or of a whole range once joined."""
 
     topic: str
     partition: int
@@ -126,20 +125,6 @@ class RangeStats:
     @classmethod
     def of(cls, cut: Cut) -> RangeStats:
         return cls(cut.range.topic, cut.range.partition, cut.first, cut.last)
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON values; schema ids become strings."""
-        values = asdict(self)
-        values["schema_ids"] = {str(key): rows for key, rows in self.schema_ids.items()}
-        return values
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> RangeStats:
-        values = dict(values)
-        values["gaps"] = [Gap(**gap) for gap in values["gaps"]]
-        values["schema_ids"] = {int(key): rows for key, rows in values["schema_ids"].items()}
-        values["cursor"] = values["cursor"] and Cursor(**values["cursor"])
-        return cls(**values)
 
     def saw_times(self, smallest: int, largest: int) -> None:
         """Widen the event times by those of some rows."""
