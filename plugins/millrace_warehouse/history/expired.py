@@ -6,15 +6,12 @@ whole loads. Knows no table.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from millrace_warehouse.history.layout import expired_folder, expired_path
+from millrace_warehouse.history.layout import Folder, expired_path, numbers_in
 from millrace_warehouse.history.manifest import FORMAT, PreviousPublication, decode
 from millrace_warehouse.storage.verbs import Storage
-
-_NAME = re.compile(r"(\d{10})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +29,6 @@ class Expired:
 
 def expired_entries(storage: Storage, topic: str) -> Iterator[Expired]:
     """Everything that was written down, by number; MillraceError for an entry that was cut or edited."""
-    for name in storage.names(expired_folder(topic)):
-        if match := _NAME.fullmatch(name):
-            path = expired_path(topic, int(match[1]))
-            yield decode(Expired, storage.read(path), path)
+    for number in numbers_in(storage, Folder.EXPIRED.of(topic)):
+        path = expired_path(topic, number)
+        yield decode(Expired, storage.read(path), path)

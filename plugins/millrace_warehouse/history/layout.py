@@ -27,6 +27,7 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import StrEnum
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.manifest import (
@@ -44,11 +45,31 @@ CATALOG = "catalog.db"
 HEAD = "_head"
 HEAD_EVERY = 100
 """A listing of up to as many names costs as much as one of none, on every storage."""
-_LOAD = re.compile(r"(\d{10})\.json")
-_EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
+EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
+"""Name of an edition's manifest: its load, and its number."""
 _ATTEMPT = re.compile(r"(\d{10})-(\d{4,})-[0-9a-f]+")
 _OLD_LOAD = "load="
 """How the folder of a load began in format 2."""
+
+
+class Folder(StrEnum):
+    """Everything that lies in a topic's folder."""
+
+    LOADS = "loads"
+    EDITIONS = "editions"
+    ROWS = "rows"
+    PLANS = "plans"
+    SCHEMA = "schema"
+    PUBLICATIONS = "publications"
+    LEDGER = "ledger"
+    EXPIRED = "expired"
+    COMPACTED = "compacted"
+    TABLE = "table"
+    HOURS = "hours"
+
+    def of(self, topic: str) -> str:
+        """The folder's path."""
+        return f"{topic}/{self}"
 
 
 def check_topic(storage: Storage, topic: str) -> None:
@@ -65,24 +86,16 @@ def check_topic(storage: Storage, topic: str) -> None:
         )
 
 
-def loads_folder(topic: str) -> str:
-    return f"{topic}/loads"
-
-
 def load_path(topic: str, load: int) -> str:
     """The manifest of a load's first edition."""
-    return f"{loads_folder(topic)}/{load:010d}.json"
-
-
-def editions_folder(topic: str) -> str:
-    return f"{topic}/editions"
+    return f"{Folder.LOADS.of(topic)}/{load:010d}.json"
 
 
 def edition_path(topic: str, load: int, edition: int) -> str:
     """The manifest of any edition of a load."""
     if edition == 1:
         return load_path(topic, load)
-    return f"{editions_folder(topic)}/{load:010d}.{edition:04d}.json"
+    return f"{Folder.EDITIONS.of(topic)}/{load:010d}.{edition:04d}.json"
 
 
 def manifest_path(manifest: LoadManifest) -> str:
@@ -91,7 +104,7 @@ def manifest_path(manifest: LoadManifest) -> str:
 
 def rows_folder(topic: str, load: int, attempt: str) -> str:
     """What one attempt to make a load, or an edition of it, writes into; `attempted` reads its name."""
-    return f"{topic}/rows/{load:010d}-{attempt}"
+    return f"{Folder.ROWS.of(topic)}/{load:010d}-{attempt}"
 
 
 def attempted(name: str) -> tuple[int, int] | None:
@@ -100,25 +113,13 @@ def attempted(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def schema_folder(topic: str) -> str:
-    return f"{topic}/schema"
-
-
 def schema_path(topic: str, number: int) -> str:
-    return f"{schema_folder(topic)}/{number:04d}.json"
-
-
-def plans_folder(topic: str) -> str:
-    return f"{topic}/plans"
-
-
-def publications_folder(topic: str) -> str:
-    return f"{topic}/publications"
+    return f"{Folder.SCHEMA.of(topic)}/{number:04d}.json"
 
 
 def publication_path(topic: str, number: int, attempt: str) -> str:
     """The record of one attempt to publish."""
-    return f"{publications_folder(topic)}/{number:010d}-{attempt}.json"
+    return f"{Folder.PUBLICATIONS.of(topic)}/{number:010d}-{attempt}.json"
 
 
 def ledger_path(path: str) -> str:
@@ -127,28 +128,9 @@ def ledger_path(path: str) -> str:
     return f"{topic}/ledger/{inside}"
 
 
-def expired_folder(topic: str) -> str:
-    return f"{topic}/expired"
-
-
 def expired_path(topic: str, number: int) -> str:
     """Where it is written down which data files are deleted, before they are."""
-    return f"{expired_folder(topic)}/{number:010d}.json"
-
-
-def compacted_folder(topic: str) -> str:
-    """Where the files of the table lie that no load wrote: its property `write.data.path`."""
-    return f"{topic}/compacted"
-
-
-def table_folder(topic: str) -> str:
-    """The Iceberg table's `location`; nothing of Millrace's own is in it."""
-    return f"{topic}/table"
-
-
-def hours_folder(topic: str) -> str:
-    """The location of the table of hours, which can be made again from the publications."""
-    return f"{topic}/hours"
+    return f"{Folder.EXPIRED.of(topic)}/{number:010d}.json"
 
 
 def read_checked(storage: Storage, cls: type[M], path: str) -> M:
@@ -183,10 +165,16 @@ def read_edition(storage: Storage, topic: str, load: int, edition: int) -> LoadM
     return manifest
 
 
+def numbers_in(storage: Storage, folder: str, after: int = 0, digits: int = 10) -> list[int]:
+    """The numbers above `after` by which files of a folder are named, ascending; holes are not noticed."""
+    names = storage.names(folder, after=f"{after:0{digits}d}.json" if after else "")
+    numbered = map(re.compile(rf"(\d{{{digits},}})\.json").fullmatch, names)
+    return sorted(int(match[1]) for match in numbered if match)
+
+
 def load_numbers(storage: Storage, topic: str, after: int = 0) -> list[int]:
     """Numbers of the loads above `after` that are there, ascending, by one listing; holes are not noticed."""
-    names = storage.names(loads_folder(topic), after=f"{after:010d}.json" if after else "")
-    return [int(match[1]) for match in map(_LOAD.fullmatch, names) if match]
+    return numbers_in(storage, Folder.LOADS.of(topic), after)
 
 
 def newest_load(storage: Storage, topic: str) -> LoadManifest | None:
@@ -212,7 +200,7 @@ def remember_newest(storage: Storage, load: LoadManifest) -> None:
     """
     if load.load % HEAD_EVERY == 0:
         with suppress(MillraceError):
-            storage.put(f"{loads_folder(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
+            storage.put(f"{Folder.LOADS.of(load.topic)}/{HEAD}", io.BytesIO(str(load.load).encode()))
 
 
 def require_load(storage: Storage, topic: str) -> LoadManifest:
@@ -249,10 +237,10 @@ def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
 
     A publication that the table has lost meanwhile counts: only the catalog knows, and a load asks none.
     """
-    recorded = storage.names(ledger_path(publications_folder(topic)))
+    recorded = storage.names(ledger_path(Folder.PUBLICATIONS.of(topic)))
     through = 0
     if recorded:
-        path = f"{publications_folder(topic)}/{recorded[-1]}"
+        path = f"{Folder.PUBLICATIONS.of(topic)}/{recorded[-1]}"
         through = read_checked(storage, Publication, path).loads.load
     newest = newest_load(storage, topic)
     return read_load(storage, topic, through + 1) if newest and newest.load > through else None
@@ -264,8 +252,8 @@ def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
     MillraceError when one is gone: to go on without it would bring back the rows of the edition before.
     """
     # In this order: an edition is there before the ledger knows it.
-    recorded = _edition_numbers(storage.names(ledger_path(editions_folder(topic))))
-    editions = _edition_numbers(storage.names(editions_folder(topic)))
+    recorded = _edition_numbers(storage.names(ledger_path(Folder.EDITIONS.of(topic))))
+    editions = _edition_numbers(storage.names(Folder.EDITIONS.of(topic)))
     for load, numbers in sorted(recorded.items()):
         if missing := sorted(set(numbers) - set(editions.get(load, []))):
             raise MillraceError(
@@ -281,7 +269,7 @@ def newest_editions(storage: Storage, topic: str) -> dict[int, int]:
 
 def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
     editions: dict[int, list[int]] = {}
-    for match in map(_EDITION.fullmatch, names):
+    for match in map(EDITION.fullmatch, names):
         if match:
             editions.setdefault(int(match[1]), []).append(int(match[2]))
     return {load: sorted(numbers) for load, numbers in editions.items()}
@@ -290,7 +278,7 @@ def _edition_numbers(names: list[str]) -> dict[int, list[int]]:
 def _head(storage: Storage, topic: str) -> int:
     """The number in `_head` if that load is there, else 0: a listing from it misses no newer load."""
     try:
-        text = storage.read(f"{loads_folder(topic)}/{HEAD}")
+        text = storage.read(f"{Folder.LOADS.of(topic)}/{HEAD}")
         load = int(text) if text.isdigit() else 0
         storage.read(load_path(topic, load), 0, 1)
     except FileNotFoundError:
@@ -299,9 +287,7 @@ def _head(storage: Storage, topic: str) -> int:
 
 
 def _recorded_loads(storage: Storage, topic: str, after: int) -> list[int]:
-    folder = ledger_path(loads_folder(topic))
-    names = storage.names(folder, after=f"{after:010d}.json" if after else "")
-    return [int(match[1]) for match in map(_LOAD.fullmatch, names) if match]
+    return numbers_in(storage, ledger_path(Folder.LOADS.of(topic)), after)
 
 
 def _gone(topic: str, load: int) -> MillraceError:

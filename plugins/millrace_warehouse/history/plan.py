@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import plans_folder
+from millrace_warehouse.history.layout import Folder
 from millrace_warehouse.history.manifest import FORMAT, decode, encode
 from millrace_warehouse.storage.verbs import Storage
 
@@ -60,7 +60,7 @@ def plan_path(topic: str, run_id: str) -> str:
     name = urllib.parse.quote(run_id, safe="")
     if len(name) > 200:
         name = f"{name[:130]}-{hashlib.sha256(run_id.encode()).hexdigest()}"
-    return f"{plans_folder(topic)}/{name}.json"
+    return f"{Folder.PLANS.of(topic)}/{name}.json"
 
 
 def freeze(storage: Storage, topic: str, run_id: str, propose: Callable[[], Plan]) -> tuple[Plan, bool]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import attempted, compacted_folder, read_edition
+from millrace_warehouse.history.layout import Folder, attempted, read_edition
 from millrace_warehouse.history.manifest import FORMAT, StoredFile, decode, encode
 from millrace_warehouse.storage.verbs import Storage
 
@@ -29,7 +29,7 @@ class Rewritten:
 
 def rewritten_folder(topic: str, attempt: str) -> str:
     """Where one attempt to write files of the table writes them."""
-    return f"{compacted_folder(topic)}/{attempt}"
+    return f"{Folder.COMPACTED.of(topic)}/{attempt}"
 
 
 def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:

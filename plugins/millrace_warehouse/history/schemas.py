@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 import getpass
 import os
-import re
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +47,6 @@ from millrace_warehouse.storage.verbs import Storage
 
 FIRST_REASON = "the newest registered one when the first load began"
 _WIDER = frozenset({(IntegerType, LongType), (FloatType, DoubleType)})
-_RECORD = re.compile(r"(\d{4,})\.json")
 
 Lookup = Callable[[int], Mapping[str, Any] | None]
 
@@ -134,8 +132,7 @@ def check_follows(record: SchemaRecord, before: SchemaRecord | None) -> list[str
 
 def record_numbers(storage: Storage, topic: str) -> list[int]:
     """Numbers of the records that are there, ascending."""
-    names = map(_RECORD.fullmatch, storage.names(layout.schema_folder(topic)))
-    return sorted(int(name[1]) for name in names if name)
+    return layout.numbers_in(storage, layout.Folder.SCHEMA.of(topic), digits=4)
 
 
 def records(storage: Storage, topic: str) -> list[SchemaRecord]:

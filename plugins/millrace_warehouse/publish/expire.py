@@ -201,7 +201,7 @@ def _paths(files: NamedFiles, topic: str) -> set[str]:
 def _find_rows(run: ExpireRun, topic: str, newest: int, published: _Published | None, found: _Found) -> None:
     """Sort the files below `rows/` into what stays, what is not needed, and strays."""
     folders: dict[str, list[Listed]] = defaultdict(list)
-    for file in run.storage.files(f"{topic}/rows"):
+    for file in run.storage.files(layout.Folder.ROWS.of(topic)):
         folders[file.path.partition("/")[0]].append(file)
     editions = layout.newest_editions(run.storage, topic)
     for folder, files in sorted(folders.items()):
@@ -267,7 +267,7 @@ def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterato
     """Files of the table that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
-    for file in run.storage.files(layout.compacted_folder(topic)):
+    for file in run.storage.files(layout.Folder.COMPACTED.of(topic)):
         path = f"compacted/{file.path}"
         if path in published.named:
             used.add(path.rpartition("/")[0])
@@ -320,7 +320,7 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
 
 def _lost_publications(run: ExpireRun, topic: str, newest: Publication) -> dict[str, Listed]:
     """Records of attempts to publish that lost; one that counts is in the ledger, or the table names it."""
-    folder = layout.publications_folder(topic)
+    folder = layout.Folder.PUBLICATIONS.of(topic)
     count = {*run.storage.names(layout.ledger_path(folder))}
     count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
@@ -384,5 +384,5 @@ def _commit_nothing(table: Table) -> None:
 def _old_plans(run: ExpireRun, topic: str) -> dict[str, Listed]:
     """Plans that no retry needs any more. The newest one stays: it shows that loads ran."""
     before = run.clock() - max(run.older_than_s, STALE_S)
-    plans = sorted(run.storage.files(layout.plans_folder(topic)), key=lambda file: file.modified)
+    plans = sorted(run.storage.files(layout.Folder.PLANS.of(topic)), key=lambda file: file.modified)
     return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}

@@ -30,7 +30,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestamptzType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import hours_folder, read_checked
+from millrace_warehouse.history.layout import Folder, read_checked
 from millrace_warehouse.history.manifest import UNFILED, Publication
 from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
@@ -96,7 +96,7 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
     identifier = hours_identifier(topic)
     table = load_table(catalog, identifier)
     if table is None:
-        location, settings = storage.uri(hours_folder(topic)), {**SETTINGS, TOPIC: topic}
+        location, settings = storage.uri(Folder.HOURS.of(topic)), {**SETTINGS, TOPIC: topic}
         table = create_table(catalog, identifier, SCHEMA, UNPARTITIONED_PARTITION_SPEC, location, settings)
     if table.properties.get(TOPIC) != topic:
         raise MillraceError(

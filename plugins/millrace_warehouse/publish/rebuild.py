@@ -31,10 +31,9 @@ from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.layout import (
-    compacted_folder,
+    Folder,
     ledger_path,
     publication_path,
-    publications_folder,
     read_checked,
     read_edition,
 )
@@ -146,7 +145,7 @@ def rebuild_table(
 def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
     """The newest record that can be read, its path, and the highest number that any publication has had."""
     paths = []
-    folder = publications_folder(topic)
+    folder = Folder.PUBLICATIONS.of(topic)
     for name in storage.names(ledger_path(folder)):
         paths.append(f"{folder}/{name}")
     if table is not None and (named := table.properties.get(PATH)) and named not in paths:
@@ -173,7 +172,7 @@ def _is_recorded(storage: Storage, path: str, publication: Publication) -> bool:
 
 def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour], int]:
     """What every published hour shall have, the files of loads that are there, and the newest schema."""
-    present = {found.path: found.bytes for found in storage.files(f"{topic}/rows")}
+    present = {found.path: found.bytes for found in storage.files(Folder.ROWS.of(topic))}
     hours: dict[str, _Hour] = {}
     schema = 0
     for load in range(1, state.through.load + 1):
@@ -246,7 +245,7 @@ def _compacted(
     storage: Storage, topic: str, known: set[str]
 ) -> Iterator[tuple[IcebergDataFile, Mapping[int, int]]]:
     """Files below `compacted/` that the table has not, the newest first, each with load -> rows."""
-    folder = compacted_folder(topic)
+    folder = Folder.COMPACTED.of(topic)
     for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
         path = f"{folder}/{found.path}"
         if not path.endswith(".parquet") or storage.uri(path) in known:

@@ -23,13 +23,7 @@ from pyiceberg.types import NestedField, PrimitiveType, StringType
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.history.entries import partition_spec
-from millrace_warehouse.history.layout import (
-    compacted_folder,
-    ledger_path,
-    publications_folder,
-    read_checked,
-    table_folder,
-)
+from millrace_warehouse.history.layout import Folder, ledger_path, read_checked
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.history.schemas import read_record
@@ -104,9 +98,9 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
         FORMAT: "1",
         TOPIC: topic,
         # What others write goes beside what `compact` writes.
-        "write.data.path": storage.uri(compacted_folder(topic)),
+        "write.data.path": storage.uri(Folder.COMPACTED.of(topic)),
     }
-    location = storage.uri(table_folder(topic))
+    location = storage.uri(Folder.TABLE.of(topic))
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
     _check_owner(catalog, topic, table)
     if table.current_snapshot() is not None:
@@ -145,7 +139,7 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
         if read_entry(storage, properties[PATH]) is None:  # the run that made it has died since
             record(storage, properties[PATH], publication)
     # Behind every name of this number: "-" comes before ".".
-    later = storage.names(ledger_path(publications_folder(topic)), after=f"{number:010d}.")
+    later = storage.names(ledger_path(Folder.PUBLICATIONS.of(topic)), after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"
         raise TableChanged(

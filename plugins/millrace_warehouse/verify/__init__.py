@@ -99,7 +99,7 @@ def _version(run: VerifyRun, topic: str) -> object:
         table = find_table(run.catalog, topic) if run.catalog is not None else None
     except MillraceError:
         table = None
-    manifests = (layout.loads_folder(topic), layout.editions_folder(topic))
+    manifests = (layout.Folder.LOADS.of(topic), layout.Folder.EDITIONS.of(topic))
     made = [len(run.storage.names(layout.ledger_path(folder))) for folder in manifests]
     return made, table.metadata_location if table is not None else None
 
@@ -108,7 +108,7 @@ def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
     check = Check(run.storage, topic, TopicReport(topic), run.on_step)
     layout.check_topic(run.storage, topic)
     # In this order: the table follows what the ledger knows, and history has what the table follows.
-    publications = check.recorded(layout.publications_folder(topic))
+    publications = check.recorded(layout.Folder.PUBLICATIONS.of(topic))
     head = _head(check, run.catalog, len(publications)) if run.catalog is not None else None
     history = check_history(check)
     path = head.table.properties.get(PATH) if head is not None else None

@@ -16,22 +16,7 @@ from millrace_warehouse.history.plan import Plan
 from millrace_warehouse.load.reload import check_same_offsets
 from millrace_warehouse.verify.check import Check
 
-_LOAD = re.compile(r"\d{10}\.json|" + layout.HEAD)
-_EDITION = re.compile(r"(\d{10})\.(\d{4,})\.json")
-OURS = {
-    "loads",
-    "editions",
-    "rows",
-    "plans",
-    "schema",
-    "publications",
-    "ledger",
-    "expired",
-    "compacted",
-    "table",
-    "hours",
-}
-"""What lies in a topic's folder."""
+_LOAD = r"\d{10}\.json|" + layout.HEAD
 
 
 @dataclass(slots=True)
@@ -64,21 +49,22 @@ def check_history(check: Check) -> History:
 
 def _check_strays(check: Check) -> None:
     """Report what lies in the topic's folder, among the loads or the editions, and is none of ours."""
-    topic, loads, editions = (
-        check.topic,
-        layout.loads_folder(check.topic),
-        layout.editions_folder(check.topic),
-    )
-    names = [f"{topic}/{name}" for name in check.storage.names(topic) if name not in OURS]
-    names += [f"{loads}/{name}" for name in check.storage.names(loads) if not _LOAD.fullmatch(name)]
-    names += [f"{editions}/{name}" for name in check.storage.names(editions) if not _EDITION.fullmatch(name)]
-    check.problem(*(f"{name} is nothing that Millrace writes: move it away" for name in names))
+    loads, editions = (folder.of(check.topic) for folder in (layout.Folder.LOADS, layout.Folder.EDITIONS))
+    ours: dict[str, str | re.Pattern[str]] = {
+        check.topic: "|".join(layout.Folder),
+        loads: _LOAD,
+        editions: layout.EDITION,
+    }
+    for folder, pattern in ours.items():
+        for name in check.storage.names(folder):
+            if not re.fullmatch(pattern, name):
+                check.problem(f"{folder}/{name} is nothing that Millrace writes: move it away")
 
 
 def _check_loads(check: Check, history: History) -> None:
     topic = check.topic
     # In this order: a manifest is there before the ledger knows it.
-    recorded = check.recorded(layout.loads_folder(topic))
+    recorded = check.recorded(layout.Folder.LOADS.of(topic))
     numbers = layout.load_numbers(check.storage, topic)
     before: LoadManifest | None = None
     for number in numbers:
@@ -132,7 +118,7 @@ def _what_is_gone(check: Check, history: History, path: str, number: int) -> str
 
 def _check_editions(check: Check, history: History) -> None:
     """Check every later edition: the one it replaces, the same offsets, the laws."""
-    folder = layout.editions_folder(check.topic)
+    folder = layout.Folder.EDITIONS.of(check.topic)
     recorded = check.recorded(folder)
     found = {f"{folder}/{name}": _edition(name) for name in check.storage.names(folder)}
     for path in sorted(recorded - found.keys()):
@@ -155,7 +141,7 @@ def _check_editions(check: Check, history: History) -> None:
 
 
 def _edition(name: str) -> tuple[int, int] | None:
-    match = _EDITION.fullmatch(name)
+    match = layout.EDITION.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -197,7 +183,7 @@ def _check_schemas(check: Check, history: History) -> None:
 
 
 def _note_unfinished(check: Check, newest: LoadManifest | None) -> None:
-    folder = layout.plans_folder(check.topic)
+    folder = layout.Folder.PLANS.of(check.topic)
     for name in check.storage.names(folder):
         try:
             plan = decode(Plan, check.storage.read(f"{folder}/{name}"), f"{folder}/{name}")

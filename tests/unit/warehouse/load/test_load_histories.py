@@ -17,7 +17,7 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace.records import Message
-from millrace_warehouse.history.layout import load_numbers, plans_folder, read_load
+from millrace_warehouse.history.layout import Folder, load_numbers, read_load
 from millrace_warehouse.history.manifest import LoadManifest, check_follows, check_hash, check_law
 from millrace_warehouse.history.schemas import promote, records
 from millrace_warehouse.load.load import load_topic
@@ -140,7 +140,7 @@ class History:
             before = manifest
         numbers = [each.number for each in records(open_storage(str(self.warehouse)), TOPIC)]
         assert numbers == list(range(1, len(numbers) + 1))
-        for path in (self.warehouse / plans_folder(TOPIC)).glob("[!.]*"):
+        for path in (self.warehouse / Folder.PLANS.of(TOPIC)).glob("[!.]*"):
             assert self.plans.setdefault(path.name, path.read_bytes()) == path.read_bytes(), self.done
 
     def settle(self) -> None:

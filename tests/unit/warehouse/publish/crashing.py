@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace_warehouse.history.layout import ledger_path, publications_folder
+from millrace_warehouse.history.layout import Folder, ledger_path
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
 from tests.loaded import load, offsets, read_again
@@ -66,7 +66,7 @@ def again(warehouse: Path) -> None:
             "offsets": list(offsets(table_of(catalog))),
             "hours": hours_of(catalog),
             "publication": int(table_of(catalog).properties["millrace.publication"]),
-            "recorded": storage.names(ledger_path(publications_folder(TOPIC))),
+            "recorded": storage.names(ledger_path(Folder.PUBLICATIONS.of(TOPIC))),
             "again": second.published,
         }
     (warehouse / "seen.json").write_text(json.dumps(seen))

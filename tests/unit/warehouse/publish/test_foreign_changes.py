@@ -11,7 +11,7 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import StringType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import compacted_folder, publications_folder, read_load, table_folder
+from millrace_warehouse.history.layout import Folder, read_load
 from millrace_warehouse.history.manifest import UNFILED
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
@@ -97,7 +97,7 @@ def test_inserted_rows_are_named_and_taken_out_by_a_rebuild(
 ) -> None:
     table = table_of(catalog)
     [theirs] = [file for file in live_files(table) if file.record_count == 3]
-    copy = f"{compacted_folder(TOPIC)}/theirs.parquet"
+    copy = f"{Folder.COMPACTED.of(TOPIC)}/theirs.parquet"
     storage.put(copy, table.io.new_input(theirs.file_path).open())  # type: ignore[arg-type]
     theirs[1] = storage.uri(copy)
     commit(table, TableChange(added=[theirs]))
@@ -169,7 +169,7 @@ def test_a_dropped_table_is_named_and_rebuilt(storage: Storage, catalog: Catalog
     assert result.publication is not None
     assert result.publication.number == 4
     assert result.publication.previous is not None
-    assert result.publication.previous.path.startswith(f"{publications_folder(TOPIC)}/0000000003-")
+    assert result.publication.previous.path.startswith(f"{Folder.PUBLICATIONS.of(TOPIC)}/0000000003-")
     assert [waiting.hour for waiting in result.waiting] == [H12]
     assert not publish().published
 
@@ -180,7 +180,7 @@ def test_a_lost_catalog_is_named_and_everything_is_rebuilt_with_the_table_of_hou
     before = hours_of(catalog)
     catalog.close()
     (tmp_path / "w" / "catalog.db").unlink()
-    shutil.rmtree(tmp_path / "w" / table_folder(TOPIC))
+    shutil.rmtree(tmp_path / "w" / Folder.TABLE.of(TOPIC))
     with connect(storage) as fresh:
         with pytest.raises(TableChanged, match="its catalog is older"):
             publish_in(storage, fresh)
@@ -225,7 +225,7 @@ def test_a_file_that_was_cut_off_while_it_was_written_holds_no_rebuild_up(
         for file in read_load(storage, TOPIC, number).files:
             if file.hour == H10:
                 storage.delete(f"{TOPIC}/{file.path}")
-    [whole] = (tmp_path / "w" / compacted_folder(TOPIC)).rglob("*.parquet")
+    [whole] = (tmp_path / "w" / Folder.COMPACTED.of(TOPIC)).rglob("*.parquet")
     for name, content in (("cut", whole.read_bytes()[:-20]), ("empty", b""), ("other", b"no Parquet")):
         (whole.parent / f"{name}.parquet").write_bytes(content)
     catalog.drop_table(table_identifier(TOPIC))
