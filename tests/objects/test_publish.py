@@ -14,9 +14,9 @@ from pyiceberg.exceptions import CommitFailedException
 from millrace.errors import ConfigError
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import Storage
+from tests.kill_rounds import kill_rounds
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
 from tests.peers.seaweedfs import SeaweedFS
-from tests.publishers import check, killed_publishers
 from tests.support import ROUNDS
 from tests.unit.warehouse.publish import publishing
 from tests.unit.warehouse.publish.publishing import H10, H11, H12
@@ -34,20 +34,14 @@ class Lake:
 
     storage: Storage
     catalog: Catalog
-    env: dict[str, str]
 
 
-def catalog_environment(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What describes the server's catalog as `lake`, in the environment of this process, too."""
+def describe_catalog(seaweedfs: SeaweedFS, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Describe the server's catalog as `lake`, in the environment."""
     settings = seaweedfs.catalog_properties()
     settings["oauth2-server-uri"] = f"{settings['uri']}/v1/oauth/tokens"
-    env = {
-        f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}": value
-        for name, value in settings.items()
-    }
-    for name, value in env.items():
-        monkeypatch.setenv(name, value)
-    return env
+    for name, value in settings.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{name.upper().replace('-', '_')}", value)
 
 
 @pytest.fixture
@@ -56,9 +50,9 @@ def lake(
 ) -> Iterator[Lake]:
     # The server keeps one namespace of that name for all tests: each has tables of its own.
     monkeypatch.setattr("millrace_warehouse.publish.catalog.NAMESPACE", f"m{warehouse[-8:]}")
-    env = catalog_environment(seaweedfs, monkeypatch)
+    describe_catalog(seaweedfs, monkeypatch)
     with connect(storage, "lake") as catalog:
-        yield Lake(storage, catalog, {**seaweedfs.environment, **env})
+        yield Lake(storage, catalog)
 
 
 def test_an_object_store_has_no_catalog_of_its_own(storage: Storage) -> None:
@@ -145,9 +139,9 @@ def test_of_two_that_publish_at_once_one_does(lake: Lake, monkeypatch: pytest.Mo
     assert offsets(table_of(lake.catalog)) == list(range(5))
 
 
-def test_publishers_that_are_killed_and_race_publish_every_row_once(
+@pytest.mark.soak
+def test_each_row_is_in_history_and_in_the_table_once_whoever_is_killed(
     seaweedfs: SeaweedFS, storage: Storage, warehouse: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = catalog_environment(seaweedfs, monkeypatch)
-    loads = killed_publishers(warehouse, "lake", {**seaweedfs.environment, **env}, kills=ROUNDS)
-    check(warehouse, "lake", loads)
+    describe_catalog(seaweedfs, monkeypatch)
+    kill_rounds(warehouse, "lake", ROUNDS)

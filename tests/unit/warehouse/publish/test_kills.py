@@ -1,4 +1,4 @@
-"""Publishers that are killed at random while others publish the same: on SQLite and on PostgreSQL."""
+"""Loads, publications and upkeep at once, killed at random: on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,37 +8,29 @@ from pathlib import Path
 import pytest
 
 from tests import postgres
-from tests.publishers import check, killed_publishers
+from tests.kill_rounds import kill_rounds
 from tests.support import ROUNDS
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def catalog_settings(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """A catalog's name, and the environment that describes it."""
+def catalog(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A catalog's name; what describes it is in the environment."""
     if request.param == "sqlite":
-        yield "", {}
+        yield ""
         return
     if not postgres.installed():
         pytest.skip("PostgreSQL is not installed")
     with postgres.postgresql() as url:
-        env = {
-            "PYICEBERG_CATALOG__LAKE__TYPE": "sql",
-            "PYICEBERG_CATALOG__LAKE__URI": url.replace("postgresql://", "postgresql+psycopg://"),
-            "PYICEBERG_CATALOG__LAKE__WAREHOUSE": f"file://{tmp_path}",
-        }
-        for name, value in env.items():
-            monkeypatch.setenv(name, value)
-        yield "lake", env
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
+        monkeypatch.setenv(
+            "PYICEBERG_CATALOG__LAKE__URI", url.replace("postgresql://", "postgresql+psycopg://")
+        )
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}")
+        yield "lake"
 
 
 @pytest.mark.soak
-def test_publishers_that_are_killed_and_race_publish_every_row_once(
-    tmp_path: Path, catalog_settings: tuple[str, dict[str, str]]
-) -> None:
-    name, env = catalog_settings
-    warehouse = str(tmp_path / "w")
-    (tmp_path / "w").mkdir()
-    loads = killed_publishers(warehouse, name, env, kills=ROUNDS)
-    check(warehouse, name, loads)
+def test_each_row_is_in_history_and_in_the_table_once_whoever_is_killed(tmp_path: Path, catalog: str) -> None:
+    warehouse = tmp_path / "w"
+    warehouse.mkdir()
+    kill_rounds(str(warehouse), catalog, ROUNDS)

@@ -1,0 +1,295 @@
+"""Rounds of SIGKILL among the programs of one warehouse; for a test.
+
+`python -m tests.kill_rounds WAREHOUSE CATALOG ROUNDS`: three publishers, two loaders, a compactor and an
+expirer work on one topic. A round kills one of them at a random moment, starts another in its place and looks
+at the table as a reader does: no row is there twice, and none is gone that was there before. Every tenth
+round, and the last, kills all of them at once and holds history and table against the log: each row once in
+both, and nothing for `verify` to say. Prints one line, what was killed and what was done.
+
+Everything is forked from one process that has imported all and opened nothing: imports take longer than all
+the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from millrace.errors import MillraceError
+from millrace_warehouse.history.layout import load_numbers, newest_load, read_checked
+from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
+from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.load.reload import ReloadRun, reload_topic
+from millrace_warehouse.publish.catalog import connect, load_table, table_identifier
+from millrace_warehouse.publish.compact import CompactRun, compact_topic
+from millrace_warehouse.publish.expire import ExpireRun, expire_topic
+from millrace_warehouse.publish.hours_table import hours_identifier
+from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.table import PATH
+from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.verify import VerifyRun, verify
+from tests.support import Process
+from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, load_run
+
+TOPIC = "page_view"
+"""There are catalogs that take no capital letters."""
+HOURS = [f"2015-05-17T{hour}" for hour in range(10, 16)]
+PARTITIONS, BATCH = 2, 5
+EVENTS = PARTITIONS * BATCH
+"""That each round adds to the log."""
+CHECK_EVERY = 10
+GRACE_S = 10.0
+"""Longer than any step of a program that reads a file, and than a look at the table."""
+ROUND_S = 60.0
+"""More than a round takes on a machine that does other things, too."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """What the forked processes share."""
+
+    warehouse: str
+    catalog: str
+    log: MemoryLog
+    ends: list[dict[int, int]]
+    """Rounds begun -> where each partition ends then."""
+    begun: mmap.mmap
+    """Rounds begun, in the memory of all."""
+    notes: Path
+    """Where the processes write a line for each thing done."""
+    seen: Path
+    """The rows that somebody has seen in the table."""
+
+    @property
+    def rounds(self) -> int:
+        return int.from_bytes(self.begun[:8], "big")
+
+    def begin_round(self) -> None:
+        self.begun[:8] = (self.rounds + 1).to_bytes(8, "big")
+
+    def grown_log(self) -> MemoryLog:
+        for partition, end in self.ends[self.rounds].items():
+            self.log.partitions[partition].high_watermark = end
+        return self.log
+
+    def note(self, what: str, times: int = 1) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{what}\n" * times)
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Storage, Catalog]]:
+        storage = open_storage(self.warehouse)
+        with connect(storage, self.catalog) as catalog:
+            yield storage, catalog
+
+
+def load(site: Site, name: str = "loader") -> None:
+    """Load what is new, and read a load again now and then. A program that is begun anew has the old plan."""
+    storage, log = open_storage(site.warehouse), site.grown_log()
+    newest = newest_load(storage, TOPIC)
+    run_id = f"{name} {newest.load if newest else 0} {log.partitions[0].high_watermark}"
+    if load_topic(load_run(log, storage, run_id), TOPIC).published:
+        site.note("loads")
+    if name == "loader" and random.random() < 0.1:
+        writing = load_run(log, storage, f"again {random.random()}").writing
+        again = [random.choice(load_numbers(storage, TOPIC)[-20:])]
+        reload_topic(ReloadRun(writing=writing, reason="a test"), TOPIC, again)
+        site.note("editions")
+
+
+def publish(site: Site, hours: int = 2) -> None:
+    """Publish some hours at random, and what has come late for those that are published."""
+    with site.opened() as (storage, catalog):
+        run = PublishRun(
+            storage=storage,
+            catalog=catalog,
+            run_id="kill",
+            verdict_of=lambda topic, hour: Verdict(verdict=UNASKED),
+            hours=random.sample(HOURS, hours),
+        )
+        if publish_topic(run, TOPIC).published:
+            site.note("publications")
+
+
+def compact(site: Site) -> None:
+    with site.opened() as (storage, catalog):
+        run = CompactRun(storage=storage, catalog=catalog, quiet_s=0.0, small_files=2)
+        site.note("compacted hours", len(compact_topic(run, TOPIC).hours))
+
+
+def expire(site: Site) -> None:
+    """Forget all snapshots but two, as other programs do it, and delete what nobody needs then."""
+    with site.opened() as (storage, catalog):
+        if (table := load_table(catalog, table_identifier(TOPIC))) is None:
+            return
+        old = [snapshot.snapshot_id for snapshot in table.snapshots()[:-2]]
+        with suppress(Exception):  # whatever a catalog says to two that commit at once
+            table.maintenance.expire_snapshots().by_ids(old).commit()
+        run = ExpireRun(storage=storage, catalog=catalog, older_than_s=0.0, reader_grace_s=GRACE_S)
+        expired = expire_topic(run, TOPIC)
+        site.note("expired files", expired.data_files + expired.compacted_files)
+
+
+WORKERS: Mapping[str, Callable[[Site], None]] = {
+    "publisher 1": publish,
+    "publisher 2": publish,
+    "publisher 3": publish,
+    "loader 1": load,
+    "loader 2": load,
+    "compactor": compact,
+    "expirer": expire,
+}
+
+
+def sequences(table: Table) -> list[int]:
+    """Of every row in the table, sorted."""
+    header = table.scan(selected_fields=("header",)).to_arrow()["header"].combine_chunks()
+    return sorted(header.field("sequence").to_pylist())
+
+
+def look(site: Site) -> None:
+    """A reader's look at one snapshot while the others work."""
+    with site.opened() as (storage, catalog):
+        if (table := load_table(catalog, table_identifier(TOPIC))) is None or PATH not in table.properties:
+            return
+        rows = sequences(table)
+        stated = read_checked(storage, Publication, table.properties[PATH]).rows
+    once = set(rows)
+    twice = [row for row, times in Counter(rows).items() if times > 1]
+    assert not twice, f"rows that are there twice: {twice[:20]}"
+    assert len(rows) == stated, f"{len(rows)} rows, the publication states {stated}"
+    assert once <= set(range(EVENTS * site.rounds)), "rows that nobody has sent"
+    before = set(map(int, site.seen.read_text().split())) if site.seen.exists() else set()
+    assert before <= once, f"rows that are gone: {sorted(before - once)[:20]}"
+    site.seen.write_text(" ".join(map(str, rows)))
+
+
+def check(site: Site) -> None:
+    """Each row once in history and in the table, once the next load and publication are through."""
+    load(site, "checker")
+    publish(site, len(HOURS))
+    look(site)
+    sent = EVENTS * site.rounds
+    with site.opened() as (storage, catalog):
+        (report,) = verify(VerifyRun(storage=storage, catalog=catalog, rows=True), TOPIC)
+        table = catalog.load_table(table_identifier(TOPIC))
+        hours = catalog.load_table(hours_identifier(TOPIC)).scan().to_arrow().to_pylist()
+        assert report.problems == [], report.problems
+        assert sequences(table) == list(range(sent)), "the table has not every row once"
+        assert (report.rows, report.published) == (sent, sent), (report.rows, report.published, sent)
+        assert sum(row["added"] - row["removed"] for row in hours) == sent, "the hours do not add up"
+    site.note("checks")
+
+
+def fork(work: Callable[[], None]) -> int:
+    """The pid of a process that does the work; it ends with 1 when that fails."""
+    if (pid := os.fork()) == 0:
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+
+def work_on(site: Site, work: Callable[[Site], None], parent: int) -> None:
+    """Do the same again and again, until the process is killed or the one that forked it has ended."""
+    while os.getppid() == parent:
+        try:
+            work(site)
+        except MillraceError as error:  # races that were lost, a table that is not there yet
+            site.note(f"error: {error}")
+        time.sleep(random.uniform(0, 0.1))
+
+
+class Rounds:
+    """The processes, and who kills them."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._pids: dict[str, int] = {}
+        self.killed: Counter[str] = Counter()
+
+    def run(self, rounds: int) -> None:
+        """AssertionError when a look or a check fails, or a process ends by itself."""
+        try:
+            for number in range(1, rounds + 1):
+                self._site.begin_round()
+                for name in WORKERS.keys() - self._pids.keys():
+                    self._start(name)
+                time.sleep(random.uniform(0.05, 1.0))
+                self._kill(random.choice(sorted(self._pids)))
+                self._in_a_process(look)
+                if number % CHECK_EVERY == 0 or number == rounds:
+                    self._kill(*self._pids)
+                    self._in_a_process(check)
+        finally:
+            self._kill(*self._pids)
+
+    def _start(self, name: str) -> None:
+        parent = os.getpid()
+        self._pids[name] = fork(lambda: work_on(self._site, WORKERS[name], parent))
+
+    def _kill(self, *names: str) -> None:
+        for name in names:
+            os.kill(self._pids[name], signal.SIGKILL)
+        for name in names:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pids.pop(name), 0)[1])
+            assert code == -signal.SIGKILL, f"the {name} has ended with {code}"
+            self.killed[name.partition(" ")[0]] += 1
+
+    def _in_a_process(self, step: Callable[[Site], None]) -> None:
+        code = os.waitstatus_to_exitcode(os.waitpid(fork(lambda: step(self._site)), 0)[1])
+        assert code == 0, f"the {step.__name__} in round {self._site.rounds} has failed"
+
+
+def main(warehouse: str, catalog: str, rounds: int) -> None:
+    log, ends = MemoryLog(PARTITIONS, topic=TOPIC), [dict.fromkeys(range(PARTITIONS), 0)]
+    for _ in range(rounds):
+        for partition in range(PARTITIONS):
+            hour = random.randrange(len(HOURS))
+            log.append_events(partition, [START + hour * HOUR + n for n in range(BATCH)])
+        ends.append({number: one.high_watermark for number, one in log.partitions.items()})
+    with tempfile.TemporaryDirectory() as folder, mmap.mmap(-1, 8) as begun:
+        notes = Path(folder, "notes")
+        site = Site(warehouse, catalog, log, ends, begun, notes, Path(folder, "seen"))
+        killing = Rounds(site)
+        try:
+            killing.run(rounds)
+        finally:
+            done = Counter(notes.read_text().splitlines() if notes.exists() else [])
+            for words, times in done.items():
+                if words.startswith("error: "):
+                    print(f"{times} times {words}", flush=True)
+    kills = ", ".join(f"{times} {name}s" for name, times in sorted(killing.killed.items()))
+    did = ", ".join(f"{times} {what}" for what, times in sorted(done.items()) if not what.startswith("error"))
+    print(f"{rounds} rounds, {killing.killed.total()} kills ({kills}): {did}", flush=True)
+
+
+def kill_rounds(warehouse: str, catalog: str, rounds: int) -> str:
+    """The last line of so many rounds; AssertionError with all that was said when one of them has failed."""
+    process = Process([warehouse, catalog, str(rounds)], module="tests.kill_rounds")
+    code = process.wait(timeout_s=3 * ROUND_S + rounds * ROUND_S)
+    assert code == 0, process.output
+    print(process.output)
+    return process.lines[-1]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
