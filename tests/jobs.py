@@ -15,8 +15,8 @@ from tests.support import Process, wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from millrace_warehouse.commands.verbs import Load
     from millrace_warehouse.load.load import LoadResult
+    from millrace_warehouse.verbs import Load
 
 
 def load_topics(spark: SparkSession, request: Load) -> list[LoadResult]:

@@ -30,17 +30,19 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history.layout import load_numbers, newest_load, read_checked
 from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.publish.catalog import connect, load_table, table_identifier
-from millrace_warehouse.publish.compact import CompactRun, compact_topic
-from millrace_warehouse.publish.expire import ExpireRun, expire_topic
+from millrace_warehouse.publish.compact import compact_topic
+from millrace_warehouse.publish.expire import expire_topic
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.support import Process
 from tests.unit.warehouse.memory_log import HOUR, START, MemoryLog, load_run
@@ -114,21 +116,17 @@ def load(site: Site, name: str = "loader") -> None:
 def publish(site: Site, hours: int = 2) -> None:
     """Publish some hours at random, and what has come late for those that are published."""
     with site.opened() as (storage, catalog):
-        run = PublishRun(
-            storage=storage,
-            catalog=catalog,
-            run_id="kill",
-            verdict_of=lambda topic, hour: Verdict(verdict=UNASKED),
-            hours=random.sample(HOURS, hours),
-        )
-        if publish_topic(run, TOPIC).published:
+        at = At(storage=storage, catalog=catalog)
+        request = Publish(topics=[TOPIC], warehouse=storage.root, hours=random.sample(HOURS, hours))
+        if publish_topic(at, request, TOPIC, lambda topic, hour: Verdict(verdict=UNASKED)).published:
             site.note("publications")
 
 
 def compact(site: Site) -> None:
     with site.opened() as (storage, catalog):
-        run = CompactRun(storage=storage, catalog=catalog, quiet_s=0.0, small_files=2)
-        site.note("compacted hours", len(compact_topic(run, TOPIC).hours))
+        at = At(storage=storage, catalog=catalog)
+        request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=0.0, small_files=2)
+        site.note("compacted hours", len(compact_topic(at, request, TOPIC).hours))
 
 
 def expire(site: Site) -> None:
@@ -139,8 +137,8 @@ def expire(site: Site) -> None:
         old = [snapshot.snapshot_id for snapshot in table.snapshots()[:-2]]
         with suppress(Exception):  # whatever a catalog says to two that commit at once
             table.maintenance.expire_snapshots().by_ids(old).commit()
-        run = ExpireRun(storage=storage, catalog=catalog, older_than_s=0.0, reader_grace_s=GRACE_S)
-        expired = expire_topic(run, TOPIC)
+        request = Expire(topic=TOPIC, warehouse=storage.root, older_than_s=0.0, reader_grace_s=GRACE_S)
+        expired = expire_topic(At(storage=storage, catalog=catalog), request)
         site.note("expired files", expired.data_files + expired.compacted_files)
 
 

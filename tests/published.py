@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,15 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from millrace_warehouse.at import At
 from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.compact import CompactResult, CompactRun, compact_topic
-from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
-from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
+from millrace_warehouse.publish.compact import CompactResult, compact_topic
+from millrace_warehouse.publish.expire import ExpireResult, expire_topic
+from millrace_warehouse.publish.publisher import PublishResult, VerdictOf, publish_topic
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from millrace_warehouse.verify.report import TopicReport
 from tests import loaded
@@ -51,31 +53,31 @@ class Warehouse:
     def read_again(self, load: int, rows: Rows) -> None:
         loaded.read_again(self.storage, TOPIC, load, rows)
 
-    def publish(self, *hours: str, verdict: str = "complete", **settings: Any) -> PublishResult:
-        run = {
-            "storage": self.storage,
-            "catalog": self.catalog,
-            "run_id": "run",
-            "verdict_of": lambda topic, hour: Verdict(verdict=verdict),
-            "hours": hours,
-        }
-        return publish_topic(PublishRun(**{**run, **settings}), TOPIC)
+    def publish(
+        self, *hours: str, verdict: str = "complete", verdict_of: VerdictOf | None = None, **settings: Any
+    ) -> PublishResult:
+        at, options = self._at(settings)
+        request = Publish(**{"topics": [TOPIC], "run_id": "run", "hours": hours, **options})
+        return publish_topic(at, request, TOPIC, verdict_of or (lambda *_: Verdict(verdict=verdict)))
 
     def compact(self, **settings: Any) -> CompactResult:
         """Compact every hour that has more than one file."""
-        run = {"storage": self.storage, "catalog": self.catalog, "quiet_s": 0.0, "small_files": 1}
-        return compact_topic(CompactRun(**{**run, **settings}), TOPIC)
+        at, options = self._at(settings)
+        request = Compact(**{"topics": [TOPIC], "quiet_s": 0.0, "small_files": 1, **options})
+        return compact_topic(at, request, TOPIC)
 
     def expire(self, **settings: Any) -> ExpireResult:
         """Expire as a run some days later would."""
-        run = {
-            "storage": self.storage,
-            "catalog": self.catalog,
-            "older_than_s": 0.0,
-            "reader_grace_s": 0.0,
-            "clock": lambda: time.time() + LATER,
-        }
-        return expire_topic(ExpireRun(**{**run, **settings}), TOPIC)
+        at, options = self._at({"clock": lambda: time.time() + LATER, **settings})
+        request = Expire(**{"topic": TOPIC, "older_than_s": 0.0, "reader_grace_s": 0.0, **options})
+        return expire_topic(at, request)
+
+    def _at(self, settings: Mapping[str, Any]) -> tuple[At, dict[str, Any]]:
+        """Where a verb works, of these settings, and the others, which are its options."""
+        places: dict[str, Any] = {"storage": self.storage, "catalog": self.catalog}
+        places |= {name: settings[name] for name in At.__slots__ if name in settings}
+        options = {name: setting for name, setting in settings.items() if name not in At.__slots__}
+        return At(**places), {"warehouse": str(self.folder), **options}
 
     def forget_snapshots(self) -> None:
         """Expire all snapshots but the head, as Spark's procedure does to the metadata."""

@@ -24,12 +24,12 @@ from pyiceberg.utils.config import Config
 
 from millrace_spark.jobs.load import reload_loads
 from millrace_warehouse.commands import run
-from millrace_warehouse.commands.verbs import Compact, Expire, Load, Publish, Reload, Verify
 from millrace_warehouse.load.load import LoadResult
 from millrace_warehouse.load.reload import ReloadResult
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.expire import ExpireResult
 from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.verbs import Compact, Expire, Load, Publish, Reload, Verify
 from millrace_warehouse.verify.report import TopicReport
 from tests.brokers import read_topic
 from tests.jobs import load_topics

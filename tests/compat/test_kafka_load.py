@@ -18,8 +18,8 @@ from millrace.errors import MillraceError
 from millrace_audit.producer import AuditedProducer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.source.data_source import MillraceDataSource
-from millrace_warehouse.commands.verbs import Load
 from millrace_warehouse.load.load import LoadResult
+from millrace_warehouse.verbs import Load
 from tests.brokers import read_topic
 from tests.compat.transactions import transact
 from tests.jobs import load_topics

@@ -49,7 +49,7 @@ class _Session:
 
 def main() -> None:
     """Run the job; exit code 0, or 1 with its error on standard error."""
-    from millrace_warehouse.commands import verbs
+    from millrace_warehouse import verbs
     from millrace_warehouse.commands.run import publish_one
     from tests.jobs import load_topics
 

@@ -19,7 +19,6 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
-from millrace_warehouse.commands.verbs import Load
 from millrace_warehouse.history.layout import newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
@@ -28,6 +27,7 @@ from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Range, cut_ranges
 from millrace_warehouse.storage import open_storage
+from millrace_warehouse.verbs import Load
 from tests.access_log import AccessLog
 from tests.brokers import read_topic
 from tests.jobs import kill_at_a_step, load_topics

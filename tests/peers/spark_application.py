@@ -169,7 +169,7 @@ def _alive(spark: SparkSession) -> bool:
 
 def _run(spark: SparkSession, job: str, settings: Mapping[str, Any]) -> Any:
     from millrace_spark.jobs import mirror
-    from millrace_warehouse.commands import verbs
+    from millrace_warehouse import verbs
     from tests.jobs import load_topics
 
     if job == "load":

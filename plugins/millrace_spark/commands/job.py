@@ -14,7 +14,7 @@ from millrace_spark.commands.early import check_master
 from millrace_spark.jobs import submit
 from millrace_warehouse.commands.options import Output
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.commands.verbs import option, verb
+from millrace_warehouse.verbs import option, verb
 
 # local-cluster[workers,cores,MB] is Spark's own, for tests.
 _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")

@@ -13,9 +13,10 @@ from millrace.errors import ConfigError, MillraceError
 from millrace.urls import without_secret
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
+from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show, table_of
-from millrace_warehouse.commands.verbs import Load, Mirror, Reload
-from millrace_warehouse.commands.words import parse_hours
+from millrace_warehouse.load.rejections import RejectedLimit
+from millrace_warehouse.verbs import Load, Mirror, Reload
 
 _COPIED = {
     "target": "target_partition",
@@ -42,6 +43,8 @@ def load(request: Load, invocation: Invocation) -> None:
     """
     if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
+    if request.max_rejected:
+        RejectedLimit.parse(request.max_rejected)
     topics, without_schema = _resolved(request)
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})

@@ -19,7 +19,6 @@ from millrace_audit.reports.publish import publish_edition_counts
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 from millrace_spark.jobs.entry import in_tasks, jvm_has_ended, said
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.commands.verbs import Load, Reload
 from millrace_warehouse.history.layout import read_load, unpublished_since
 from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.schemas import pin_first, pinned
@@ -31,6 +30,7 @@ from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.load.writing import Pinned, Writing
 from millrace_warehouse.log.bounds import Bounds
 from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.verbs import Load, Reload
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from millrace.records.mirror_position import Origin
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.mirror_batch import MirroredPartition, MirrorTask, mirror_partition, recorded_position
 from millrace_warehouse.commands.steps import to_stderr
-from millrace_warehouse.commands.verbs import Mirror
+from millrace_warehouse.verbs import Mirror
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from millrace.installation import require
-from millrace_warehouse.commands.verbs import Option, from_words, option, options_of, verb
+from millrace_warehouse.verbs import Option, from_words, option, options_of, verb
 
 V = TypeVar("V", bound=Any)
 P = TypeVar("P", bound="Output")

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import Output, command_of, show, table_of
 from millrace_warehouse.commands.steps import steps, to_stderr
-from millrace_warehouse.commands.verbs import Compact, Publish, Tables
-from millrace_warehouse.commands.words import parse_hours
+from millrace_warehouse.verbs import Compact, Publish, Tables
 
 SHOWN = 10
 """Hours that wait, named one by one; the rest are counted."""

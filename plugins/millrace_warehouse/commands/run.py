@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -10,51 +10,39 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from pyiceberg.catalog import Catalog
-
 from millrace.client.cluster_client import ClusterClient
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
-from millrace_warehouse.commands.verbs import Compact, Expire, Promote, Publish, Tables, Verify
+from millrace_warehouse.at import At, Progress, quiet
 from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
-from millrace_warehouse.publish.compact import CompactRun, compact_topic
-from millrace_warehouse.publish.expire import ExpireResult, ExpireRun, expire_topic
-from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.compact import compact_topic
+from millrace_warehouse.publish.expire import ExpireResult, expire_topic
+from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.readers import describe_table
-from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.storage import open_storage
+from millrace_warehouse.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics
 from millrace_warehouse.verify.report import TopicReport
 
-Progress = Callable[[str], None]
-
 
 @contextmanager
-def _opened(request: Publish | Compact | Expire | Tables | Verify) -> Iterator[tuple[Storage, Catalog]]:
-    """The storage of the request's warehouse, and its catalog while it is open."""
+def _opened(
+    request: Publish | Compact | Expire | Tables | Verify, progress: Progress = quiet
+) -> Iterator[At]:
+    """The request's warehouse and its catalog, which stays open meanwhile."""
     storage = open_storage(request.warehouse)
     with connect(storage, request.catalog) as catalog:
-        yield storage, catalog
+        yield At(storage=storage, catalog=catalog, progress=progress)
 
 
 def publish_one(request: Publish, topic: str, progress: Progress) -> dict[str, Any]:
     """Publish what a topic has to publish; what became of it, without the parts that grow with history."""
-    with _opened(request) as (storage, catalog):
-        run = PublishRun(
-            storage=storage,
-            catalog=catalog,
-            verdict_of=partial(verdict_of, "" if request.unasked else request.auditor),
-            hours=request.hours,
-            proven=request.proven,
-            unproven_after_s=request.unproven_after_s,
-            run_id=request.run_id,
-            dry_run=request.dry_run,
-            rebuild=request.rebuild,
-            progress=progress,
-        )
-        result = publish_topic(run, topic)
+    auditor = "" if request.unasked else request.auditor
+    with _opened(request, progress) as at:
+        result = publish_topic(at, request, topic, partial(verdict_of, auditor))
     newest = result.publication
     if not result.changes and newest is not None and newest.run_id == request.run_id:
         # An earlier try of this run made it, and nobody has heard of it: a task that was killed after it.
@@ -87,29 +75,20 @@ def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
 
 def compact_one(request: Compact, topic: str, progress: Progress) -> dict[str, Any]:
     """Put the small files of a topic's quiet hours together."""
-    with _opened(request) as (storage, catalog):
-        run = CompactRun(storage=storage, catalog=catalog, dry_run=request.dry_run, progress=progress)
-        return asdict(compact_topic(run, topic))
+    with _opened(request, progress) as at:
+        return asdict(compact_topic(at, request, topic))
 
 
 def describe_one(request: Tables, topic: str, _: Progress) -> dict[str, Any]:
     """What there is to know of a topic's table."""
-    with _opened(request) as (storage, catalog):
-        return asdict(describe_table(storage, catalog, topic))
+    with _opened(request) as at:
+        return asdict(describe_table(at.storage, at.catalog, topic))
 
 
 def expire(request: Expire, progress: Progress) -> ExpireResult:
     """Delete what is old and not needed; what that was."""
-    with _opened(request) as (storage, catalog):
-        run = ExpireRun(
-            storage=storage,
-            catalog=catalog,
-            older_than_s=request.older_than_s,
-            reader_grace_s=request.reader_grace_s,
-            dry_run=request.dry_run,
-            progress=progress,
-        )
-        return expire_topic(run, request.topic)
+    with _opened(request, progress) as at:
+        return expire_topic(at, request)
 
 
 def promote(request: Promote) -> PromoteResult:
@@ -130,9 +109,9 @@ def verify(request: Verify, progress: Progress) -> list[TopicReport]:
     with ExitStack() as stack:
         run = VerifyRun(
             storage=open_storage(request.warehouse),
-            catalog=None if request.no_catalog else stack.enter_context(_opened(request))[1],
+            catalog=None if request.no_catalog else stack.enter_context(_opened(request)).catalog,
             client=stack.enter_context(ClusterClient(request.bootstrap)) if request.bootstrap else None,
             rows=request.rows,
-            on_step=progress,
+            progress=progress,
         )
         return verify_topics(run, request.topic)

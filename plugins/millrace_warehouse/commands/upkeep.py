@@ -12,7 +12,7 @@ import click
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.options import Output, command_of, show, table_of
 from millrace_warehouse.commands.steps import steps
-from millrace_warehouse.commands.verbs import Expire, Promote, Verify
+from millrace_warehouse.verbs import Expire, Promote, Verify
 
 
 @command_of(Expire, Output)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import manifest_path, read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest, encode, sealed
 from millrace_warehouse.storage.verbs import Storage
@@ -20,8 +21,6 @@ from millrace_warehouse.storage.verbs import Storage
 CREATE_TRIES = 3
 """Most times that a manifest is created when the storage does not answer; it has tried itself before."""
 
-Progress = Callable[[str], None]
-"""Called with the name of each step when it is done: a progress line, or a test that ends the process."""
 Write = Callable[[str], LoadManifest]
 """Writes the rows of an attempt, by its name, and says what it wrote; the manifest is not sealed yet."""
 

@@ -23,6 +23,7 @@ from millrace.errors import CorruptMessage, MillraceError
 from millrace.records import BatchHeader, split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
+from millrace_warehouse.at import Progress
 from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import (
@@ -36,7 +37,6 @@ from millrace_warehouse.history.manifest import (
 )
 from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
 from millrace_warehouse.history.sequences import store_sequences
-from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
 from millrace_warehouse.log.messages import Filing

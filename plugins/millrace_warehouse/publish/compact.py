@@ -10,18 +10,17 @@ Nothing is deleted: whoever commits in between wins, and what this run has writt
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.layout import read_checked
 from millrace_warehouse.history.manifest import Publication, now
@@ -30,35 +29,14 @@ from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
-from millrace_warehouse.storage import Storage
+from millrace_warehouse.verbs import Compact
 
-Progress = Callable[[str], None]
 COMMIT_BYTES = 4 << 30
 """Bytes of small files that one commit replaces: what a crash or a conflict costs at most."""
 COMMIT_TRIES = 10
 """Most commits for what was written once; each one lost to another program."""
 STALE_S = 12 * 3600.0
 """Give up what was begun so long ago: `expire` takes files for strays that are a day old and in no table."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompactRun:
-    """Everything one run needs; built in one place, by the command."""
-
-    storage: Storage
-    catalog: Catalog
-    quiet_s: float = 6 * 3600.0
-    """Leave an hour alone that a publication has changed since."""
-    small_bytes: int = 64 << 20
-    """A file below it is put together with others."""
-    small_files: int = 8
-    """Leave an hour alone that has at most so many small files."""
-    target_bytes: int = 256 << 20
-    """Start the next file when the sources of one reach this size."""
-    dry_run: bool = False
-    """Say what would be put together, and write nothing."""
-    progress: Progress = lambda step: None
-    clock: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +78,14 @@ class _Hour:
         return sum(file.file_size_in_bytes for file in self.files)
 
 
-def compact_topic(run: CompactRun, topic: str) -> CompactResult:
+def compact_topic(at: At, request: Compact, topic: str) -> CompactResult:
     """Put the small files of quiet hours together; MillraceError when the table is not what was published."""
-    table = _table(run, topic)
+    table = _table(at, topic)
     done: list[_Hour] = []
     kept: dict[str, str] = {}
-    for batch in _batches(_hours(run, table, kept)):
-        if not run.dry_run:
-            batch = _compact(run, topic, batch, kept)
+    for batch in _batches(_hours(at, request, table, kept)):
+        if not request.dry_run:
+            batch = _compact(at, topic, batch, kept)
         done += batch
     return CompactResult(topic=topic, hours=[_described(hour) for hour in done], kept=kept)
 
@@ -122,46 +100,48 @@ def _described(hour: _Hour) -> CompactedHour:
     )
 
 
-def _hours(run: CompactRun, table: Table, kept: dict[str, str]) -> list[_Hour]:
+def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
     """The hours to compact, ascending, UNFILED last."""
     small: dict[str, list[TableFile]] = defaultdict(list)
     for file in live_files(table):
-        if file.spec_id == table.spec().spec_id and file.file_size_in_bytes < run.small_bytes:
+        if file.spec_id == table.spec().spec_id and file.file_size_in_bytes < request.small_bytes:
             small[hour_of_partition(file.partition[0])].append(file)
-    crowded = {hour: files for hour, files in small.items() if len(files) > run.small_files}
-    busy = _changed_lately(run, table) if crowded else set()
+    crowded = {hour: files for hour, files in small.items() if len(files) > request.small_files}
+    busy = _changed_lately(at, table, request.quiet_s) if crowded else set()
     for hour in sorted(busy & crowded.keys()):
         kept[hour] = "a publication has changed it lately: run again when it has been quiet"
-    hours = (_Hour(hour, _groups(run, crowded[hour])) for hour in sorted(crowded.keys() - busy))
+    hours = (
+        _Hour(hour, _groups(crowded[hour], request.target_bytes)) for hour in sorted(crowded.keys() - busy)
+    )
     return [hour for hour in hours if hour.groups]
 
 
-def _table(run: CompactRun, topic: str) -> Table:
+def _table(at: At, topic: str) -> Table:
     """The topic's table as it is now; MillraceError when it is not what its newest publication left."""
-    table, _ = published_table(run.catalog, run.storage, topic)
+    table, _ = published_table(at.catalog, at.storage, topic)
     if table is None:
         raise MillraceError(f"{topic} has no table yet: run `millrace publish {topic}`")
     return table
 
 
-def _changed_lately(run: CompactRun, table: Table) -> set[str]:
+def _changed_lately(at: At, table: Table, quiet_s: float) -> set[str]:
     hours: set[str] = set()
     path: str | None = table.properties.get(PATH)
     while path is not None:
-        record = read_checked(run.storage, Publication, path)
-        if datetime.fromisoformat(record.created).timestamp() <= run.clock() - run.quiet_s:
+        record = read_checked(at.storage, Publication, path)
+        if datetime.fromisoformat(record.created).timestamp() <= at.clock() - quiet_s:
             break
         hours |= {change.hour for change in record.changes if change.added or change.removed}
         path = record.previous.path if record.previous else None
     return hours
 
 
-def _groups(run: CompactRun, files: Sequence[TableFile]) -> list[list[TableFile]]:
+def _groups(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
     """Files in the order of their paths, which is that of the loads, split at the size of a target."""
     groups: list[list[TableFile]] = [[]]
     size = 0
     for file in sorted(files, key=lambda file: file.file_path):
-        if size >= run.target_bytes:
+        if size >= target_bytes:
             groups.append([])
             size = 0
         groups[-1].append(file)
@@ -181,35 +161,33 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
         yield batch
 
 
-def _compact(run: CompactRun, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
+def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
     """Write the hours' new files and commit them together; the hours that were done."""
-    attempt, begun = uuid.uuid4().hex, run.clock()
-    table = _table(run, topic)
-    writing = Rewriting(run.storage, topic, table, rewritten_folder(topic, attempt))
+    attempt, begun = uuid.uuid4().hex, at.clock()
+    table = _table(at, topic)
+    writing = Rewriting(at.storage, topic, table, rewritten_folder(topic, attempt))
     written: dict[str, list[TableFile]] = {}
     for hour in batch:
         try:
             written[hour.hour] = [writing.together(hour.hour, group) for group in hour.groups]
-            run.progress("stored")
+            at.progress("stored")
         except MillraceError as error:
             kept[hour.hour] = str(error)
     done = [hour for hour in batch if hour.hour in written]
     if not done:
         return []
-    write_list(run.storage, topic, Rewritten(attempt=attempt, created=now(), files=writing.files))
-    run.progress("written")
+    write_list(at.storage, topic, Rewritten(attempt=attempt, created=now(), files=writing.files))
+    at.progress("written")
     old = [file for hour in done for file in hour.files]
     new = [file for hour in done for file in written[hour.hour]]
-    if not _replaced(run, topic, old, new, begun):
+    if not _replaced(at, topic, old, new, begun):
         kept |= {hour.hour: "another program rewrote it, or this run stood still: run again" for hour in done}
         return []
-    run.progress("committed")
+    at.progress("committed")
     return done
 
 
-def _replaced(
-    run: CompactRun, topic: str, old: Sequence[TableFile], new: Sequence[TableFile], begun: float
-) -> bool:
+def _replaced(at: At, topic: str, old: Sequence[TableFile], new: Sequence[TableFile], begun: float) -> bool:
     """Commit new files in place of old ones; False when others were first, or this run has stood still.
 
     A commit without an answer is looked for in the table. One that comes late finds another head, or the
@@ -217,11 +195,11 @@ def _replaced(
     """
     unsure: Unsure | None = None
     for _ in range(COMMIT_TRIES):
-        table = _table(run, topic)
+        table = _table(at, topic)
         live = {file.file_path for file in live_files(table)}
         if live.issuperset(file.file_path for file in new):
             return True
-        stale = run.clock() - begun > STALE_S
+        stale = at.clock() - begun > STALE_S
         if stale or not live.issuperset(file.file_path for file in old):
             return False
         try:

@@ -13,20 +13,19 @@ a running load is swept. Knows no logs and no auditor.
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
 import pyarrow as pa
-from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.expired import Expired, expired_entries
@@ -44,9 +43,9 @@ from millrace_warehouse.publish.contents import (
 )
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table
-from millrace_warehouse.storage import Listed, Storage
+from millrace_warehouse.storage import Listed
+from millrace_warehouse.verbs import Expire
 
-Progress = Callable[[str], None]
 STALE_S = 24 * 3600.0
 """Leave alone for that long what may belong to a run that stands still."""
 METADATA_S = 3 * 24 * 3600.0
@@ -54,22 +53,6 @@ METADATA_S = 3 * 24 * 3600.0
 _RECORD = re.compile(r"(\d{10})-.+\.json")
 _BESIDE = {"entries.avro", SEQUENCES}
 """What stays of a folder without rejected records."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpireRun:
-    """Everything one run needs; built in one place, by the command."""
-
-    storage: Storage
-    catalog: Catalog
-    older_than_s: float
-    """Leave files of loads alone that are younger."""
-    reader_grace_s: float = 3 * 24 * 3600.0
-    """How long files stay after it was written down that they go, for queries that began before."""
-    dry_run: bool = False
-    """Say what would be deleted, and delete nothing."""
-    progress: Progress = lambda step: None
-    clock: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,30 +87,31 @@ class _Found:
     kept: dict[str, str] = field(default_factory=dict)
 
 
-def expire_topic(run: ExpireRun, topic: str) -> ExpireResult:
+def expire_topic(at: At, request: Expire) -> ExpireResult:
     """Delete what is old and not needed; MillraceError when the table is not what was published."""
-    newest = layout.require_load(run.storage, topic)
-    published = _Published.of(run, topic)
+    topic = request.topic
+    newest = layout.require_load(at.storage, topic)
+    published = _Published.of(at, topic)
     found = _Found()
-    _find_rows(run, topic, newest.load, published, found)
+    _find_rows(at, request, newest.load, published, found)
     metadata: dict[str, Listed] = {}
     if published is not None:
-        found.compacted = dict(_old_compacted(run, topic, published))
-        metadata = _old_metadata(run, topic, "table/metadata", published.named)
-        found.strays |= _lost_publications(run, topic, published.record)
-    data, compacted, waiting = _written_down(run, topic, found, published)
+        found.compacted = dict(_old_compacted(at, topic, published))
+        metadata = _old_metadata(at, request, "table/metadata", published.named)
+        found.strays |= _lost_publications(at, topic, published.record)
+    data, compacted, waiting = _written_down(at, request, found, published)
     if published is not None:
-        if not run.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
-            named = _fenced(run, published).named
+        if not request.dry_run and (data or compacted or _may_be_named(published.table, metadata)):
+            named = _fenced(at, published).named
             data = {path: file for path, file in data.items() if path not in named}
             compacted = {path: file for path, file in compacted.items() if path not in named}
             metadata = {path: file for path, file in metadata.items() if path not in named}
-        metadata |= _old_hours(run, topic)
-    plans = _old_plans(run, topic)
+        metadata |= _old_hours(at, request)
+    plans = _old_plans(at, request)
     gone = {**data, **compacted, **metadata, **found.strays, **plans}
-    for path in gone if not run.dry_run else ():
-        run.storage.delete(f"{topic}/{path}")
-        run.progress("deleted")
+    for path in gone if not request.dry_run else ():
+        at.storage.delete(f"{topic}/{path}")
+        at.progress("deleted")
     return ExpireResult(
         topic=topic,
         data_files=len(data),
@@ -151,8 +135,8 @@ class _Published:
     record_path: str
 
     @classmethod
-    def of(cls, run: ExpireRun, topic: str) -> _Published | None:
-        table, record = published_table(run.catalog, run.storage, topic)
+    def of(cls, at: At, topic: str) -> _Published | None:
+        table, record = published_table(at.catalog, at.storage, topic)
         if table is None or record is None:
             return None
         return cls(topic, table, record, table.properties[PATH])
@@ -198,27 +182,28 @@ def _paths(files: NamedFiles, topic: str) -> set[str]:
     return {path for path in paths if path is not None}
 
 
-def _find_rows(run: ExpireRun, topic: str, newest: int, published: _Published | None, found: _Found) -> None:
+def _find_rows(at: At, request: Expire, newest: int, published: _Published | None, found: _Found) -> None:
     """Sort the files below `rows/` into what stays, what is not needed, and strays."""
+    topic = request.topic
     folders: dict[str, list[Listed]] = defaultdict(list)
-    for file in run.storage.files(layout.Folder.ROWS.of(topic)):
+    for file in at.storage.files(layout.Folder.ROWS.of(topic)):
         folders[file.path.partition("/")[0]].append(file)
-    editions = layout.newest_editions(run.storage, topic)
+    editions = layout.newest_editions(at.storage, topic)
     for folder, files in sorted(folders.items()):
         load, edition = layout.attempted(folder) or (0, 0)
         edition_now = editions.get(load, 1)
         names = {file.path.rpartition("/")[2] for file in files}
         if not 1 <= load <= newest or edition > edition_now or names <= _BESIDE:
             continue  # nobody has won yet, or its data files went before
-        manifest = layout.read_edition(run.storage, topic, load, edition)
+        manifest = layout.read_edition(at.storage, topic, load, edition)
         paths = {f"rows/{file.path}": file for file in files}
         named = _named(manifest)
-        if max(file.modified for file in files) <= run.clock() - STALE_S:
+        if max(file.modified for file in files) <= at.clock() - STALE_S:
             found.strays |= {path: file for path, file in paths.items() if path not in named}
         if published is not None and manifest.attempt == folder[11:]:
-            last = layout.read_edition(run.storage, topic, load, edition_now)
+            last = layout.read_edition(at.storage, topic, load, edition_now)
             present = {path: file for path, file in paths.items() if path in named}
-            _find_data(run, present, manifest, last, published, found)
+            _find_data(at, request, present, manifest, last, published, found)
 
 
 def _named(manifest: LoadManifest) -> set[str]:
@@ -227,7 +212,8 @@ def _named(manifest: LoadManifest) -> set[str]:
 
 
 def _find_data(
-    run: ExpireRun,
+    at: At,
+    request: Expire,
     present: Mapping[str, Listed],
     manifest: LoadManifest,
     newest: LoadManifest,
@@ -235,7 +221,7 @@ def _find_data(
     found: _Found,
 ) -> None:
     """Find the data files of one edition that are not needed."""
-    if datetime.fromisoformat(newest.created).timestamp() > run.clock() - run.older_than_s:
+    if datetime.fromisoformat(newest.created).timestamp() > at.clock() - request.older_than_s:
         return
     through = published.record.loads
     seen = through.editions.get(str(newest.load), 1) if newest.load <= through.load else 0
@@ -263,15 +249,15 @@ def _uncounted(hour: str, manifest: LoadManifest, published: _Published) -> str 
     return f"the table has {rows} of its {stated} rows of {hour}: run `millrace verify`"
 
 
-def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
+def _old_compacted(at: At, topic: str, published: _Published) -> Iterator[tuple[str, Listed]]:
     """Files of the table that no load wrote and no snapshot names, and lists without such files."""
     unnamed: dict[str, Listed] = {}
     used: set[str] = set()
-    for file in run.storage.files(layout.Folder.COMPACTED.of(topic)):
+    for file in at.storage.files(layout.Folder.COMPACTED.of(topic)):
         path = f"compacted/{file.path}"
         if path in published.named:
             used.add(path.rpartition("/")[0])
-        elif file.modified <= run.clock() - STALE_S:
+        elif file.modified <= at.clock() - STALE_S:
             unnamed[path] = file
         elif not path.endswith(f"/{LIST}"):
             used.add(path.rpartition("/")[0])
@@ -281,10 +267,10 @@ def _old_compacted(run: ExpireRun, topic: str, published: _Published) -> Iterato
             yield path, file
 
 
-def _old_metadata(run: ExpireRun, topic: str, folder: str, named: Collection[str]) -> dict[str, Listed]:
+def _old_metadata(at: At, request: Expire, folder: str, named: Collection[str]) -> dict[str, Listed]:
     """Old files of a folder that no snapshot names, where the catalog keeps them in the warehouse."""
-    before = run.clock() - max(METADATA_S, run.reader_grace_s)
-    files = {f"{folder}/{file.path}": file for file in run.storage.files(f"{topic}/{folder}")}
+    before = at.clock() - max(METADATA_S, request.reader_grace_s)
+    files = {f"{folder}/{file.path}": file for file in at.storage.files(f"{request.topic}/{folder}")}
     return {
         path: file
         for path, file in files.items()
@@ -292,16 +278,17 @@ def _old_metadata(run: ExpireRun, topic: str, folder: str, named: Collection[str
     }
 
 
-def _old_hours(run: ExpireRun, topic: str) -> dict[str, Listed]:
+def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
     """What no snapshot of the table of hours names: metadata, and rows."""
-    hours = load_table(run.catalog, hours_identifier(topic))
+    topic = request.topic
+    hours = load_table(at.catalog, hours_identifier(topic))
     if hours is None:
         return {}
-    old = _old_metadata(run, topic, "hours", _paths(named_files(hours), topic))
-    if run.dry_run or not _may_be_named(hours, old):
+    old = _old_metadata(at, request, "hours", _paths(named_files(hours), topic))
+    if request.dry_run or not _may_be_named(hours, old):
         return old
     _commit_nothing(hours)
-    fenced = load_table(run.catalog, hours_identifier(topic))
+    fenced = load_table(at.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
         raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
     named = _paths(named_files(fenced), topic)
@@ -318,29 +305,29 @@ def _may_be_named(table: Table, files: Mapping[str, Listed]) -> bool:
     return any(file.modified > since for file in files.values())
 
 
-def _lost_publications(run: ExpireRun, topic: str, newest: Publication) -> dict[str, Listed]:
+def _lost_publications(at: At, topic: str, newest: Publication) -> dict[str, Listed]:
     """Records of attempts to publish that lost; one that counts is in the ledger, or the table names it."""
     folder = layout.Folder.PUBLICATIONS.of(topic)
-    count = {*run.storage.names(layout.ledger_path(folder))}
+    count = {*at.storage.names(layout.ledger_path(folder))}
     count.add(layout.publication_path(topic, newest.number, newest.attempt).rpartition("/")[2])
     lost: dict[str, Listed] = {}
-    for file in run.storage.files(folder):
+    for file in at.storage.files(folder):
         match = _RECORD.fullmatch(file.path)
         taken = match is not None and int(match[1]) <= newest.number
-        if taken and file.path not in count and file.modified <= run.clock() - STALE_S:
+        if taken and file.path not in count and file.modified <= at.clock() - STALE_S:
             lost[f"publications/{file.path}"] = file
     return lost
 
 
 def _written_down(
-    run: ExpireRun, topic: str, found: _Found, published: _Published | None
+    at: At, request: Expire, found: _Found, published: _Published | None
 ) -> tuple[dict[str, Listed], dict[str, Listed], int]:
     """Write down what is new; the data files and compacted files that go now, and how many go later."""
     if published is None:
         return {}, {}, 0
-    entries = list(expired_entries(run.storage, topic))
+    entries = list(expired_entries(at.storage, request.topic))
     since = {path: entry.created for entry in reversed(entries) for path in entry.files}
-    created = datetime.fromtimestamp(run.clock(), UTC).isoformat(timespec="seconds")
+    created = datetime.fromtimestamp(at.clock(), UTC).isoformat(timespec="seconds")
     if fresh := sorted((found.data.keys() | found.compacted.keys()) - since.keys()):
         entry = Expired(
             number=entries[-1].number + 1 if entries else 1,
@@ -349,30 +336,30 @@ def _written_down(
             files=fresh,
         )
         since |= dict.fromkeys(fresh, created)
-        if not run.dry_run:
-            if not run.storage.create(layout.expired_path(topic, entry.number), encode(entry)):
+        if not request.dry_run:
+            if not at.storage.create(layout.expired_path(request.topic, entry.number), encode(entry)):
                 raise MillraceError(
-                    f"another run expires {topic} at this moment: run again when it has ended"
+                    f"another run expires {request.topic} at this moment: run again when it has ended"
                 )
-            run.progress("written down")
-    before = run.clock() - run.reader_grace_s
+            at.progress("written down")
+    before = at.clock() - request.reader_grace_s
     old = {path for path, at in since.items() if datetime.fromisoformat(at).timestamp() <= before}
     data = {path: file for path, file in found.data.items() if path in old}
     compacted = {path: file for path, file in found.compacted.items() if path in old}
     return data, compacted, len(found.data) + len(found.compacted) - len(data) - len(compacted)
 
 
-def _fenced(run: ExpireRun, published: _Published) -> _Published:
+def _fenced(at: At, published: _Published) -> _Published:
     """The table behind a commit without rows: no commit that was begun before can be made any more.
 
     A publication, a compaction or a re-load that stood still for days would name files that go now, and so
     would a rebuild that runs at this moment.
     """
     _commit_nothing(published.table)
-    fenced = _Published.of(run, published.topic)
+    fenced = _Published.of(at, published.topic)
     if fenced is None or fenced.table.current_snapshot() == published.table.current_snapshot():
         raise MillraceError(f"the table of {published.topic} took no commit: see its catalog, then run again")
-    run.progress("fenced")
+    at.progress("fenced")
     return fenced
 
 
@@ -381,8 +368,8 @@ def _commit_nothing(table: Table) -> None:
         commit(table, TableChange())
 
 
-def _old_plans(run: ExpireRun, topic: str) -> dict[str, Listed]:
+def _old_plans(at: At, request: Expire) -> dict[str, Listed]:
     """Plans that no retry needs any more. The newest one stays: it shows that loads ran."""
-    before = run.clock() - max(run.older_than_s, STALE_S)
-    plans = sorted(run.storage.files(layout.Folder.PLANS.of(topic)), key=lambda file: file.modified)
+    before = at.clock() - max(request.older_than_s, STALE_S)
+    plans = sorted(at.storage.files(layout.Folder.PLANS.of(request.topic)), key=lambda file: file.modified)
     return {f"plans/{file.path}": file for file in plans[:-1] if file.modified <= before}

@@ -21,10 +21,10 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history.layout import (
     check_topic,
     load_numbers,
@@ -56,38 +56,14 @@ from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import Replacement, take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
 from millrace_warehouse.publish.table import PATH, has_columns, make_table, properties_of, published_table
-from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verbs import Publish
 
 VerdictOf = Callable[[str, str], Verdict]
 """Topic and hour (`2015-05-17T10`) -> what the auditor says of it; UNASKED when nobody is asked."""
-Progress = Callable[[str], None]
 TRIES = 20
 """Most commits that one run tries; each one that fails has lost to another, or met a fault."""
 CATCH_UP = 1_000
 """Newer loads after which a publication is made though no hour changes: the next run need not read them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRun:
-    """What a command wants published, and how; the same for each of its topics."""
-
-    storage: Storage
-    catalog: Catalog
-    """As `publish.catalog.connect` opens it."""
-    run_id: str
-    verdict_of: VerdictOf
-    hours: Sequence[str] = ()
-    """Hours to publish whatever their verdict, `2015-05-17T10` or UNFILED; those without rows as empty."""
-    proven: bool = False
-    """Publish every hour that waits and is complete."""
-    unproven_after_s: float | None = None
-    """Publish also hours of unknown verdict that ended so long ago; never those that are incomplete."""
-    dry_run: bool = False
-    """Say what would be published; nothing is written."""
-    rebuild: bool = False
-    """Make the table again from history and what is left of it; see `rebuild`."""
-    progress: Progress = lambda step: None
-    clock: Callable[[], float] = time.time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,24 +100,24 @@ class PublishResult:
     """Hours with rows that stay unpublished, ascending, UNFILED last."""
 
 
-def publish_topic(run: PublishRun, topic: str) -> PublishResult:
+def publish_topic(at: At, request: Publish, topic: str, verdict_of: VerdictOf) -> PublishResult:
     """Bring the table to the newest load: late rows, editions, and the hours that are due, in one commit.
 
     Nothing to change is no commit. MillraceError, in a sentence that says what to do, when the table is not
     what the newest publication left, and when the catalog does not answer.
     """
-    check_topic(run.storage, topic)
-    require_load(run.storage, topic)
-    return _Attempts(run, topic).publish()
+    check_topic(at.storage, topic)
+    require_load(at.storage, topic)
+    return _Attempts(at, request, topic, verdict_of).publish()
 
 
 class _Attempts:
     """One run's attempts to publish one topic."""
 
-    def __init__(self, run: PublishRun, topic: str) -> None:
-        self._run, self._topic = run, topic
+    def __init__(self, at: At, request: Publish, topic: str, verdict_of: VerdictOf) -> None:
+        self._at, self._request, self._topic, self._verdict_of = at, request, topic, verdict_of
         self._verdicts: dict[str, Verdict] = {}
-        self._to_rebuild = run.rebuild
+        self._to_rebuild = request.rebuild
         self._made: set[str] = set()
         """Paths of the records that commits were tried with: the table may turn out to name any of them."""
 
@@ -154,7 +130,7 @@ class _Attempts:
                 return self._publish_once()
             except Unsure as error:
                 cause = error
-                self._run.progress("commit failed, or its answer was lost")
+                self._at.progress("commit failed, or its answer was lost")
             except CatalogError as error:
                 if cause is None:
                     raise
@@ -167,21 +143,21 @@ class _Attempts:
         )
 
     def _publish_once(self) -> PublishResult:
-        run, topic, storage = self._run, self._topic, self._run.storage
+        at, request, topic = self._at, self._request, self._topic
         if self._to_rebuild:
             self._rebuild()
-        table, before = published_table(run.catalog, storage, topic)
-        run.progress("table read")
+        table, before = published_table(at.catalog, at.storage, topic)
+        at.progress("table read")
         if table is not None and before is not None and table.properties[PATH] in self._made:
             return self._finish(table, before)
         state = State.of(before)
         self._follow(state)
-        run.progress(f"loads read through {state.through.load}")
-        choose(state, self._ask, run.hours, run.proven, run.unproven_after_s, run.clock())
+        at.progress(f"loads read through {state.through.load}")
+        choose(state, self._ask, request.hours, request.proven, request.unproven_after_s, at.clock())
         self._follow(state)  # what was loaded before the auditor was asked is in now
         while judge_late(state, self._ask):
             self._follow(state)  # and again: its answer counts rows that this run had not seen
-        run.progress("hours judged")
+        at.progress("hours judged")
         caught_up = before.loads.load if before is not None else 0
         if not state.changes and state.through.load - caught_up < CATCH_UP:
             return self._unchanged(table, before, state)
@@ -189,32 +165,30 @@ class _Attempts:
 
     def _unchanged(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
         """Nothing to publish, or nothing more than was made again; what a run before has left is done."""
-        run = self._run
-        if table is not None and before is not None and not run.dry_run:
-            bring_up_to_date(run.catalog, run.storage, self._topic, table, before)
-        changes = before.changes if run.rebuild and before is not None else ()
-        return self._result(table, before, state.unpublished, published=run.rebuild, changes=changes)
+        rebuild = self._request.rebuild
+        if table is not None and before is not None and not self._request.dry_run:
+            bring_up_to_date(self._at.catalog, self._at.storage, self._topic, table, before)
+        changes = before.changes if rebuild and before is not None else ()
+        return self._result(table, before, state.unpublished, published=rebuild, changes=changes)
 
     def _rebuild(self) -> None:
         """Make the table again, once; what newer loads have for it is then published as always."""
-        run = self._run
-        if run.dry_run:
+        at = self._at
+        if self._request.dry_run:
             raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
-        table, publication, path = rebuild_table(
-            run.storage, run.catalog, self._topic, run.run_id, run.progress
-        )
+        table, publication, path = rebuild_table(at, self._topic, self._request.run_id)
         self._to_rebuild = False
-        record(run.storage, path, publication)
-        bring_up_to_date(run.catalog, run.storage, self._topic, table, publication)
-        run.progress("table made again")
+        record(at.storage, path, publication)
+        bring_up_to_date(at.catalog, at.storage, self._topic, table, publication)
+        at.progress("table made again")
 
     def _ask(self, hour: str) -> Verdict:
         if hour not in self._verdicts:
-            self._verdicts[hour] = UNKNOWN if hour == UNFILED else self._run.verdict_of(self._topic, hour)
+            self._verdicts[hour] = UNKNOWN if hour == UNFILED else self._verdict_of(self._topic, hour)
         return self._verdicts[hour]
 
     def _follow(self, state: State) -> None:
-        storage, topic = self._run.storage, self._topic
+        storage, topic = self._at.storage, self._topic
         if (load := state.through.load) and read_load(storage, topic, load).sha256 != state.through.sha256:
             raise MillraceError(
                 f"{load_path(topic, load)} is not the load whose rows were published, it was made anew:"
@@ -227,25 +201,25 @@ class _Attempts:
         state.follow(loads, editions, lambda load, edition: read_edition(storage, topic, load, edition))
 
     def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
-        run, topic, storage = self._run, self._topic, self._run.storage
+        at, request, topic, storage = self._at, self._request, self._topic, self._at.storage
         attempt = uuid.uuid4().hex[:16]
         added, schema = new_files(storage, topic, state.changes)
         state.schema = max(schema, state.schema, 1)
         removed = {hour: change.removed for hour, change in state.changes.items() if change.removed}
         publication = self._record(table, before, state, attempt)
-        if run.dry_run:
+        if request.dry_run:
             return self._result(table, publication, state.unpublished, changes=publication.changes)
         if table is None:
-            table = make_table(run.catalog, storage, topic)
-            run.progress("table made")
+            table = make_table(at.catalog, storage, topic)
+            at.progress("table made")
         replacement = Replacement()
         if removed:
             replacement = take_out(storage, topic, attempt, table, state.replaced, removed)
-            run.progress("rows of earlier editions taken out")
+            at.progress("rows of earlier editions taken out")
         path = publication_path(topic, publication.number, attempt)
         storage.create(path, encode(publication))
         self._made.add(path)
-        run.progress("record written")
+        at.progress("record written")
         columns = read_record(storage, topic, publication.schema).schema
         properties = properties_of(publication, path)
         committed = commit(
@@ -255,10 +229,10 @@ class _Attempts:
                 removed=replacement.removed,
                 schema=None if has_columns(table, columns) else columns,
                 properties=properties,
-                summary={**properties, "millrace.run-id": run.run_id, "millrace.attempt": attempt},
+                summary={**properties, "millrace.run-id": request.run_id, "millrace.attempt": attempt},
             ),
         )
-        run.progress("committed")
+        at.progress("committed")
         return self._finish(committed, publication)
 
     def _record(
@@ -268,15 +242,15 @@ class _Attempts:
         if table is not None and before is not None:
             previous = PreviousPublication(path=table.properties[PATH], sha256=before.sha256)
         changes = state.settled()
-        return state.record(self._topic, attempt, self._run.run_id, previous, changes)
+        return state.record(self._topic, attempt, self._request.run_id, previous, changes)
 
     def _finish(self, table: Table, publication: Publication) -> PublishResult:
         """Everything that follows a commit, and that the next run does when this one dies before."""
-        run, storage = self._run, self._run.storage
-        record(storage, table.properties[PATH], publication)
-        run.progress("recorded")
-        bring_up_to_date(run.catalog, storage, self._topic, table, publication)
-        run.progress("table of hours written")
+        at = self._at
+        record(at.storage, table.properties[PATH], publication)
+        at.progress("recorded")
+        bring_up_to_date(at.catalog, at.storage, self._topic, table, publication)
+        at.progress("table of hours written")
         return self._result(
             table, publication, publication.unpublished, published=True, changes=publication.changes
         )

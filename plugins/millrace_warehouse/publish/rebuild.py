@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.manifest import DataFile as IcebergDataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.layout import (
@@ -95,24 +95,23 @@ class _Hour:
                 del self.wanted[load]
 
 
-def rebuild_table(
-    storage: Storage, catalog: Catalog, topic: str, run_id: str, progress: Callable[[str], None]
-) -> tuple[Table, Publication, str]:
+def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication, str]:
     """Make the table what its newest publication was, as far as files are left; that publication's successor.
 
     Unsure when the commit may have been made, or lost to another: look, then begin again.
     """
+    storage, catalog = at.storage, at.catalog
     table = find_table(catalog, topic)
     base, base_path, number = _newest(storage, topic, table)
     if base is not None:  # the run that made it may have died, and what follows it hides it from all others
         record(storage, base_path, base)
     state = State.of(base)
     state.number = number
-    progress("record read")
+    at.progress("record read")
     head = list(live_files(table)) if table is not None else []
     hours, schema = _wanted(storage, topic, state)
     _choose(storage, topic, table, hours, [file for file in head if not _is_replaced(topic, state, file)])
-    progress("files found")
+    at.progress("files found")
     if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
         with suppress(NoSuchTableError):  # dropped, and the answer was lost
             asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
@@ -125,7 +124,7 @@ def rebuild_table(
     publication = _record(topic, state, run_id, base, base_path, _lost(state, hours))
     path = publication_path(topic, publication.number, publication.attempt)
     storage.create(path, encode(publication))
-    progress("record written")
+    at.progress("record written")
     there = {file.file_path for file in head}
     columns = read_record(storage, topic, state.schema).schema
     properties = properties_of(publication, path)

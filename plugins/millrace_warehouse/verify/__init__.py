@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
+from millrace_warehouse.at import Progress, quiet
 from millrace_warehouse.history import layout
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
@@ -26,7 +27,7 @@ from millrace_warehouse.verify.history import History, check_history
 from millrace_warehouse.verify.hours import check_hours
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
-from millrace_warehouse.verify.report import OnStep, TopicReport
+from millrace_warehouse.verify.report import TopicReport
 from millrace_warehouse.verify.rows import check_others, check_rows
 from millrace_warehouse.verify.table import Head, check_table
 
@@ -47,7 +48,7 @@ class VerifyRun:
     """Also compare with this cluster's logs."""
     rows: bool = False
     """Also read every row: offsets, sequence numbers, hours."""
-    on_step: OnStep = lambda path: None
+    progress: Progress = quiet
 
 
 def verify(run: VerifyRun, topic: str | None = None) -> list[TopicReport]:
@@ -105,7 +106,7 @@ def _version(run: VerifyRun, topic: str) -> object:
 
 
 def _verify_topic(run: VerifyRun, topic: str) -> TopicReport:
-    check = Check(run.storage, topic, TopicReport(topic), run.on_step)
+    check = Check(run.storage, topic, TopicReport(topic), run.progress)
     layout.check_topic(run.storage, topic)
     # In this order: the table follows what the ledger knows, and history has what the table follows.
     publications = check.recorded(layout.Folder.PUBLICATIONS.of(topic))

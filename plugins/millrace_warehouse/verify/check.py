@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import Progress
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import M, Manifest, check_hash, decode
 from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verify.report import OnStep, TopicReport
+from millrace_warehouse.verify.report import TopicReport
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class Check:
     storage: Storage
     topic: str
     report: TopicReport
-    on_step: OnStep
+    progress: Progress
+    """Told the path of each load, publication and file before it is checked."""
 
     def problem(self, *problems: str) -> None:
         self.report.problems.extend(problems)
@@ -34,7 +36,7 @@ class Check:
 
     def read(self, cls: type[M], path: str) -> M | None:
         """A manifest or record held against its own hash and the ledger's; None when it cannot be read."""
-        self.on_step(path)
+        self.progress(path)
         try:
             manifest: M = decode(cls, self.storage.read(path), path)
         except FileNotFoundError:

@@ -72,7 +72,7 @@ def _is_whole(check: Check, file: StoredFile, size: int | None) -> bool | None:
     path = f"{check.topic}/{file.path}"
     if size is None:
         return None
-    check.on_step(path)
+    check.progress(path)
     if size != file.bytes:
         check.problem(f"{path} has {size} bytes, written were {file.bytes}: it was cut or changed")
         return False

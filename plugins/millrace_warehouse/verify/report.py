@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-
-OnStep = Callable[[str], None]
-"""Called before each load, publication and file that is checked, with its path: a progress bar."""
 
 
 @dataclass(slots=True)

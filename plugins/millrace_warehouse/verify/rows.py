@@ -42,7 +42,7 @@ def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) ->
         counts = SequenceCounts()
         for file in files:
             path = f"{check.topic}/{file.path}"
-            check.on_step(path)
+            check.progress(path)
             try:
                 for batch in _batches(check, path):
                     count_sequences(batch, counts)
@@ -172,7 +172,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
     for hour, uris in sorted(by_hour.items()):
         found: dict[tuple[int, int], list[Offsets]] = {}
         for uri in uris:
-            check.on_step(uri)
+            check.progress(uri)
             try:
                 with head.table.io.new_input(uri).open() as content, pq.ParquetFile(content) as file:
                     for batch in _proving(file):

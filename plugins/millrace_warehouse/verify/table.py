@@ -117,7 +117,7 @@ def _count(
     """Add the rows of one file, from its load's manifest or from the column `_load`."""
     hour, uri = hour_of_partition(file.partition[0]), file.file_path
     path = path_in_topic(uri, check.topic) or uri
-    check.on_step(path)
+    check.progress(path)
     if (mine := whole.get(path)) is not None:
         stated = (file.record_count, file.file_size_in_bytes, hour)
         if stated != (mine.rows, mine.bytes, mine.hour):

@@ -39,7 +39,7 @@ class Task:
 
 def millrace(spark: SparkSession, task: Task) -> None:
     """What `millrace load` runs."""
-    from millrace_warehouse.commands.verbs import Load
+    from millrace_warehouse.verbs import Load
     from tests.jobs import load_topics
 
     settings = Load(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import random
 import shutil
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,16 +19,18 @@ import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history.layout import editions_of, load_numbers, read_edition, require_load
 from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
 from millrace_warehouse.load.reload import reload_topic
 from millrace_warehouse.publish.catalog import connect
-from millrace_warehouse.publish.compact import CompactRun, compact_topic
-from millrace_warehouse.publish.expire import ExpireRun, expire_topic
-from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.compact import compact_topic
+from millrace_warehouse.publish.expire import expire_topic
+from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.publish.state import Hours
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.storage import Storage
+from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event
 from tests.unit.warehouse.mended import Mended, later_event, moved_event
@@ -110,15 +111,10 @@ class Scenario(Mended):
 
     def publish(self, storage: Storage, *hours: str) -> None:
         """Publish these hours, and what is new of those that are published."""
+        request = Publish(topics=[TOPIC], warehouse=storage.root, hours=hours)
         with self.catalog() as catalog:
-            run = PublishRun(
-                storage=storage,
-                catalog=catalog,
-                run_id=uuid.uuid4().hex,
-                verdict_of=lambda *_: Verdict(verdict=UNASKED),
-                hours=hours,
-            )
-            publish_topic(run, TOPIC)
+            at = At(storage=storage, catalog=catalog)
+            publish_topic(at, request, TOPIC, lambda *_: Verdict(verdict=UNASKED))
 
     def hours(self, storage: Storage) -> None:
         self.publish(storage, *self.random.sample(HOURS, self.random.choice([1, 2, 4, 4])))
@@ -134,14 +130,14 @@ class Scenario(Mended):
 
     def compact(self, storage: Storage) -> None:
         require_load(storage, TOPIC)
+        request = Compact(topics=[TOPIC], warehouse=storage.root, quiet_s=-1, small_files=1)
         with self.catalog() as catalog:
-            run = CompactRun(storage=storage, catalog=catalog, quiet_s=-1, small_files=1)
-            compact_topic(run, TOPIC)
+            compact_topic(At(storage=storage, catalog=catalog), request, TOPIC)
 
     def expire(self, storage: Storage) -> None:
+        request = Expire(topic=TOPIC, warehouse=storage.root, older_than_s=-1, reader_grace_s=-1)
         with self.catalog() as catalog:
-            run = ExpireRun(storage=storage, catalog=catalog, older_than_s=-1, reader_grace_s=-1)
-            expire_topic(run, TOPIC)
+            expire_topic(At(storage=storage, catalog=catalog), request)
 
     def fix(self, _: Storage) -> None:
         self.fixed = True

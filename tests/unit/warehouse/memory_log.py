@@ -23,10 +23,10 @@ from millrace.errors import ErrorCode, UnknownTopicOrPartition
 from millrace.records import BatchHeader, Message, build_batch, control_batch, iter_records
 from millrace.records.compression import Codec
 from millrace.wire.fetch import FetchedPartition
+from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import loads_after, newest_editions, read_edition
 from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.history.schemas import pin_first, pinned
-from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.load import LoadRun
 from millrace_warehouse.load.task import write_cut
 from millrace_warehouse.load.writing import Pinned, Writing

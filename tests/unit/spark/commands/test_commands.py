@@ -22,7 +22,7 @@ from millrace_registry.client import RegisteredVersion, RegistryUnavailable
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
-from millrace_warehouse.commands.verbs import Load, Mirror
+from millrace_warehouse.verbs import Load, Mirror
 from tests.unit.warehouse.memory_log import SCHEMA, with_field
 
 MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b:1")

@@ -18,10 +18,10 @@ from millrace.records import Cursor
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace_spark.jobs import entry
 from millrace_spark.jobs.load import TopicFailure, load_topics
-from millrace_warehouse.commands.verbs import Load
 from millrace_warehouse.history.manifest import OriginPartition
 from millrace_warehouse.load.load import LoadResult, LoadRun
 from millrace_warehouse.load.writing import origin_of
+from millrace_warehouse.verbs import Load
 from tests.brokers import free_port
 from tests.support import WAIT_S
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog

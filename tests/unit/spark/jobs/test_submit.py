@@ -11,7 +11,7 @@ import pytest
 import millrace_spark.jobs.submit
 from millrace.errors import MillraceError
 from millrace_spark.jobs.submit import submit
-from millrace_warehouse.commands.words import parse_hours
+from millrace_warehouse.commands.hours import parse_hours
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from millrace.errors import ConfigError, MillraceError
 from millrace_audit.answer import Completeness
 from millrace_warehouse.commands import run
 from millrace_warehouse.commands.publishing import compact, hourly, publish, tables
-from millrace_warehouse.commands.verbs import Publish
 from millrace_warehouse.load.load import load_topic
+from millrace_warehouse.verbs import Publish
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
 
 HOURS = ["2015-05-17T10", "2015-05-17T11", "2015-05-17T12"]

@@ -15,14 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history import schemas
 from millrace_warehouse.history.layout import read_load
 from millrace_warehouse.history.manifest import UNASKED, Verdict, encode
 from millrace_warehouse.history.schemas import SchemaRecord, pinned, promote, records
 from millrace_warehouse.load.load import LoadResult, load_topic
 from millrace_warehouse.publish.catalog import connect, table_identifier
-from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.storage import Storage, open_storage
+from millrace_warehouse.verbs import Publish
 from tests.support import REPOSITORY, WAIT_S
 from tests.unit.warehouse.memory_log import SCHEMA, START, TOPIC, MemoryLog, load_run, with_field
 
@@ -78,14 +80,10 @@ def published(storage: Storage) -> pa.Table:
     """The rows of the table after one more publication of the hour."""
     with connect(storage) as catalog:
         publish_topic(
-            PublishRun(
-                storage=storage,
-                catalog=catalog,
-                run_id="run",
-                verdict_of=lambda topic, hour: Verdict(verdict=UNASKED),
-                hours=(HOUR,),
-            ),
+            At(storage=storage, catalog=catalog),
+            Publish(topics=[TOPIC], warehouse=storage.root, hours=[HOUR]),
             TOPIC,
+            lambda topic, hour: Verdict(verdict=UNASKED),
         )
         return catalog.load_table(table_identifier(TOPIC)).scan().to_arrow().sort_by("_offset")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from millrace_warehouse.at import Progress
 from millrace_warehouse.history.layout import read_edition
-from millrace_warehouse.load.attempt import Progress
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.reload import ReloadRun, reload_topic
 from millrace_warehouse.storage import open_storage

@@ -8,10 +8,12 @@ from typing import Any
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from millrace_warehouse import verbs
+from millrace_warehouse.at import At
 from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.publisher import PublishResult, PublishRun, publish_topic
+from millrace_warehouse.publish.publisher import PublishResult, publish_topic
 from millrace_warehouse.storage.verbs import Storage
 
 TOPIC = "PageView"
@@ -32,10 +34,9 @@ def publish_in(
     def verdict_of(topic: str, hour: str) -> Verdict:
         return Verdict(verdict=UNASKED if verdicts is None else verdicts.get(hour, "unknown"))
 
-    run = PublishRun(
-        storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, hours=hours, **settings
-    )
-    return publish_topic(run, topic)
+    places = {name: settings.pop(name) for name in At.__slots__ if name in settings}
+    request = verbs.Publish(topics=[topic], warehouse=storage.root, run_id="run", hours=hours, **settings)
+    return publish_topic(At(storage=storage, catalog=catalog, **places), request, topic, verdict_of)
 
 
 def table_of(catalog: Catalog, topic: str = TOPIC) -> Table:

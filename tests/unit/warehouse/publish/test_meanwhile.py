@@ -95,4 +95,4 @@ def test_a_verification_that_is_overtaken_every_time_finds_no_foreign_rows_among
             w.load({NINE: 1})
             w.publish()
 
-    assert w.problems(on_step=others) == []
+    assert w.problems(progress=others) == []

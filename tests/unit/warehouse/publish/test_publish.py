@@ -8,14 +8,26 @@ import pytest
 from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
+from millrace_warehouse import verbs
+from millrace_warehouse.at import At
 from millrace_warehouse.history.layout import ledger_path, load_path
-from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
+from millrace_warehouse.history.manifest import UNFILED, Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.publisher import PublishRun, publish_topic
+from millrace_warehouse.publish.publisher import publish_topic
 from millrace_warehouse.storage.verbs import Storage
 from tests.loaded import AVRO, compact_as_others_do, load, offsets, pin, read_again, rows_by_load_and_hour
-from tests.unit.warehouse.publish.publishing import H9, H10, H11, H12, TOPIC, Publish, hours_of, table_of
+from tests.unit.warehouse.publish.publishing import (
+    H9,
+    H10,
+    H11,
+    H12,
+    TOPIC,
+    Publish,
+    hours_of,
+    publish_in,
+    table_of,
+)
 
 
 def test_a_named_hour_is_published_and_the_others_wait(
@@ -258,16 +270,9 @@ def test_topics_whose_names_differ_in_a_dot_do_not_share_a_table(
 ) -> None:
     for topic in ("a.b", "a-b"):
         load(storage, topic, {H10: 1})
-    run = PublishRun(
-        storage=storage,
-        catalog=catalog,
-        run_id="run",
-        verdict_of=lambda topic, hour: Verdict(verdict=UNASKED),
-        hours=[H10],
-    )
-    publish_topic(run, "a.b")
+    publish_in(storage, catalog, H10, topic="a.b")
     with pytest.raises(MillraceError, match=r"belongs to topic a\.b"):
-        publish_topic(run, "a-b")
+        publish_in(storage, catalog, H10, topic="a-b")
 
 
 def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_hour(
@@ -280,8 +285,9 @@ def test_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with_the_
         load(storage, topic, {H10: 2})
         return Verdict(verdict="complete")
 
-    run = PublishRun(storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of, proven=True)
-    [change] = publish_topic(run, TOPIC).changes
+    at = At(storage=storage, catalog=catalog)
+    request = verbs.Publish(topics=[TOPIC], warehouse=storage.root, proven=True)
+    [change] = publish_topic(at, request, TOPIC, verdict_of).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("first", 3, "complete")
     assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
 
@@ -297,8 +303,9 @@ def test_late_rows_that_are_loaded_while_the_auditor_is_asked_are_published_with
         load(storage, topic, {H10: 2})
         return Verdict(verdict="complete")
 
-    run = PublishRun(storage=storage, catalog=catalog, run_id="run", verdict_of=verdict_of)
-    [change] = publish_topic(run, TOPIC).changes
+    at = At(storage=storage, catalog=catalog)
+    request = verbs.Publish(topics=[TOPIC], warehouse=storage.root)
+    [change] = publish_topic(at, request, TOPIC, verdict_of).changes
     assert (change.kind, change.added, change.verdict.verdict) == ("late", 3, "complete")
 
 

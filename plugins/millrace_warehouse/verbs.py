@@ -1,7 +1,7 @@
 """What each verb is given, said once: a command reads it from its words, a Spark job from JSON.
 
-A field made by `option` is what a command line spells; the other fields are for jobs alone. Airflow's
-operators pass the same names on as words. Knows neither Spark nor what the verbs do.
+A field made by `option` is what a command line spells; the other fields are for jobs and tests alone.
+Airflow's operators pass the same names on as words. Lies below what does the verbs, and knows nothing of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform
 
-from millrace_warehouse.commands import words
+from millrace_warehouse import words
 
 V = TypeVar("V")
 
@@ -127,9 +127,9 @@ class Load:
     max_rejected: str = option(
         "--max-rejected N|P%",
         "Fail a topic if more records cannot be decoded.  [default: 0.1%, or 100 where that is more]",
-        words.checked_limit,
         default="",
     )
+    """As `rejections.RejectedLimit` reads it."""
     accept_rejected: bool = option(
         "--accept-rejected", "Succeed although records could not be decoded.", default=False
     )
@@ -152,7 +152,7 @@ class Publish:
     topics: Sequence[str] = option("TOPIC...", parse=words.distinct)
     warehouse: str = option(*WAREHOUSE)
     hours: Sequence[str] = option("--hour TIME...", "An hour to publish; may be repeated.", default=())
-    """`2015-05-17T10`, UTC; the command adds those of [start, end)."""
+    """`2015-05-17T10`, UTC, or `none`; the command adds those of [start, end). Also hours without rows."""
     start: str = option("--from TIME", "Publish every hour from this whole hour on ...", default="")
     end: str = option("--to TIME", "... up to, and without, this one.", default="")
     proven: bool = option(
@@ -192,6 +192,14 @@ class Compact:
     warehouse: str = option(*WAREHOUSE)
     catalog: str = option(*CATALOG, default="")
     dry_run: bool = option("--dry-run", "Say what would be compacted, and compact nothing.", default=False)
+    quiet_s: float = 6 * 3600.0
+    """Leave an hour alone that a publication has changed since."""
+    small_bytes: int = 64 << 20
+    """A file below it is put together with others."""
+    small_files: int = 8
+    """Leave an hour alone that has at most so many small files."""
+    target_bytes: int = 256 << 20
+    """Start the next file when the sources of one reach this size."""
 
 
 @verb

@@ -11,7 +11,7 @@ import pytest
 
 from millrace.config import from_mapping
 from millrace.errors import ConfigError
-from millrace_warehouse.commands.verbs import (
+from millrace_warehouse.verbs import (
     Compact,
     Expire,
     Load,

@@ -1,4 +1,4 @@
-"""What the words of a command line mean: sizes, times, ages, hours, names.
+"""What the words of a command line mean: sizes, times, ages, loads, names.
 
 Each function takes a word and the option it was given with, and fails with a ConfigError that names both.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
-from millrace_warehouse.history.manifest import UNFILED
 
 _BYTES: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{infix}b": base**power
@@ -53,47 +52,6 @@ def optional_time_ms(text: str, option: str) -> int | None:
     return int(parse_time(text, option).timestamp() * 1000) if text else None
 
 
-def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
-    """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
-    if (hours and (start or end)) or (not hours and not (start and end)):
-        raise ConfigError("give either --hour, as often as needed, or --from and --to")
-    if start and end:
-        return _hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
-    return list(dict.fromkeys(_parse_hour(hour) for hour in hours))
-
-
-def _hours_between(start: datetime, end: datetime) -> list[str]:
-    """The whole hours of [start, end): what is proved is what is published, and half an hour is neither."""
-    if start >= end:
-        raise ConfigError(
-            f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"
-        )
-    for name, time in (("--from", start), ("--to", end)):
-        if time.minute or time.second or time.microsecond:
-            raise ConfigError(
-                f"{name} {time.isoformat()} is not a whole hour in UTC, and hours are proved and published"
-                " whole: give the beginning of an hour"
-            )
-    count = (end - start) // timedelta(hours=1)
-    return [_hour_of(start + timedelta(hours=number)) for number in range(count)]
-
-
-def _parse_hour(text: str) -> str:
-    if text == UNFILED:
-        return UNFILED
-    time = parse_time(text, "--hour")
-    if len(text.strip()) <= len("2015-05-17"):
-        raise ConfigError(
-            f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
-        )
-    return _hour_of(time)
-
-
-def _hour_of(time: datetime) -> str:
-    # Not strftime: it writes the year 1 as "1".
-    return time.isoformat()[: len("2015-05-17T10")]
-
-
 def parse_loads(text: str, option: str) -> list[int]:
     """`7` or `7-9` as numbers of loads; none for an empty word."""
     if not text:
@@ -116,15 +74,6 @@ def checked_pattern(text: str, option: str) -> str:
         re.compile(text)
     except re.error as error:
         raise ConfigError(f"{option} {text!r} is no regular expression: {error}") from None
-    return text
-
-
-def checked_limit(text: str, _option: str) -> str:
-    """The text of --max-rejected, if it is a number, a share or empty."""
-    if text:
-        from millrace_warehouse.load.rejections import RejectedLimit
-
-        RejectedLimit.parse(text)
     return text
 
 

@@ -1,0 +1,29 @@
+"""Where a verb works: storage and catalog, who is told of its steps, and the clock it goes by."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+
+from millrace_warehouse.storage import Storage
+
+Progress = Callable[[str], None]
+"""Called with the name of each step when it is done: a progress line, or a test that ends the process."""
+
+
+def quiet(step: str) -> None:
+    """The progress that nobody is told of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class At:
+    """Where a verb works; the same for each of its topics."""
+
+    storage: Storage
+    catalog: Catalog
+    """As `publish.catalog.connect` opens it."""
+    progress: Progress = quiet
+    clock: Callable[[], float] = time.time

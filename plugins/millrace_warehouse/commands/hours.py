@@ -1,0 +1,51 @@
+"""The hours that a command line names: one by one, or from a whole hour to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from millrace.config import parse_time
+from millrace.errors import ConfigError
+from millrace_warehouse.history.manifest import UNFILED
+
+
+def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:
+    """The hours that --hour, or --from and --to, name; ConfigError when it is neither or both."""
+    if (hours and (start or end)) or (not hours and not (start and end)):
+        raise ConfigError("give either --hour, as often as needed, or --from and --to")
+    if start and end:
+        return _hours_between(parse_time(start, "--from"), parse_time(end, "--to"))
+    return list(dict.fromkeys(_parse_hour(hour) for hour in hours))
+
+
+def _hours_between(start: datetime, end: datetime) -> list[str]:
+    """The whole hours of [start, end): what is proved is what is published, and half an hour is neither."""
+    if start >= end:
+        raise ConfigError(
+            f"--from {start.isoformat()} is not before --to {end.isoformat()}: give them in order"
+        )
+    for name, time in (("--from", start), ("--to", end)):
+        if time.minute or time.second or time.microsecond:
+            raise ConfigError(
+                f"{name} {time.isoformat()} is not a whole hour in UTC, and hours are proved and published"
+                " whole: give the beginning of an hour"
+            )
+    count = (end - start) // timedelta(hours=1)
+    return [_hour_of(start + timedelta(hours=number)) for number in range(count)]
+
+
+def _parse_hour(text: str) -> str:
+    if text == UNFILED:
+        return UNFILED
+    time = parse_time(text, "--hour")
+    if len(text.strip()) <= len("2015-05-17"):
+        raise ConfigError(
+            f"--hour {text!r} names a day: write an hour like 2015-05-17T10, or use --from and --to"
+        )
+    return _hour_of(time)
+
+
+def _hour_of(time: datetime) -> str:
+    # Not strftime: it writes the year 1 as "1".
+    return time.isoformat()[: len("2015-05-17T10")]
