@@ -54,6 +54,7 @@ PARTITIONS, BATCH = 2, 5
 EVENTS = PARTITIONS * BATCH
 """That each round adds to the log."""
 CHECK_EVERY = 10
+ERROR = "error: "
 GRACE_S = 10.0
 """Longer than any step of a program that reads a file, and than a look at the table."""
 ROUND_S = 60.0
@@ -91,6 +92,20 @@ class Site:
     def note(self, what: str, times: int = 1) -> None:
         with self.notes.open("a") as file:
             file.write(f"{what}\n" * times)
+
+    def noted(self) -> Counter[str]:
+        return Counter(self.notes.read_text().splitlines() if self.notes.exists() else [])
+
+    @property
+    def done(self) -> str:
+        """What was done, and how often."""
+        done = sorted(self.noted().items())
+        return ", ".join(f"{times} {what}" for what, times in done if not what.startswith(ERROR))
+
+    def print_errors(self) -> None:
+        for what, times in self.noted().items():
+            if what.startswith(ERROR):
+                print(f"{times} times {what}", flush=True)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Storage, Catalog]]:
@@ -206,13 +221,19 @@ def fork(work: Callable[[], None]) -> int:
     return pid
 
 
+def in_a_process(site: Site, step: Callable[[Site], None]) -> None:
+    """AssertionError when the step fails; why is on standard error."""
+    code = os.waitstatus_to_exitcode(os.waitpid(fork(lambda: step(site)), 0)[1])
+    assert code == 0, f"the {step.__name__} in round {site.rounds} has failed"
+
+
 def work_on(site: Site, work: Callable[[Site], None], parent: int) -> None:
     """Do the same again and again, until the process is killed or the one that forked it has ended."""
     while os.getppid() == parent:
         try:
             work(site)
         except MillraceError as error:  # races that were lost, a table that is not there yet
-            site.note(f"error: {error}")
+            site.note(f"{ERROR}{error}")
         time.sleep(random.uniform(0, 0.1))
 
 
@@ -233,10 +254,10 @@ class Rounds:
                     self._start(name)
                 time.sleep(random.uniform(0.05, 1.0))
                 self._kill(random.choice(sorted(self._pids)))
-                self._in_a_process(look)
+                in_a_process(self._site, look)
                 if number % CHECK_EVERY == 0 or number == rounds:
                     self._kill(*self._pids)
-                    self._in_a_process(check)
+                    in_a_process(self._site, check)
         finally:
             self._kill(*self._pids)
 
@@ -252,12 +273,10 @@ class Rounds:
             assert code == -signal.SIGKILL, f"the {name} has ended with {code}"
             self.killed[name.partition(" ")[0]] += 1
 
-    def _in_a_process(self, step: Callable[[Site], None]) -> None:
-        code = os.waitstatus_to_exitcode(os.waitpid(fork(lambda: step(self._site)), 0)[1])
-        assert code == 0, f"the {step.__name__} in round {self._site.rounds} has failed"
 
-
-def main(warehouse: str, catalog: str, rounds: int) -> None:
+@contextmanager
+def made_site(warehouse: str, catalog: str, rounds: int) -> Iterator[Site]:
+    """The log of so many rounds, none of which has begun, and what the processes share."""
     log, ends = MemoryLog(PARTITIONS, topic=TOPIC), [dict.fromkeys(range(PARTITIONS), 0)]
     for _ in range(rounds):
         for partition in range(PARTITIONS):
@@ -265,19 +284,18 @@ def main(warehouse: str, catalog: str, rounds: int) -> None:
             log.append_events(partition, [START + hour * HOUR + n for n in range(BATCH)])
         ends.append({number: one.high_watermark for number, one in log.partitions.items()})
     with tempfile.TemporaryDirectory() as folder, mmap.mmap(-1, 8) as begun:
-        notes = Path(folder, "notes")
-        site = Site(warehouse, catalog, log, ends, begun, notes, Path(folder, "seen"))
+        yield Site(warehouse, catalog, log, ends, begun, Path(folder, "notes"), Path(folder, "seen"))
+
+
+def main(warehouse: str, catalog: str, rounds: int) -> None:
+    with made_site(warehouse, catalog, rounds) as site:
         killing = Rounds(site)
         try:
             killing.run(rounds)
         finally:
-            done = Counter(notes.read_text().splitlines() if notes.exists() else [])
-            for words, times in done.items():
-                if words.startswith("error: "):
-                    print(f"{times} times {words}", flush=True)
-    kills = ", ".join(f"{times} {name}s" for name, times in sorted(killing.killed.items()))
-    did = ", ".join(f"{times} {what}" for what, times in sorted(done.items()) if not what.startswith("error"))
-    print(f"{rounds} rounds, {killing.killed.total()} kills ({kills}): {did}", flush=True)
+            site.print_errors()
+        kills = ", ".join(f"{times} {name}s" for name, times in sorted(killing.killed.items()))
+        print(f"{rounds} rounds, {killing.killed.total()} kills ({kills}): {site.done}", flush=True)
 
 
 def kill_rounds(warehouse: str, catalog: str, rounds: int) -> str:

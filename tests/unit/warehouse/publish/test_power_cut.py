@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.storage import open_storage
+from tests.kill_rounds import ROUND_S
 from tests.loaded import load, offsets, read_again
+from tests.support import ROUNDS, Process
 from tests.unit.warehouse.load.test_power_cut import Disk
 from tests.unit.warehouse.publish.publishing import H10, H11, TOPIC, hours_of, publish_in, table_of
 
@@ -66,3 +69,12 @@ def test_a_power_cut_before_the_commit_leaves_the_table_as_it_was(
             assert offsets(table_of(catalog)) == [0, 1, 2, 3, 4]
     finally:
         disk.close()
+
+
+@pytest.mark.soak
+def test_a_power_cut_of_a_real_file_system_is_all_or_nothing_the_catalog_included(tmp_path: Path) -> None:
+    if os.geteuid() or not Path("/dev/loop-control").exists() or shutil.which("mkfs.ext4") is None:
+        pytest.skip("only root mounts an ext4 in a loop device")
+    process = Process([str(tmp_path), str(ROUNDS)], module="tests.power_cuts")
+    assert process.wait(timeout_s=ROUND_S * (1 + ROUNDS)) == 0, process.output
+    print(process.output)
