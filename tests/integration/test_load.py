@@ -19,6 +19,7 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
+from millrace_spark.jobs.submit import submit
 from millrace_warehouse.history.layout import newest_load
 from millrace_warehouse.history.schemas import pin_first
 from millrace_warehouse.load.load import LoadResult
@@ -269,6 +270,20 @@ def test_an_unusable_java_is_one_clear_line(site: TestSite, tmp_path: Path) -> N
     assert done.returncode == 1
     assert done.stderr.strip().startswith("millrace: no Java")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_jobs_driver_imports_neither_sparks_zip_nor_pandas(
+    site: TestSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"bootstrap": site.cluster.bootstrap, "registry": site.registry, "warehouse": str(tmp_path)}
+    lines: list[str] = []
+    monkeypatch.setenv("PYTHONVERBOSE", "1")
+    (answer,) = submit("load", {**settings, "topics": ["No"]}, master="local[1]", on_line=lines.append)
+    assert "error" in answer
+    imported = {line.split("'")[1]: line for line in lines if line.startswith("import '")}
+    assert "SourceFileLoader" in imported["pyspark.sql.session"]
+    assert not [line for line in imported.values() if "zipimporter" in line]
+    assert "pandas" not in imported, "half a second of CPU, as is PySpark from its zip"
 
 
 def test_the_command_loads_the_topics_of_a_pattern_and_says_nothing_but_its_steps(

@@ -1,6 +1,4 @@
-"""The script that spark-submit runs: a verb's job under a Spark session, one JSON line at the end.
-
-    entry.py VERB FILE        FILE has the verb as JSON
+"""What `script.py` runs: a verb's job under a Spark session, one JSON line at the end.
 
 The line is `{"result": …}` with exit code 0, or `{"error": "one line that says what to do"}` with 1, and
 `"unforeseen": true` where the stack trace above it is needed. Steps go to standard error as they are done.
@@ -24,8 +22,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+from py4j.protocol import INPUT_CONVERTER
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
 from millrace.config import from_mapping
 from millrace.errors import MillraceError
@@ -54,6 +54,10 @@ def main() -> None:
     # Spark's JVM started us, in its main thread, which waits for us. Without it a driver could go on by
     # itself, though nobody waits for it any more.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # They import pandas with the first argument that goes to the JVM, to see that it is none of theirs: half
+    # a second of CPU, and no job has any for them.
+    numpys = (NumpyArrayConverter, NumpyScalarConverter)
+    INPUT_CONVERTER[:] = [converter for converter in INPUT_CONVERTER if not isinstance(converter, numpys)]
     name, file = sys.argv[1:]
     request: Any = from_mapping(JOBS[name][0], json.loads(Path(file).read_text()), "the job's settings")
     try:
@@ -151,7 +155,3 @@ def _attempt(function: Callable[[T], R], task: T) -> R | _Failed:
         return function(task)
     except MillraceError as error:
         return _Failed(str(error))
-
-
-if __name__ == "__main__":
-    main()

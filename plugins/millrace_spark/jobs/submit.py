@@ -51,7 +51,7 @@ def submit(
     conf: Mapping[str, str] | None = None,
     archives: Sequence[str] = (),
 ) -> Any:
-    """Run a job of `entry.py` to its end; its result, or JobRefused with its own line, MillraceError without.
+    """Run a job of `entry` to its end; its result, or JobRefused with its own line, MillraceError without.
 
     `conf` overrides every Spark setting that is made here. `archives` are FILE#NAME, unpacked as NAME where
     the tasks run; the first is an environment with Python and this package, and runs them.
@@ -67,7 +67,7 @@ def submit(
                 "spark.submit.deployMode must be client: the command waits for the driver's answer"
             )
         options = [word for key, value in confs.items() for word in ("--conf", f"{key}={value}")]
-        script = Path(millrace_spark.__path__[0], "jobs", "entry.py")
+        script = Path(millrace_spark.__path__[0], "jobs", "script.py")
         command = [str(_spark_home() / "bin" / "spark-submit"), "--master", master, *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path)], where, last, on_line)

@@ -91,7 +91,7 @@ def test_workers_and_driver_are_this_python_and_the_settings_one_file(spark_subm
     arguments, settings, environment = run([])
     assert environment == [sys.executable, sys.executable, str(spark_submit.parents[1])]
     assert arguments[:2] == ["--master", "local[2]"]
-    assert arguments[-3].endswith("millrace_spark/jobs/entry.py")
+    assert arguments[-3].endswith("millrace_spark/jobs/script.py")
     assert arguments[-2] == "load"
     assert settings == {"topics": ["A"]}
     assert not Path(arguments[-1]).exists()

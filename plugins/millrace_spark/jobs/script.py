@@ -1,0 +1,19 @@
+"""The script that spark-submit runs: `entry.main`, with the PySpark that is installed.
+
+    script.py VERB FILE        FILE has the verb as JSON
+
+Spark puts a zip of the same PySpark before it, and Python compiles what it imports from a zip anew each time:
+half a second of CPU before the session can begin.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    zips = f"{os.environ['SPARK_HOME']}/python/lib/"
+    sys.path[:] = [path for path in sys.path if not path.startswith(zips)]
+    from millrace_spark.jobs.entry import main
+
+    main()
