@@ -66,7 +66,7 @@ fault-load: setup ## 100 loads while every part is killed at random, then 20 pow
 bench-broker: setup ## Millrace beside Kafka, RabbitMQ and ActiveMQ: docs/benchmarks.md (25 min, 40 GB) [QUICK=1] [ONLY=millrace,...] [CELLS=consume,...]
 	$(BIN)/python -m tests.bench.broker $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
-bench-load: setup ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
+bench-load: setup .cache/readers/.installed ## Loads and mirrors beside Spark's Kafka source and MirrorMaker 2: docs/benchmarks.md (25 min, 10 GB) [QUICK=1] [ONLY=...] [CELLS=load,...]
 	$(BIN)/python -m tests.bench.load $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(CELLS),--cells $(CELLS))
 
 setup: .venv/.installed ## Install everything into .venv

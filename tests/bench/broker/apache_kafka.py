@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.bench.broker import java, meter
 from tests.bench.broker.kafka_clients import clients
-from tests.bench.broker.system import Client, Missing
+from tests.bench.broker.system import Client, missing_without_jars
 from tests.peers import maven
 from tests.peers.kafka import POM, KafkaBroker
 
@@ -41,22 +41,16 @@ class ApacheKafka:
     def install(self) -> None:
         """Fetch it through Maven."""
         java.prepare()
-        try:
+        with missing_without_jars():
             folder = maven.jars(POM)
-        except maven.NoMaven as error:
-            raise Missing(str(error)) from error
-        except AssertionError as error:
-            raise Missing(str(error).strip().splitlines()[-1]) from error
         self.version = next(folder.glob("kafka_2.13-*.jar")).stem.rpartition("-")[2]
 
     def start(self, folder: Path) -> None:
         """With the heap and collector of its own start script."""
-        try:
+        with missing_without_jars():
             self._broker = KafkaBroker(
                 folder, heap_mb=1024, settings=self._settings, java_options=java.KAFKA_OPTIONS
             )
-        except AssertionError as error:
-            raise Missing(str(error).strip().splitlines()[-1]) from error
         self.address = self._broker.address
         self.clients = clients(self.address)
 

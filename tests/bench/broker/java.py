@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millrace.coordination.embedded import find_java
 from tests.bench.broker import tool_output
-from tests.bench.broker.system import Command, Missing
+from tests.bench.broker.system import Command, Missing, missing_without_jars
 from tests.peers import kafka, maven
 
 SOURCES = Path(__file__).with_name("java")
@@ -18,12 +18,8 @@ KAFKA_OPTIONS = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
 
 def prepare() -> None:
     """Fetch the jars and compile our classes, if that was not done before; Missing when it is impossible."""
-    try:
+    with missing_without_jars():
         compile_classes()
-    except maven.NoMaven as error:
-        raise Missing(str(error)) from error
-    except AssertionError as error:
-        raise Missing(str(error).strip().splitlines()[-1]) from error
 
 
 def compile_classes() -> Path:

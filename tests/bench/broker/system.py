@@ -6,10 +6,13 @@ that their CPU is counted apart from the broker's and a peer's own tool can be o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from tests.peers import maven
 
 MESSAGE_BYTES = 200
 LARGE = 0
@@ -18,6 +21,17 @@ LARGE = 0
 
 class Missing(Exception):
     """The system cannot be run here; the message says why and what would help."""
+
+
+@contextmanager
+def missing_without_jars() -> Iterator[None]:
+    """Missing, with Maven's words, where jars are fetched here and cannot be had."""
+    try:
+        yield
+    except maven.NoMaven as error:
+        raise Missing(str(error)) from error
+    except AssertionError as error:
+        raise Missing(str(error).strip().splitlines()[-1]) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tests.bench.load import latency, loading, mirroring
 from tests.bench.load.loading import Origin
 from tests.bench.load.messages import DISTINCT, fill, stream
 from tests.bench.load.servers import TOPIC, Broker, Servers
-from tests.bench.load.ways import WAYS, Way
+from tests.bench.load.ways import WAYS
 from tests.support import REPOSITORY, start_for_the_test_run
 
 MILLION = 1_000_000
@@ -36,7 +35,9 @@ CELLS: Mapping[str, tuple[str, ...]] = {
 }
 LOAD_MESSAGES = 5 * MILLION
 QUICK_MESSAGES = DISTINCT
-QUICK_WARM_RUNS = 2
+ROUNDS = 3
+"""Runs of a way that count; the page has their median and range."""
+QUICK_ROUNDS = 1
 MIRROR_MESSAGES = 7 * MILLION
 QUICK_MIRROR_MESSAGES = 400_000
 DECODE = REPOSITORY / "tests" / "bench" / "bench_decode.py"
@@ -71,6 +72,7 @@ def run(cell: str, names: Sequence[str], folder: Path, result: Result, tell: Tel
 
 
 def _load(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
+    here = [way for way in WAYS if way.name in names]
     with Servers(folder) as servers:
         zookeeper, (registry, schema_id) = servers.zookeeper(), servers.registry()
         messages = stream(QUICK_MESSAGES if quick else LOAD_MESSAGES, schema_id, Codec.ZSTD)
@@ -79,34 +81,21 @@ def _load(names: Sequence[str], folder: Path, kept: Result, tell: Tell, quick: b
         kept["data"] = {"messages": filled.messages, "batches": filled.batches, "bytes": filled.data_bytes}
         tell(f"{filled.messages:,} messages, {filled.data_bytes / 1e6:,.0f} MB in the topic")
         origin = Origin(broker=broker, registry=registry, rows_by_hour=messages.rows_by_hour())
-        here = [way for way in WAYS if way.name in names and not way.on_kafka]
-        _ways(here, origin, folder, kept, tell, quick)
+        origins = {False: origin}
+        if any(way.on_kafka for way in here):
+            try:
+                kafka = servers.kafka("kafka")
+                fill(kafka.address, TOPIC, messages)
+                origins[True] = replace(origin, broker=kafka)
+            except Missing as missing:
+                kept |= {
+                    way.name: {"title": way.title, "missing": str(missing)} for way in here if way.on_kafka
+                }
+                tell(f"MISSING: {missing}")
+        pairs = [(way, origins[way.on_kafka]) for way in here if way.on_kafka in origins]
+        kept |= loading.measure(pairs, folder, tell, rounds=QUICK_ROUNDS if quick else ROUNDS)
         if "raw" in names:
             kept["raw"] = _raw(broker, folder, tell, RAW_SAMPLE // (10 if quick else 1))
-    on_kafka = [way for way in WAYS if way.name in names and way.on_kafka]
-    if not on_kafka:
-        return
-    with Servers(folder) as servers:
-        try:
-            broker = servers.kafka("kafka")
-        except Missing as missing:
-            kept |= {way.name: {"title": way.title, "missing": str(missing)} for way in on_kafka}
-            tell(f"MISSING: {missing}")
-            return
-        fill(broker.address, TOPIC, messages)
-        _ways(on_kafka, replace(origin, broker=broker), folder, kept, tell, quick)
-
-
-def _ways(ways: Sequence[Way], origin: Origin, folder: Path, kept: Result, tell: Tell, quick: bool) -> None:
-    for way in ways:
-        meter.wait_for_quiet([origin.broker.pid], timeout_s=5)
-        runs = min(way.warm_runs, QUICK_WARM_RUNS) if quick else way.warm_runs
-        told = partial(_tell_of, way, tell)
-        kept[way.name] = loading.measure(way, origin, folder, told, warm_runs=runs)
-
-
-def _tell_of(way: Way, tell: Tell, line: str) -> None:
-    tell(f"{way.name:22} {line}")
 
 
 def _raw(broker: Broker, folder: Path, tell: Tell, sample: int) -> Result:

@@ -5,7 +5,7 @@ Works on the result file's plain values, so that a page can be made again withou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.bench.broker.figures import CORES_FULL
@@ -14,6 +14,7 @@ from tests.bench.load.accounting import WORKERS
 
 Result = Mapping[str, Any]
 Run = Mapping[str, Any]
+Runs = Sequence[Run]
 
 
 def outcome(result: Result, cell: str, name: str) -> Mapping[str, Any] | None:
@@ -22,21 +23,19 @@ def outcome(result: Result, cell: str, name: str) -> Mapping[str, Any] | None:
     return None if found is None or found.get("missing") or found.get("failed") else found
 
 
-def warm(way: Mapping[str, Any]) -> Run:
-    """The best load of the warm session; the first one warmed it, unless there was no other."""
-    runs = way["warm"][1:] or way["warm"]
-    best: Run = min(runs, key=lambda run: run["cpu_s"])
-    return best
+def middle(runs: Runs, what: str = "cpu_s") -> Run:
+    """The run in the middle by CPU, or by another figure: its median, where there are an odd number."""
+    return sorted(runs, key=lambda run: float(run[what]))[len(runs) // 2]
 
 
-def per_cpu(run: Run) -> float:
-    """Records per CPU-second of everything that loaded; the broker is not in it."""
-    return float(run["rows"] / run["cpu_s"])
+def per_cpu(runs: Runs) -> float:
+    """Records per CPU-second of everything that loaded, the median; the broker is not in it."""
+    return float(runs[0]["rows"] / middle(runs)["cpu_s"])
 
 
-def per_wall(run: Run) -> float:
-    """Records per second of the clock."""
-    return float(run["rows"] / run["wall_s"])
+def per_wall(runs: Runs) -> float:
+    """Records per second of the clock, the median."""
+    return float(runs[0]["rows"] / middle(runs, "wall_s")["wall_s"])
 
 
 def per_worker_cpu(run: Run) -> float:
@@ -118,35 +117,34 @@ def _decoder_levels(result: Result) -> Iterator[Level]:
 
 
 def _load_levels(result: Result) -> Iterator[Level]:
-    direct, peer = (outcome(result, "load", name) for name in ("millrace", "spark-kafka"))
-    tasks = per_worker_cpu(warm(direct)) / 1e6 if direct else None
-    whole = per_cpu(direct["once"]) / 1e6 if direct else None
-    yield Level(
-        key="direct-tasks",
-        what="a load, its tasks in a warm session, records per CPU-second",
-        unit="M",
-        wanted=1.0,
-        measured=tasks,
-    )
-    yield Level(
-        key="direct-whole",
-        what="a load, the whole command with its JVM, records per CPU-second",
-        unit="M",
-        wanted=1.0,
-        measured=whole,
-    )
-    for key, what, rate, run in (
-        ("twice-cpu", "whole command, per CPU-second", per_cpu, lambda way: way["once"]),
-        ("twice-wall", "whole command, per second", per_wall, lambda way: way["once"]),
-        ("twice-warm", "warm session, per CPU-second", per_cpu, warm),
+    load = outcome(result, "load", "millrace")
+    for key, what, measured in (
+        (
+            "tasks",
+            "its tasks in a warm session",
+            per_worker_cpu(middle(load["warm"])) / 1e6 if load else None,
+        ),
+        ("whole", "the whole command with its JVM", per_cpu(load["once"]) / 1e6 if load else None),
     ):
-        yield Level(
-            key=key,
-            what=f"a load to Spark's Kafka source and from_avro (aim 2.5), {what}",
-            unit="times",
-            wanted=2.0,
-            measured=rate(run(direct)) / rate(run(peer)) if direct and peer else None,
-        )
+        what = f"a load, {what}, records per CPU-second"
+        yield Level(key=key, what=what, unit="M", wanted=1.0, measured=measured)
+    for key, ours, what in (
+        ("spark-kafka", "millrace", "a load to Spark's Kafka source, from_avro, Parquet"),
+        ("spark-iceberg", "millrace-table", "load and publish to Spark's Kafka source, from_avro, Iceberg"),
+    ):
+        own, peer = outcome(result, "load", ours), outcome(result, "load", key)
+        for suffix, how, rate, form in (
+            ("cpu", "whole command, per CPU-second", per_cpu, "once"),
+            ("wall", "whole command, per second", per_wall, "once"),
+            ("warm", "warm session, per CPU-second", per_cpu, "warm"),
+        ):
+            yield Level(
+                key=f"{key}-{suffix}",
+                what=f"{what}: {how}",
+                unit="times",
+                wanted=2.0,
+                measured=rate(own[form]) / rate(peer[form]) if own and peer else None,
+            )
 
 
 def _mirror_levels(result: Result) -> Iterator[Level]:

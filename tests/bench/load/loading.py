@@ -1,7 +1,8 @@
-"""Millions of messages into Parquet by hour, each way as its user runs it and again in a warm session.
+"""Millions of messages into files or a table by hour, each way as its user runs it and in a warm session.
 
-Every load is checked: as many rows in every hour as were produced. A way that fails, or cannot be had, leaves
-its reason; the others go on.
+The ways take turns, so that a machine that changes its pace changes it for all. Every load is checked: as
+many rows in every hour as were produced. A way that fails, or cannot be had, leaves its reason; the others go
+on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow.parquet as pq
 
+from millrace_warehouse.publish.catalog import connect
+from millrace_warehouse.publish.readers import describe_table
+from millrace_warehouse.storage import open_storage
 from tests.bench.broker import meter
 from tests.bench.broker.system import Missing
 from tests.bench.load import ways
@@ -55,28 +59,52 @@ class Origin:
 
 
 def measure(
-    way: Way, origin: Origin, folder: Path, tell: Callable[[str], None], *, warm_runs: int
-) -> dict[str, Any]:
-    """Both forms of one way, as plain values."""
-    found: dict[str, Any] = {"title": way.title, "missing": None}
-    try:
-        ways.confs(way)
-        found["once"] = _plain(_once(way, origin, folder))
-        tell(f"whole command {_words(found['once'])}")
-        found["warm"] = [_plain(run) for run in _warm(way, origin, folder, warm_runs)]
-        tell(f"warm session  {_words(found['warm'][-1])}")
-    except Missing as missing:
-        found["missing"] = str(missing)
-        tell(f"MISSING: {missing}")
-    except LoadFailed as failure:
-        found["failed"] = str(failure)
-        tell(f"FAILED: {failure}")
+    ways_from: Sequence[tuple[Way, Origin]], folder: Path, tell: Callable[[str], None], *, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Way -> the runs of its whole command and those in a warm session, as plain values."""
+    found: dict[str, dict[str, Any]] = {
+        way.name: {"title": way.title, "missing": None, "once": [], "warm": []} for way, _ in ways_from
+    }
+
+    @contextmanager
+    def noted(way: Way) -> Iterator[None]:
+        """Keeps the reason of a way that cannot go on."""
+        try:
+            yield
+        except Missing as missing:
+            found[way.name]["missing"] = str(missing)
+            tell(f"{way.name:22} MISSING: {missing}")
+        except LoadFailed as failure:
+            found[way.name]["failed"] = str(failure)
+            tell(f"{way.name:22} FAILED: {failure}")
+
+    def going() -> list[tuple[Way, Origin]]:
+        ended = {name for name, outcome in found.items() if outcome["missing"] or "failed" in outcome}
+        return [(way, origin) for way, origin in ways_from if way.name not in ended]
+
+    def keep(way: Way, form: str, run: LoadRun) -> None:
+        found[way.name][form].append(_plain(run))
+        per_cpu, per_wall = run.rows / run.used.cpu_s / 1e3, run.rows / run.used.wall_s / 1e3
+        tell(f"{way.name:22} {form}: {per_cpu:7,.0f} k rows/CPU-s {per_wall:7,.0f} k rows/s")
+
+    for _ in range(rounds):
+        for way, origin in going():
+            with noted(way):
+                meter.wait_for_quiet([origin.broker.pid], timeout_s=5)
+                keep(way, "once", _once(way, origin, folder))
+    with ExitStack() as stack:
+        sessions: dict[str, _Session] = {}
+        for number in range(1 + rounds):  # the first warms the JVM up
+            for way, origin in going():
+                if way.on_kafka:
+                    continue
+                with noted(way):
+                    if way.name not in sessions:
+                        sessions[way.name] = stack.enter_context(_Session(way, folder))
+                    run = sessions[way.name].load(origin)
+                    if number:
+                        keep(way, "warm", run)
     return found
-
-
-def _words(run: Mapping[str, Any]) -> str:
-    per_cpu, per_wall = run["rows"] / run["cpu_s"] / 1e3, run["rows"] / run["wall_s"] / 1e3
-    return f"{per_cpu:7,.0f} k rows/CPU-s {per_wall:7,.0f} k rows/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,26 +137,40 @@ def _once(way: Way, origin: Origin, folder: Path) -> LoadRun:
             used = tree.used()
         if code != 0:
             raise LoadFailed(f"exit code {code}: {_last_words(output)}")
-        return check(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
+        return check(way, origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
 
 
-def _warm(way: Way, origin: Origin, folder: Path, runs: int) -> Iterator[LoadRun]:
-    """Several loads in one session."""
-    with tempfile.TemporaryFile() as errors:
-        process = _start(way, ways.session(way, folder), subprocess.PIPE, errors, answers=True)
-        with _ended_at_last(process), TreeMeter(process.pid) as tree:
-            _expect(process, "ready", errors)
-            for _ in range(runs):
-                with _output(folder) as out:
-                    meter.wait_for_quiet(meter.tree(process.pid), timeout_s=3, share=0.2)
-                    broker = meter.cpu_seconds([origin.broker.pid])
-                    tree.mark()
-                    assert process.stdin is not None
-                    process.stdin.write(json.dumps(asdict(_task(way, origin, out))).encode() + b"\n")
-                    process.stdin.flush()
-                    _expect(process, "done", errors)
-                    used = tree.used()
-                    yield check(origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
+class _Session:
+    """One warm session of a way: it loads when it is told to; the context ends it."""
+
+    def __init__(self, way: Way, folder: Path) -> None:
+        self._way, self._folder, self._stack = way, folder, ExitStack()
+
+    def __enter__(self) -> _Session:
+        self._errors = self._stack.enter_context(tempfile.TemporaryFile())
+        command = ways.session(self._way, self._folder)
+        self._process = _start(self._way, command, subprocess.PIPE, self._errors, answers=True)
+        self._stack.enter_context(_ended_at_last(self._process))
+        _expect(self._process, "ready", self._errors)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def load(self, origin: Origin) -> LoadRun:
+        """What one load used; the session goes on."""
+        pid, stdin = self._process.pid, self._process.stdin
+        assert stdin is not None
+        with _output(self._folder) as out:
+            meter.wait_for_quiet(meter.tree(pid), timeout_s=3, share=0.2)
+            broker = meter.cpu_seconds([origin.broker.pid])
+            with TreeMeter(pid) as tree:
+                tree.mark()
+                stdin.write(json.dumps(asdict(_task(self._way, origin, out))).encode() + b"\n")
+                stdin.flush()
+                _expect(self._process, "done", self._errors)
+                used = tree.used()
+            return check(self._way, origin, out, used, meter.cpu_seconds([origin.broker.pid]) - broker)
 
 
 def _task(way: Way, origin: Origin, out: Path) -> Task:
@@ -138,6 +180,7 @@ def _task(way: Way, origin: Origin, out: Path) -> Task:
         topic=TOPIC,
         registry=origin.registry,
         schema=SCHEMA.read_text(),
+        hours=sorted(origin.rows_by_hour),
         out=str(out),
     )
 
@@ -202,12 +245,16 @@ def _output(folder: Path) -> Iterator[Path]:
         shutil.rmtree(out, ignore_errors=True)
 
 
-def check(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun:
-    """LoadFailed unless every hour has the rows that were produced in it, and no other hour has any."""
+def check(way: Way, origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun:
+    """LoadFailed unless every hour has the rows that were produced in it, no other hour has any, and a table
+    that was to be published has them all.
+    """
     files = data_files(out)
     found = rows_by_hour(files)
     if found != origin.rows_by_hour:
         raise LoadFailed(f"wrote {found}, produced were {dict(origin.rows_by_hour)}")
+    if way.job == "millrace-table" and (rows := _published(out)) != origin.rows:
+        raise LoadFailed(f"published {rows} rows, produced were {origin.rows}")
     return LoadRun(
         rows=origin.rows,
         used=used,
@@ -215,6 +262,13 @@ def check(origin: Origin, out: Path, used: Used, broker_cpu_s: float) -> LoadRun
         output_bytes=sum(file.stat().st_size for file in files),
         files=len(files),
     )
+
+
+def _published(out: Path) -> int:
+    """Rows of the table that `millrace publish` made."""
+    storage = open_storage(str(out))
+    with connect(storage) as catalog:
+        return describe_table(storage, catalog, TOPIC).rows
 
 
 def data_files(out: Path) -> list[Path]:

@@ -20,11 +20,12 @@ from millrace.records import split_batches
 from millrace.records.mirror_position import Origin
 from millrace.wire.mirror_append import MirrorAppend, MirrorMode
 from tests.bench.broker import meter
-from tests.bench.broker.system import Missing
+from tests.bench.broker.java import KAFKA_OPTIONS
+from tests.bench.broker.system import missing_without_jars
 from tests.bench.load.accounting import TreeMeter
 from tests.bench.load.messages import Filled, Stream, fill
 from tests.bench.load.raw import count_records
-from tests.bench.load.servers import KAFKA_OPTIONS, TOPIC, Broker, Servers
+from tests.bench.load.servers import TOPIC, Broker, Servers
 from tests.peers import maven
 from tests.support import start_for_the_test_run
 
@@ -128,7 +129,8 @@ def _last_crcs(client: ClusterClient) -> set[int]:
 
 def by_mirrormaker(folder: Path, messages: Stream) -> dict[str, Any]:
     """A dedicated MirrorMaker between two Apache Kafkas."""
-    class_path = _jars()
+    with missing_without_jars():
+        class_path = maven.class_path(POM)
     with Servers(folder) as servers:
         origin, target = servers.kafka(ORIGIN), servers.kafka("target")
         filled = fill(origin.address, TOPIC, messages)
@@ -239,12 +241,3 @@ def _check(client: ClusterClient, topic: str, filled: Filled) -> None:
     """MirrorFailed unless as many records are there as were produced."""
     if (found := count_records(client, topic)) != filled.messages:
         raise MirrorFailed(f"{found:,} records at the target, {filled.messages:,} were produced")
-
-
-def _jars() -> str:
-    try:
-        return maven.class_path(POM)
-    except maven.NoMaven as error:
-        raise Missing(str(error)) from error
-    except AssertionError as error:
-        raise Missing(str(error).strip().splitlines()[-1]) from error

@@ -23,7 +23,7 @@ from tests.bench.machine import in_words
 
 TEMPLATE = Path(__file__).with_name("page.md")
 NOTES = Path(__file__).with_name("notes.toml")
-OURS = "millrace"
+FORMS = {"once": "whole command", "warm": "warm session"}
 MIRROR_LEVELS = {"mirror": "millrace-mirror", "mirror-kafka": "millrace-mirror-of-kafka"}
 AHEAD = 1.05
 """A peer counts as ahead when it is better by more than the noise between two runs."""
@@ -120,28 +120,26 @@ def _bottleneck_of(result: Result, level: Level) -> str:
     if level.key in MIRROR_LEVELS:
         copied = figures.outcome(result, "mirror", MIRROR_LEVELS[level.key])
         return f" Bottleneck: {figures.mirror_bottleneck(copied, _cores(result))}." if copied else ""
-    way = figures.outcome(result, "load", OURS)
-    if way is None or not level.key.startswith(("direct", "twice")):
+    form = {"tasks": "warm", "whole": "once"}.get(level.key)
+    way = figures.outcome(result, "load", "millrace")
+    if way is None or form is None:
         return ""
-    run = way["once"] if level.key in ("direct-whole", "twice-cpu", "twice-wall") else figures.warm(way)
-    return f" Bottleneck: {figures.bottleneck(run, _cores(result))}."
+    return f" Bottleneck: {figures.bottleneck(figures.middle(way[form]), _cores(result))}."
 
 
 def _ahead(result: Result) -> Iterator[str]:
     """Others with a higher rate than Millrace or the mirror, and by how much."""
     notes = _notes()["ahead"]
-    ours = dict(_ways(result)).get(OURS)
-    for name, way in _ways(result):
+    ways = dict(_ways(result))
+    for name, way in ways.items():
+        ours = ways.get("millrace-table" if name == "spark-iceberg" else "millrace")
         if ours is None or name.startswith("millrace"):
             continue
         for what, rate in (("per CPU-second", figures.per_cpu), ("per second", figures.per_wall)):
-            for form, theirs, mine in (
-                ("whole command", way["once"], ours["once"]),
-                ("warm session", figures.warm(way), figures.warm(ours)),
-            ):
-                if (times := rate(theirs) / rate(mine)) > AHEAD:
+            for form, title in FORMS.items():
+                if way[form] and (times := rate(way[form]) / rate(ours[form])) > AHEAD:
                     note = notes.get(name, UNEXPLAINED)
-                    yield f"- *{way['title']}*, {form}: {times:.2f} times the records {what}. {note}"
+                    yield f"- *{way['title']}*, {title}: {times:.2f} times the records {what}. {note}"
     peer, mirror = (
         figures.outcome(result, "mirror", name) for name in ("mirrormaker", "millrace-mirror-of-kafka")
     )
@@ -170,29 +168,38 @@ def _data(result: Result) -> str:
 def _loads(result: Result, form: str) -> str:
     rows = []
     for _, way in _ways(result):
-        run = way["once"] if form == "once" else figures.warm(way)
+        if not (runs := way[form]):
+            continue
+        run = figures.middle(runs)
         rows.append(
             [
                 way["title"],
-                f"{run['rows']:,}",
-                f"{figures.per_cpu(run):,.0f}",
-                f"{figures.per_wall(run):,.0f}",
-                f"{run['cpu_s']:.1f}",
-                f"{run['wall_s']:.1f}",
+                f"{figures.per_cpu(runs):,.0f}",
+                f"{figures.per_wall(runs):,.0f}",
+                _median_and_range(runs, "cpu_s"),
+                _median_and_range(runs, "wall_s"),
                 f"{run['broker_cpu_s']:.2f}",
                 f"{run['output_bytes'] / 1e6:,.0f}",
                 f"{run['files']:,}",
                 f"{run['peak_rss'] / 1e6:,.0f}",
             ]
         )
-    head = ["way", "rows", "rows/CPU-s", "rows/s", "CPU s", "wall s", "broker CPU s", "written MB", "files"]
+    head = ["way", "rows/CPU-s", "rows/s", "CPU s", "wall s", "broker CPU s", "written MB", "files"]
     return table([*head, "peak memory MB"], rows)
+
+
+def _median_and_range(runs: figures.Runs, what: str) -> str:
+    """`14.5 (14.1 to 15.2)`."""
+    least, most = min(run[what] for run in runs), max(run[what] for run in runs)
+    return f"{figures.middle(runs, what)[what]:.1f} ({least:.1f} to {most:.1f})"
 
 
 def _groups(result: Result) -> str:
     rows = []
     for _, way in _ways(result):
-        run = figures.warm(way)
+        if not way["warm"]:
+            continue
+        run = figures.middle(way["warm"])
         used = [f"{run['groups'].get(group, 0):.1f}" for group in GROUPS]
         rows.append([way["title"], *used, figures.bottleneck(run, _cores(result))])
     return table(["way", *GROUPS, "bottleneck (cores used)"], rows)
@@ -281,4 +288,4 @@ def _load_times(result: Result) -> str:
     if found is None:
         return ""
     times = ", ".join(f"{seconds:.1f}" for seconds in found["loads"])
-    return f"From the start of each load's command to its rename: {times} s."
+    return f"From the start of each load's command to its manifest: {times} s."

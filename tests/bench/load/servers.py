@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millrace_registry.client import SchemaRegistryClient
-from tests.bench.broker.system import Missing
+from tests.bench.broker.java import KAFKA_OPTIONS
+from tests.bench.broker.system import missing_without_jars
 from tests.brokers import free_port
-from tests.peers import maven
 from tests.peers.kafka import KafkaBroker
 from tests.support import REPOSITORY, Process
 
-KAFKA_OPTIONS = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20")
-"""What Kafka's own scripts give its broker and Connect."""
 TOPIC = "PageView"
 SCHEMA = REPOSITORY / "schemas" / f"{TOPIC}.avsc"
 KAFKA_HEAP_MB = 1024
@@ -28,7 +26,6 @@ class Broker:
 
     address: str
     pid: int
-    kafka: bool = False
 
 
 class Servers:
@@ -77,16 +74,12 @@ class Servers:
 
     def kafka(self, name: str) -> Broker:
         """An Apache Kafka with the heap and collector of its own start script; Missing without it."""
-        try:
+        with missing_without_jars():
             broker = KafkaBroker(
                 self._folder / name,
                 heap_mb=KAFKA_HEAP_MB,
                 settings=_KAFKA_SETTINGS,
                 java_options=KAFKA_OPTIONS,
             )
-        except maven.NoMaven as error:
-            raise Missing(str(error)) from error
-        except AssertionError as error:
-            raise Missing(str(error).strip().splitlines()[-1]) from error
         self._stack.callback(broker.kill)
-        return Broker(address=broker.address, pid=broker.pid, kafka=True)
+        return Broker(address=broker.address, pid=broker.pid)

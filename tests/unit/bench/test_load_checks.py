@@ -12,6 +12,7 @@ from tests.bench.load.accounting import WORKERS, Used
 from tests.bench.load.latency import percentiles
 from tests.bench.load.loading import LoadFailed, Origin, check, data_files, rows_by_hour
 from tests.bench.load.servers import Broker
+from tests.bench.load.ways import WAYS
 
 USED = Used(wall_s=1.0, groups={WORKERS: 0.5}, peak_rss=1)
 
@@ -41,7 +42,7 @@ def test_a_load_that_wrote_anything_else_than_was_produced_has_failed(
     origin = Origin(broker=Broker(address="", pid=1), registry="", rows_by_hour=expected)
 
     with pytest.raises(LoadFailed, match="produced were"):
-        check(origin, tmp_path, USED, 0.0)
+        check(WAYS[0], origin, tmp_path, USED, 0.0)
 
 
 def test_a_load_that_wrote_what_was_produced_tells_its_rows_files_and_bytes(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_a_load_that_wrote_what_was_produced_tells_its_rows_files_and_bytes(tmp_
     write(file, 3)
     origin = Origin(broker=Broker(address="", pid=1), registry="", rows_by_hour={"2015-05-17T08": 3})
 
-    run = check(origin, tmp_path, USED, 0.25)
+    run = check(WAYS[0], origin, tmp_path, USED, 0.25)
 
     assert (run.rows, run.files, run.output_bytes) == (3, 1, file.stat().st_size)
     assert (run.used.cpu_s, run.broker_cpu_s) == (0.5, 0.25)

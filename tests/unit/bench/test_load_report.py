@@ -68,14 +68,36 @@ RESULT: dict[str, Any] = {
         "millrace": {
             "title": "Millrace",
             "missing": None,
-            "once": run(8.0, workers=5.0, compiler=3.0, python=2.0),
-            "warm": [run(4.0, workers=5.0, compiler=2.0), run(2.8, workers=4.0, tasks=1.0)],
+            "once": [run(8.0, workers=5.0, compiler=3.0, python=2.0)],
+            "warm": [run(2.8, workers=4.0, tasks=1.0)],
+        },
+        "millrace-table": {
+            "title": "Millrace: load, publish",
+            "missing": None,
+            "once": [run(10.0, workers=5.0, compiler=3.0, python=4.0)],
+            "warm": [run(3.0, workers=4.0, tasks=1.0, python=1.0)],
         },
         "spark-kafka": {
-            "title": "Spark's Kafka source, from_avro",
+            "title": "Spark's Kafka source, from_avro: Parquet",
             "missing": None,
-            "once": run(16.0, tasks=20.0, compiler=8.0, collector=2.0),
-            "warm": [run(12.0, tasks=22.0), run(10.0, tasks=16.0), run(10.0, tasks=18.0, collector=1.0)],
+            "once": [
+                run(14.0, tasks=20.0, compiler=8.0, collector=2.0),
+                run(16.0, tasks=20.0, compiler=8.0, collector=1.0),
+                run(17.0, tasks=30.0, compiler=8.0, collector=2.0),
+            ],
+            "warm": [run(12.0, tasks=22.0), run(10.0, tasks=16.0), run(10.0, tasks=10.0, collector=1.0)],
+        },
+        "spark-iceberg": {
+            "title": "Spark's Kafka source, from_avro: Iceberg",
+            "missing": None,
+            "once": [run(20.0, tasks=36.0)],
+            "warm": [run(9.0, tasks=12.0)],
+        },
+        "spark-kafka-on-kafka": {
+            "title": "the same, from Apache Kafka",
+            "missing": None,
+            "once": [run(15.0, tasks=30.0)],
+            "warm": [],
         },
         "raw": {
             "title": "raw limits",
@@ -145,15 +167,24 @@ def test_a_missed_level_says_by_how_much_and_what_held_the_load_up() -> None:
     assert not lines(page, "- *a load, its tasks")
 
 
-def test_a_warm_load_is_the_best_of_those_after_the_first() -> None:
-    assert figures.warm(RESULT["load"]["spark-kafka"])["cpu_s"] == 16.0
-    assert figures.warm({"warm": [run(1.0, tasks=2.0)]})["cpu_s"] == 2.0
+def test_a_rate_is_that_of_the_median_run_and_the_page_has_the_range_too() -> None:
+    runs = RESULT["load"]["spark-kafka"]["once"]
+    assert figures.per_cpu(runs) == pytest.approx(5_000_000 / 30)
+    assert figures.per_wall(runs) == pytest.approx(5_000_000 / 16)
+    page = report.half(RESULT)
+    assert lines(page, "from_avro: Parquet |", "| 30.0 (29.0 to 40.0) | 16.0 (14.0 to 17.0) |")
+
+
+def test_a_way_that_was_never_warm_stands_with_its_whole_command_alone() -> None:
+    assert len(lines(report.half(RESULT), "| the same, from Apache Kafka |")) == 1
 
 
 def test_ratios_compare_the_same_form_of_both() -> None:
-    assert level("twice-cpu") == pytest.approx(30 / 10)
-    assert level("twice-wall") == pytest.approx(16 / 8)
-    assert level("twice-warm") == pytest.approx(16 / 5)
+    assert level("spark-kafka-cpu") == pytest.approx(30 / 10)
+    assert level("spark-kafka-wall") == pytest.approx(16 / 8)
+    assert level("spark-kafka-warm") == pytest.approx(16 / 5)
+    assert level("spark-iceberg-cpu") == pytest.approx(36 / 12)
+    assert level("spark-iceberg-warm") == pytest.approx(12 / 6)
 
 
 def test_the_mirrors_cpu_is_for_what_was_copied_while_the_clock_ran() -> None:
@@ -196,13 +227,13 @@ def test_a_mirror_that_uses_a_whole_core_sets_the_pace(copied: dict[str, Any], v
 
 def test_another_way_that_is_better_is_named_and_one_within_the_noise_is_not() -> None:
     result = copy.deepcopy(RESULT)
-    result["load"]["spark-kafka"]["once"] = run(7.8, tasks=4.0)
+    result["load"]["spark-kafka"]["once"] = [run(7.8, tasks=4.0)]
     result["mirror"]["mirrormaker"]["seconds"] = 4.0
 
     page = report.half(result)
 
     assert lines(
-        page, "- *Spark's Kafka source, from_avro*, whole command: 2.50 times the records per CPU-second"
+        page, "- *Spark's Kafka source, from_avro: Parquet*, whole command: 2.50 times the records per CPU"
     )
     assert not lines(page, "whole command", "per second.")
     assert lines(page, "- *MirrorMaker 2*: 2.00 times, MB/s.")

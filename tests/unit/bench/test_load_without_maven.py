@@ -28,15 +28,16 @@ def test_a_way_that_needs_jars_is_missing_and_the_others_are_not(tmp_path: Path)
     origin = Origin(broker=Broker(address="127.0.0.1:1", pid=1), registry="", rows_by_hour={})
     told: list[str] = []
 
-    for way in (dataclasses.replace(way, python=Path(sys.executable)) for way in ways.WAYS):
-        if way.jars:
-            found = loading.measure(way, origin, tmp_path, told.append, warm_runs=1)
-            assert "install it" in found["missing"]
-        else:
-            assert ways.confs(way)
+    here = [dataclasses.replace(way, python=Path(sys.executable)) for way in ways.WAYS]
+    pairs = [(way, origin) for way in here if way.jars]
+    found = loading.measure(pairs, tmp_path, told.append, rounds=1)
 
-    missing = [line.partition(" needs Maven")[0] for line in told]
-    assert missing == [*["MISSING: spark-kafka.pom.xml"] * 2, "MISSING: spark-iceberg.pom.xml"]
+    assert all("install it" in outcome["missing"] for outcome in found.values())
+    poms = ["spark-kafka.pom.xml", "spark-iceberg.pom.xml", "spark-kafka.pom.xml"]
+    assert [line.partition(" needs Maven")[0].split(maxsplit=1)[1] for line in told] == [
+        f"MISSING: {pom}" for pom in poms
+    ]
+    assert [way.name for way in here if not way.jars and ways.confs(way)] == ["millrace", "millrace-table"]
 
 
 def test_mirrormaker_and_apache_kafka_are_missing(tmp_path: Path) -> None:
