@@ -160,7 +160,9 @@ def topic_of_page_views(records: int, codec: Codec) -> Iterator[CutTask]:
         source = Pinned.of(record, partial(ClusterClient, address), {SCHEMA_ID: PAGE_VIEW}.get).source
         cut = cut_ranges([Range(TOPIC, 0, 0, end, 0)], 1 << 60)[0]
         filing = Filing(load=1, file_by_ms=int(time.time() * 1000))
-        yield CutTask(source=source, cut=cut, index=0, storage=storage, folder="rows/bench", filing=filing)
+        yield CutTask(
+            source=source, cut=cut, index=0, storage=storage, folder=f"{TOPIC}/rows/bench", filing=filing
+        )
 
 
 def _produce(address: str, batches: Sequence[bytes]) -> int:

@@ -203,7 +203,9 @@ def test_a_task_that_cannot_read_its_cut_says_why_in_its_own_words(
     source = Pinned.of(pin_first(storage, "Unread", 1, schema), connect, {1: schema}.get).source
     cuts = cut_ranges([Range("Unread", partition, 0, 1_000) for partition in (0, 1)], 500)
     tasks = [
-        CutTask(source=source, cut=cut, index=index, storage=storage, folder="rows/x", filing=Filing(1, 0))
+        CutTask(
+            source=source, cut=cut, index=index, storage=storage, folder="Unread/rows/x", filing=Filing(1, 0)
+        )
         for index, cut in enumerate(cuts)
     ]
     with pytest.raises(MillraceError) as error:

@@ -22,7 +22,7 @@ from millrace_warehouse.commands.steps import to_stderr
 from millrace_warehouse.history.layout import read_load, unpublished_since
 from millrace_warehouse.history.manifest import LoadManifest, now
 from millrace_warehouse.history.schemas import pin_first, pinned
-from millrace_warehouse.history.sequences import sequences_of
+from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.load import LoadResult, LoadRun, load_topic
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, RejectedLimit
 from millrace_warehouse.load.reload import ReloadResult, ReloadRun, loads_of, reload_topic

@@ -16,7 +16,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.manifest import DataFile, RejectedFile
 from millrace_warehouse.history.metrics import metrics_of
+from millrace_warehouse.history.stored import store
 from millrace_warehouse.load.hour_files import HourFiles
 from millrace_warehouse.load.rejections import Reasons, RejectedRecords
 from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.log.messages import Decoder, Filing
 from millrace_warehouse.log.ranges import Cut, RangeStats
 from millrace_warehouse.log.reading import read_cut
-from millrace_warehouse.storage.verbs import Storage, Written
+from millrace_warehouse.storage.verbs import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class CutTask:
     index: int
     storage: Storage
     folder: str
-    """Of the attempt, from the topic's folder."""
+    """Of the attempt."""
     filing: Filing
 
 
@@ -96,25 +97,17 @@ def write_cut(task: CutTask) -> CutResult:
             count_sequences(batch.rows, counts)
             rejected.add(batch.rejected)
             reasons.add(batch.rejected)
-        stored = []
-        for file in files.close():
-            path, written = _store(task, file.path, file.hour)
-            rows = DataFile(
-                path=path, hour=file.hour, rows=file.rows, bytes=written.bytes, sha256=written.sha256
+        stored = [
+            (
+                DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),
+                metrics_of(file.metadata, source.iceberg),
             )
-            stored.append((rows, metrics_of(file.metadata, source.iceberg)))
-        aside = []
-        for left in rejected.close():
-            path, written = _store(task, left.path, "rejected")
-            aside.append(
-                RejectedFile(
-                    path=path,
-                    rows=left.rows,
-                    records=left.records,
-                    bytes=written.bytes,
-                    sha256=written.sha256,
-                )
-            )
+            for file in files.close()
+        ]
+        aside = [
+            RejectedFile(**_store(task, file.path, "rejected"), rows=file.rows, records=file.records)
+            for file in rejected.close()
+        ]
     return CutResult(stats, stored, aside, pack_sequences(counts), reasons.counts)
 
 
@@ -123,14 +116,14 @@ def pack_sequences(counts: SequenceCounts) -> bytes:
     return zlib.compress(json.dumps(counts.to_json()).encode(), 1)
 
 
-def _store(task: CutTask, local: Path, what: str) -> tuple[str, Written]:
-    """Store a finished file under a name that nobody else has; its path from the topic's folder."""
+def _store(task: CutTask, local: Path, what: str) -> dict[str, Any]:
+    """Store a finished file under a name that nobody else has; the values of a StoredFile."""
     # In the order of the cuts, so that a load's files are listed in the order of the log.
     path = f"{task.folder}/{what}-{task.index:05d}-{uuid.uuid4().hex[:8]}.parquet"
     with open(local, "rb") as file:
-        written = task.storage.put(f"{task.cut.range.topic}/{path}", file)
+        stored = store(task.storage, path, file)
     local.unlink()
-    return path, written
+    return asdict(stored)
 
 
 @contextmanager

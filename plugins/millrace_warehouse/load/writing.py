@@ -27,7 +27,6 @@ from millrace_warehouse.at import Progress
 from millrace_warehouse.history.entries import write_entries
 from millrace_warehouse.history.layout import rows_folder
 from millrace_warehouse.history.manifest import (
-    DataFile,
     LoadManifest,
     OriginPartition,
     PartitionRange,
@@ -36,7 +35,7 @@ from millrace_warehouse.history.manifest import (
     now,
 )
 from millrace_warehouse.history.schemas import Lookup, SchemaRecord, avro_schema
-from millrace_warehouse.history.sequences import store_sequences
+from millrace_warehouse.history.stored import ENTRIES, store, store_sequences
 from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedLimit
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
 from millrace_warehouse.log.messages import Filing
@@ -44,7 +43,6 @@ from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, jo
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.storage.verbs import Storage
 
-ENTRIES = "entries.avro"
 ORIGIN_FETCH_BYTES = 4 << 20
 """Most bytes read to find a position batch: a mirror appends less at a time and ends each append with one."""
 
@@ -223,8 +221,11 @@ def write_ranges(
         raise MillraceError(
             f"{draft.topic}: the account does not close: {problems[0]}; nothing was published"
         )
-    sequences, sequences_file = store_sequences(writing.storage, draft.topic, folder, counts)
-    entries = _store_entries(writing.storage, pinned.record, folder, files) if files else None
+    sequences, sequences_file = store_sequences(writing.storage, folder, counts)
+    entries = None
+    if files:
+        content = io.BytesIO(write_entries(files, pinned.record.iceberg))
+        entries = store(writing.storage, f"{folder}/{ENTRIES}", content)
     return dataclasses.replace(manifest, entries=entries, sequences=sequences, sequences_file=sequences_file)
 
 
@@ -236,12 +237,7 @@ def _write(
     return writing.run(
         [
             CutTask(
-                source=source,
-                cut=cut,
-                index=index,
-                storage=writing.storage,
-                folder=folder.removeprefix(f"{draft.topic}/"),
-                filing=filing,
+                source=source, cut=cut, index=index, storage=writing.storage, folder=folder, filing=filing
             )
             for index, cut in enumerate(cut_ranges(ranges, writing.cut_bytes))
         ]
@@ -262,15 +258,6 @@ def _check_stored(storage: Storage, topic: str, folder: str, files: Sequence[Sto
                 f"{storage.uri(path)} has {size} bytes, its task stored {file.bytes}: the storage does not"
                 " keep what is written; check that all executors see the same warehouse, then run again"
             )
-
-
-def _store_entries(
-    storage: Storage, record: SchemaRecord, folder: str, files: Sequence[tuple[DataFile, bytes]]
-) -> StoredFile:
-    path = f"{folder}/{ENTRIES}"
-    written = storage.put(path, io.BytesIO(write_entries(files, record.iceberg)))
-    inside = path.removeprefix(f"{record.topic}/")
-    return StoredFile(path=inside, bytes=written.bytes, sha256=written.sha256)
 
 
 def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:

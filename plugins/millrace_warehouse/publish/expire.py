@@ -31,7 +31,7 @@ from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.expired import Expired, expired_entries
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
-from millrace_warehouse.history.sequences import SEQUENCES
+from millrace_warehouse.history.stored import ENTRIES, SEQUENCES
 from millrace_warehouse.publish.catalog import Unsure, load_table
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.contents import (
@@ -51,7 +51,7 @@ STALE_S = 24 * 3600.0
 METADATA_S = 3 * 24 * 3600.0
 """Leave the table's metadata alone for that long: other programs commit as well."""
 _RECORD = re.compile(r"(\d{10})-.+\.json")
-_BESIDE = {"entries.avro", SEQUENCES}
+_BESIDE = {ENTRIES, SEQUENCES}
 """What stays of a folder without rejected records."""
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 
 from pyiceberg.manifest import DataFile as IcebergDataFile
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import read_entries
-from millrace_warehouse.history.layout import manifest_path, read_edition, rows_folder
+from millrace_warehouse.history.layout import read_edition, rows_folder
 from millrace_warehouse.history.manifest import LoadManifest
+from millrace_warehouse.history.stored import read_stored
 from millrace_warehouse.publish.state import PendingChange
 from millrace_warehouse.storage.verbs import Storage
 
@@ -64,13 +64,7 @@ def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str])
     if not files:
         return []
     assert manifest.entries is not None, "rows have entries"
-    path = f"{topic}/{manifest.entries.path}"
-    try:
-        content = storage.read(path)
-    except FileNotFoundError:
-        raise MillraceError(f"{path} is missing: restore it from a copy") from None
-    if hashlib.sha256(content).hexdigest() != manifest.entries.sha256:
-        raise MillraceError(f"{path} is not what {manifest_path(manifest)} names: restore it from a copy")
+    path, content = f"{topic}/{manifest.entries.path}", read_stored(storage, topic, manifest.entries)
     # Every entry is read under the path that the load's manifest has, and under its URI from here on.
     entries = [entry for entry in read_entries(content, lambda path: path) if entry.file_path in files]
     for entry in entries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from millrace_warehouse.history.entries import data_file, hour_of_partition
 from millrace_warehouse.history.manifest import DataFile, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
+from millrace_warehouse.history.stored import store
 from millrace_warehouse.publish.committer import head_files
 from millrace_warehouse.publish.contents import check_unchanged
 from millrace_warehouse.storage.verbs import Storage
@@ -126,9 +127,8 @@ def _copy_without(
         hour = hour_of_partition(file.partition[0])
         name = f"{rewritten_folder(topic, attempt)}/{hour}-{number:04d}.parquet"
         with path.open("rb") as content:
-            written = storage.put(name, content)
-        stored = StoredFile(path=name.removeprefix(f"{topic}/"), bytes=written.bytes, sha256=written.sha256)
+            stored = store(storage, name, content)
         footer = pq.read_metadata(path)
     columns = pyarrow_to_schema(schema).model_dump(mode="json")
-    entry = DataFile(path=stored.path, bytes=stored.bytes, sha256=stored.sha256, hour=hour, rows=rows)
+    entry = DataFile(**asdict(stored), hour=hour, rows=rows)
     return data_file(entry, metrics_of(footer, columns), storage.uri(name)), stored

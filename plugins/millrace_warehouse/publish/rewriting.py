@@ -12,6 +12,7 @@ import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.manifest import DataFile, StoredFile
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import KnownFiles
+from millrace_warehouse.history.stored import store
 from millrace_warehouse.publish.contents import path_in_topic, rows_by_load
 from millrace_warehouse.storage import Storage, open_file
 
@@ -52,7 +54,7 @@ class Rewriting:
             local = Path(folder, "rows.parquet")
             metrics = self._write(local, sources, before)
             with open(local, "rb") as content:
-                stored = self._storage.put(name, content)
+                stored = store(self._storage, name, content)
         with open_file(self._storage, name) as content, pq.ParquetFile(content) as file:
             after = rows_by_load(file.iter_batches(columns=[LOAD.name]))
         if before != after:
@@ -60,14 +62,8 @@ class Rewriting:
                 f"{name} does not hold the rows it was made from, by load {dict(after)} instead of"
                 f" {dict(before)}: nothing was committed, check the storage, then run again"
             )
-        written = DataFile(
-            path=name.removeprefix(f"{self._topic}/"),
-            bytes=stored.bytes,
-            sha256=stored.sha256,
-            hour=hour,
-            rows=before.total(),
-        )
-        self.files.append(StoredFile(path=written.path, bytes=stored.bytes, sha256=stored.sha256))
+        written = DataFile(**asdict(stored), hour=hour, rows=before.total())
+        self.files.append(stored)
         return data_file(written, metrics, self._storage.uri(name))
 
     def _write(self, path: Path, sources: Sequence[TableFile], count: Counter[int | None]) -> bytes:

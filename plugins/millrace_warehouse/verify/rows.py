@@ -20,7 +20,7 @@ from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD, TIME
 from millrace_warehouse.history.entries import hour_of_partition, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
-from millrace_warehouse.history.sequences import sequences_of
+from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.sequences import count_sequences
 from millrace_warehouse.publish.contents import path_in_topic
 from millrace_warehouse.storage import open_file

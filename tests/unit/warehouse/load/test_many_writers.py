@@ -15,7 +15,7 @@ from millrace.records import Message
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.layout import newest_load, read_load
 from millrace_warehouse.history.manifest import StoredFile
-from millrace_warehouse.history.sequences import SEQUENCES, sequences_of, store_sequences
+from millrace_warehouse.history.stored import SEQUENCES, sequences_of, store_sequences
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.load.task import CutResult, pack_sequences
 from millrace_warehouse.log.ranges import RangeStats
@@ -88,12 +88,8 @@ def test_a_file_of_sequences_that_was_tampered_with_is_noticed_by_whoever_needs_
         if damage == "gone":
             path.unlink()
         elif damage == "another":
-            store_sequences(
-                storage,
-                TOPIC,
-                f"{TOPIC}/{manifest.sequences_file.path[: -len(SEQUENCES) - 1]}",
-                counts_of(200),
-            )
+            folder = f"{TOPIC}/{manifest.sequences_file.path[: -len(SEQUENCES) - 1]}"
+            store_sequences(storage, folder, counts_of(200))
         else:
             path.write_bytes(content[:-1] if damage == "cut" else content[:-1] + b"x")
         assert path.exists() == (damage != "gone")
@@ -114,7 +110,7 @@ def counts_of(producers: int) -> SequenceCounts:
 @pytest.mark.parametrize(("producers", "spilled"), [(0, False), (100, False), (101, True)])
 def test_few_counts_stay_in_the_manifest(tmp_path: Path, producers: int, spilled: bool) -> None:
     storage, counts = open_storage(str(tmp_path)), counts_of(producers)
-    entries, file = store_sequences(storage, TOPIC, f"{TOPIC}/rows/a", counts)
+    entries, file = store_sequences(storage, f"{TOPIC}/rows/a", counts)
     assert (file is not None) == spilled
     load_topic(load_run(filled_log(), tmp_path), TOPIC)
     manifest = dataclasses.replace(read_load(storage, TOPIC, 1), sequences=entries, sequences_file=file)
@@ -125,14 +121,14 @@ def test_few_producers_with_many_holes_get_a_file_too(tmp_path: Path) -> None:
     counts = SequenceCounts()
     for sequence in range(0, 20_000, 2):
         counts.add("web1", "web", 1, START, sequence)
-    entries, file = store_sequences(open_storage(str(tmp_path)), TOPIC, f"{TOPIC}/rows/a", counts)
+    entries, file = store_sequences(open_storage(str(tmp_path)), f"{TOPIC}/rows/a", counts)
     assert entries == ()
     assert isinstance(file, StoredFile)
 
 
 def test_the_same_counts_always_make_the_same_bytes(tmp_path: Path) -> None:
     storage, folder = open_storage(str(tmp_path)), f"{TOPIC}/rows/a"
-    first, second = (store_sequences(storage, TOPIC, folder, counts_of(500)) for _ in range(2))
+    first, second = (store_sequences(storage, folder, counts_of(500)) for _ in range(2))
     assert first == second
 
 

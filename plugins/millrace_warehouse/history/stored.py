@@ -1,4 +1,7 @@
-"""The sequence numbers that a load holds: in its manifest where few, else in a file beside its rows."""
+"""Files that a manifest names: stored once, read only as they were stored. One of them holds sequences.
+
+The sequence numbers that a load holds are in its manifest where they are few, else in a file beside its rows.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,41 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import BinaryIO
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.manifest import LoadManifest, ProducerSequences, StoredFile
 from millrace_warehouse.storage.verbs import Storage
 
+ENTRIES = "entries.avro"
 SEQUENCES = "sequences.json.gz"
 HELD_ENTRIES = 100
 """Most sequence entries that a manifest holds itself, about 20 KB; more go into a file."""
 
 
+def store(storage: Storage, path: str, content: BinaryIO) -> StoredFile:
+    """Store a file under a path that begins with its topic; what a manifest says of it."""
+    written = storage.put(path, content)
+    return StoredFile(path=path.partition("/")[2], bytes=written.bytes, sha256=written.sha256)
+
+
+def read_stored(storage: Storage, topic: str, file: StoredFile) -> bytes:
+    """A stored file; MillraceError when it is gone or not the one that was stored."""
+    path = f"{topic}/{file.path}"
+    try:
+        content = storage.read(path)
+    except FileNotFoundError:
+        raise MillraceError(f"{path} is missing: restore it from a copy") from None
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise MillraceError(
+            f"{path} was changed: its SHA-256 is not the one its manifest states; restore it from a copy"
+        )
+    return content
+
+
 def store_sequences(
-    storage: Storage, topic: str, folder: str, counts: SequenceCounts
+    storage: Storage, folder: str, counts: SequenceCounts
 ) -> tuple[Sequence[ProducerSequences], StoredFile | None]:
     """The counts as a manifest holds them: its own entries, or none and the file now stored in `folder`."""
     entries = counts.to_json()
@@ -28,9 +53,7 @@ def store_sequences(
         return [ProducerSequences(**entry) for entry in entries], None
     # The same counts always make the same bytes: no time of writing inside.
     content = gzip.compress(json.dumps(entries, separators=(",", ":")).encode(), mtime=0)
-    path = f"{folder}/{SEQUENCES}"
-    written = storage.put(path, io.BytesIO(content))
-    return (), StoredFile(path=path.removeprefix(f"{topic}/"), bytes=written.bytes, sha256=written.sha256)
+    return (), store(storage, f"{folder}/{SEQUENCES}", io.BytesIO(content))
 
 
 def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
@@ -38,16 +61,7 @@ def sequences_of(storage: Storage, manifest: LoadManifest) -> SequenceCounts:
 
     MillraceError when that file is gone or not the one that was stored.
     """
-    stored = manifest.sequences_file
-    if stored is None:
+    if manifest.sequences_file is None:
         return SequenceCounts.from_json(asdict(entry) for entry in manifest.sequences)
-    path = f"{manifest.topic}/{stored.path}"
-    try:
-        content = storage.read(path)
-    except FileNotFoundError:
-        raise MillraceError(f"{path} is missing: restore it from a copy") from None
-    if hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise MillraceError(
-            f"{path} was changed: its SHA-256 is not the one its manifest states; restore it from a copy"
-        )
+    content = read_stored(storage, manifest.topic, manifest.sequences_file)
     return SequenceCounts.from_json(json.loads(gzip.decompress(content)))
