@@ -246,6 +246,14 @@ def unpublished_since(storage: Storage, topic: str) -> LoadManifest | None:
     return read_load(storage, topic, through + 1) if newest and newest.load > through else None
 
 
+def publications_from(storage: Storage, path: str) -> Iterator[tuple[str, Publication]]:
+    """The record at a path and those before it, the newest first, each with its path."""
+    while path:
+        record = read_checked(storage, Publication, path)
+        yield path, record
+        path = record.previous.path if record.previous is not None else ""
+
+
 def editions_of(storage: Storage, topic: str) -> dict[int, list[int]]:
     """Load -> its editions after the first, ascending, by one listing; loads without any are left out.
 

@@ -22,8 +22,8 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.entries import hour_of_partition
-from millrace_warehouse.history.layout import read_checked
-from millrace_warehouse.history.manifest import Publication, now
+from millrace_warehouse.history.layout import publications_from
+from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
 from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
@@ -126,13 +126,10 @@ def _table(at: At, topic: str) -> Table:
 
 def _changed_lately(at: At, table: Table, quiet_s: float) -> set[str]:
     hours: set[str] = set()
-    path: str | None = table.properties.get(PATH)
-    while path is not None:
-        record = read_checked(at.storage, Publication, path)
+    for _, record in publications_from(at.storage, table.properties.get(PATH, "")):
         if datetime.fromisoformat(record.created).timestamp() <= at.clock() - quiet_s:
             break
         hours |= {change.hour for change in record.changes if change.added or change.removed}
-        path = record.previous.path if record.previous else None
     return hours
 
 

@@ -30,7 +30,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestamptzType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.layout import Folder, read_checked
+from millrace_warehouse.history.layout import Folder, publications_from
 from millrace_warehouse.history.manifest import UNFILED, Publication
 from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
@@ -73,14 +73,14 @@ def bring_up_to_date(
         through = int(hours.properties.get(NUMBER, "0"))
         if through >= publication.number:
             return
-        missing = list(_records_after(storage, through, table.properties[PATH], publication))
         head = table.current_snapshot()
         assert head is not None, "a publication makes a snapshot"
-        rows = [
-            row
-            for record, path in reversed(missing)
-            for row in _rows(record, path, head.snapshot_id if record is publication else None)
-        ]
+        rows: list[dict[str, Any]] = []
+        for path, record in publications_from(storage, table.properties[PATH]):
+            if record.number <= through:
+                break
+            snapshot = head.snapshot_id if record.number == publication.number else None
+            rows = [*_rows(record, path, snapshot), *rows]
         try:
             _append(hours, rows, publication.number)
         except Unsure:
@@ -104,20 +104,6 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
             f" {topic}: rename one of the two, or use another catalog with --catalog"
         )
     return table
-
-
-def _records_after(
-    storage: Storage, through: int, path: str, newest: Publication
-) -> Iterator[tuple[Publication, str]]:
-    """The records above a number, back from the newest, each with its path."""
-    record: Publication | None = newest
-    while record is not None and record.number > through:
-        yield record, path
-        previous = record.previous
-        record = None
-        if previous is not None:
-            path = previous.path
-            record = read_checked(storage, Publication, path)
 
 
 def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict[str, Any]]:
