@@ -38,7 +38,7 @@ compat: setup kcat ## Other Kafka clients, Spark and Apache Kafka itself against
 test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataNodes killed (12 min)
 	$(BIN)/python -m pytest tests/hdfs
 
-test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (2 min)
+test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
 	$(BIN)/python -m pytest tests/objects
 
 test-readers: setup .cache/readers/.installed ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables (5 min)

@@ -5,6 +5,7 @@ busy        nothing is forwarded, 503 with SlowDown
 lose        forwarded, and the connection is closed without an answer
 fail        forwarded, and the answer is 500
 deny        forwarded, and the answer is 412, as for a condition that does not hold
+conflict    forwarded, and the answer is 409, as of a catalog in which another commit was first
 stall       forwarded, and no answer comes while the client waits
 cut         forwarded, and the answer ends in the middle of its body
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import http.client
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -22,6 +24,7 @@ Choice = Callable[[str, str], str | None]
 _ANSWERS = {
     "busy": (503, b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"),
     "fail": (500, b"<Error><Code>InternalError</Code><Message>We met an internal error.</Message></Error>"),
+    "conflict": (409, b'{"error": {"message": "was first", "type": "CommitFailedException", "code": 409}}'),
     "deny": (412, b"<Error><Code>PreconditionFailed</Code><Message>It is there.</Message></Error>"),
 }
 
@@ -91,7 +94,7 @@ class FaultProxy:
                     return self._answer_with("refuse")
                 finally:
                     connection.close()
-                if fault in ("lose", "fail", "deny"):
+                if fault in ("lose", *_ANSWERS):
                     return self._answer_with(fault)
                 if fault == "stall":
                     proxy._closing.wait(60)
@@ -120,7 +123,8 @@ class FaultProxy:
                     self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 if self.command != "HEAD":
-                    self.wfile.write(content[: len(content) // 2] if cut else content)
+                    with suppress(BrokenPipeError, ConnectionResetError):  # a client that has given up
+                        self.wfile.write(content[: len(content) // 2] if cut else content)
                 self.close_connection = self.close_connection or cut
 
             def log_message(self, format: str, *arguments: Any) -> None:

@@ -22,6 +22,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     BadRequestError,
     ForbiddenError,
+    NamespaceAlreadyExistsError,
     NoSuchNamespaceError,
     NoSuchTableError,
     TableAlreadyExistsError,
@@ -93,7 +94,12 @@ def _configured(name: str) -> Catalog:
     if uri.scheme.startswith("sqlite"):
         refuse_network_file_system(Path(unquote(uri.path)[1:]).absolute())
     # With what was read just now: pyiceberg keeps what it read when it was imported.
-    return _open(lambda: load_catalog(name, **{**settings, "py-io-impl": PY_IO_IMPL}))
+    settings["py-io-impl"] = PY_IO_IMPL
+    if settings.get("type", "rest") == "rest" and uri.scheme in ("http", "https"):
+        from millrace_warehouse.publish.rest import RestCatalog  # here: only this kind needs an HTTP client
+
+        return _open(lambda: RestCatalog(name, **settings))
+    return _open(lambda: load_catalog(name, **settings))
 
 
 def _open(connect_once: Callable[[], Catalog]) -> Catalog:
@@ -197,8 +203,7 @@ def create_table(
 
     Its metadata lies at the location, or where the catalog wants it: some take none but their own.
     """
-    with suppress(Exception):  # of two that create it at once one is refused; the table's error says more
-        catalog.create_namespace(identifier[0])
+    what = f"catalog {catalog.name}"
 
     def create() -> Table:
         try:
@@ -207,6 +212,17 @@ def create_table(
             except (BadRequestError, ForbiddenError):
                 return catalog.create_table(identifier, schema, None, spec, properties=dict(settings))
         except TableAlreadyExistsError:
-            return catalog.load_table(identifier)
+            with suppress(NoSuchTableError):  # a proxy may say so of a request that was refused
+                return catalog.load_table(identifier)
+            raise
 
-    return asked(f"catalog {catalog.name}", create)
+    try:
+        return asked(what, create)
+    except NoSuchNamespaceError:
+        asked(what, lambda: _create_namespace(catalog, identifier[0]))
+        return asked(what, create)
+
+
+def _create_namespace(catalog: Catalog, namespace: str) -> None:
+    with suppress(NamespaceAlreadyExistsError):
+        catalog.create_namespace(namespace)

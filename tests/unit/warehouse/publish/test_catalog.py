@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,8 @@ from pyiceberg.catalog import Catalog
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.publish import catalog as module
-from millrace_warehouse.publish.catalog import connect, table_identifier
+from millrace_warehouse.publish import rest
+from millrace_warehouse.publish.catalog import CatalogError, connect, table_identifier
 from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
 
@@ -60,6 +64,22 @@ def test_a_named_catalog_is_the_one_that_pyiceberg_is_told_of(
     assert (tmp_path / "other.db").exists()
     with pytest.raises(ConfigError, match="pyiceberg knows no catalog 'other'"):
         connect(storage, "other")
+
+
+def test_a_rest_catalog_that_stands_still_is_not_waited_for_without_end(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest, "ANSWER_S", 0.2)
+    monkeypatch.setattr(module, "TRIES", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        unstuck = threading.Timer(20, silent.shutdown, [socket.SHUT_RDWR])
+        unstuck.start()
+        begun = time.monotonic()
+        with pytest.raises(CatalogError, match=r"does not answer \(.*Timeout"):
+            connect(storage, "lake")
+        assert time.monotonic() - begun < 20
+        unstuck.cancel()
 
 
 def test_a_warehouse_that_is_not_there_gets_no_catalog(tmp_path: Path) -> None:

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, RESTError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    RESTError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
@@ -80,6 +85,35 @@ def test_the_first_publication_meets_the_same(
     assert publish(H10).published
     assert offsets(table_of(catalog)) == [0, 1, 2]
     assert hours_of(catalog) == [(1, "first", 3, 0)]
+
+
+@pytest.mark.parametrize("lands", [True, False])
+@pytest.mark.parametrize("request_", ["create_namespace", "create_table"])
+@pytest.mark.parametrize("error", [ConnectionError("reset by peer"), TableAlreadyExistsError("409")])
+def test_a_table_is_made_whatever_the_first_requests_for_it_are_answered(
+    storage: Storage,
+    catalog: Catalog,
+    publish: Publish,
+    monkeypatch: pytest.MonkeyPatch,
+    request_: str,
+    lands: bool,
+    error: Exception,
+) -> None:
+    real, failed = getattr(catalog, request_), list[bool]()
+
+    def once(*arguments: Any, **settings: Any) -> Any:
+        if failed:
+            return real(*arguments, **settings)
+        failed.append(True)
+        if lands:
+            real(*arguments, **settings)
+        raise error
+
+    monkeypatch.setattr(catalog, request_, once)
+    load(storage, TOPIC, {H10: 3})
+    assert publish(H10).published
+    assert failed
+    assert offsets(table_of(catalog)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("fault", ["after, as a conflict", "before"])
