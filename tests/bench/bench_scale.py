@@ -1,9 +1,10 @@
-"""What a publication costs in a table of years, and after thousands of publications.
+"""What a publication and a reader cost in a table of years that thousands of publications have made.
 
     python -m tests.bench.bench_scale [--hours 26280] [--publications 5000] [--directory DIR]
 
-First a table of so many hours, one file each, and what is done to it then. Then so many publications of one
-late file each, the first hundred and the last; exit code 1 when the last take more than twice the CPU.
+The first publication has so many hours, one file each. Each later one has the next hour, and a late row of
+the two days before it. Then everything that is done to such a table is measured. Exit code 1 when the last
+hundred publications took more than twice the CPU of the first hundred.
 
 Prints medians: ms by the clock, and ms of the process's CPU. Loads are manifests and entries as a load writes
 them. Their Parquet files are one byte: a publication looks for them and opens none.
@@ -47,6 +48,7 @@ from tests.published import TOPIC, Warehouse, warehouse
 START = datetime(2015, 5, 17, tzinfo=UTC)
 TURNS = 9
 FEW = 100
+MANY = 2_000
 GROWTH = 2.0
 """Most times that the last publications may take as long as the first."""
 
@@ -154,12 +156,18 @@ def show(what: str, times: Sequence[Times]) -> float:
     return cpu
 
 
-def measure_years(folder: Path, hours: int) -> None:
-    """What is done to a table of so many hours."""
+def measure(folder: Path, hours: int, publications: int) -> bool:
+    """Everything that is done to a table of so many hours and publications; False when these get slower."""
     with warehouse(folder) as scene:
         loads = Loads(scene)
         loads.load(range(hours))
         show(f"the first publication, of {hours:,} hours", [timed(lambda: publish(scene, range(hours)))])
+        made = []
+        for number in range(hours, hours + publications):
+            loads.load([number - 1 - number % 48, number])
+            made.append(timed(lambda: publish(scene, [number])))  # noqa: B023
+        first = show(f"an hour and a late row, publications 1 to {FEW}", made[:FEW])
+        last = show(f"an hour and a late row, the last {FEW} of {publications:,} publications", made[-FEW:])
         late, moved, idle = [], [], []
         for turn in range(TURNS):
             load = loads.load([turn * 37])
@@ -171,45 +179,37 @@ def measure_years(folder: Path, hours: int) -> None:
         show("a load that was read again, its row in another hour", moved)
         show("nothing to publish", idle)
         table = scene.table
-        day = "_time >= '2015-06-01T00:00:00+00:00' and _time < '2015-06-02T00:00:00+00:00'"
         show("millrace tables", [timed(lambda: describe_table(scene.storage, scene.catalog, TOPIC))])
         show("a reader loads the table", [timed(lambda: scene.table) for _ in range(TURNS)])
-        plan = [timed(lambda: list(table.scan(row_filter=day).plan_files())) for _ in range(TURNS)]
-        show("a reader plans a day", plan)
+        for what, start in (("an old day", 2), ("yesterday", (hours + publications) // 24 - 2)):
+            since, until = (hour(24 * day) for day in (start, start + 1))
+            day = f"_time >= '{since}:00:00+00:00' and _time < '{until}:00:00+00:00'"
+            plan = [timed(lambda: list(table.scan(row_filter=day).plan_files())) for _ in range(TURNS)]  # noqa: B023
+            show(f"a reader plans {what}", plan)
         show("a reader plans everything", [timed(lambda: list(table.scan().plan_files()))])
+        many = range(hours + publications, hours + publications + MANY)
+        loads.load(many)
+        show(f"a publication of {MANY:,} hours", [timed(lambda: publish(scene, many))])
+        metadata = table.metadata_location.removeprefix("file://")
+        print(f"{'metadata.json':56} {Path(metadata).stat().st_size / 1000:9.1f} kB")
+        return last <= GROWTH * first
 
 
 def publish(scene: Warehouse, hours: Sequence[int] = ()) -> PublishResult:
     return scene.publish(*map(hour, hours))
 
 
-def measure_publications(folder: Path, publications: int) -> bool:
-    """So many publications of a late file each; False when the last ones take longer."""
-    with warehouse(folder) as scene:
-        loads = Loads(scene)
-        loads.load(range(24))
-        publish(scene, range(24))
-        times = []
-        for number in range(publications):
-            loads.load([number % 24])
-            times.append(timed(lambda: publish(scene)))
-        first = show(f"publications 1 to {FEW}", times[:FEW])
-        last = show(f"publications {publications - FEW + 1:,} to {publications:,}", times[-FEW:])
-        metadata = scene.table.metadata_location.removeprefix("file://")
-        print(f"{'metadata.json':56} {Path(metadata).stat().st_size / 1000:9.1f} kB")
-        return last <= GROWTH * first
-
-
 def main() -> None:
     """Measure, print, and end with 1 when a time grows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=int, default=26_280, help="Hours of the table: three years.")
+    parser.add_argument(
+        "--hours", type=int, default=26_280, help="Hours of the first publication: three years."
+    )
     parser.add_argument("--publications", type=int, default=5_000)
     parser.add_argument("--directory", type=Path, help="Where the warehouse is; default: a temporary folder.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=options.directory) as folder:
-        measure_years(Path(folder, "years"), options.hours)
-        if not measure_publications(Path(folder, "publications"), options.publications):
+        if not measure(Path(folder, "warehouse"), options.hours, options.publications):
             sys.exit(f"publications take more than {GROWTH:g} times as long as at the beginning")
 
 

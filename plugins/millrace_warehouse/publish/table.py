@@ -43,11 +43,9 @@ COMPLETE_UNTIL = "millrace.complete-until"
 _COUNTED = ("_time", "_topic_partition", "_offset", "_timestamp", "_load")
 SETTINGS = {
     "format-version": "2",
+    # For the commits of others: the manifests of ours are no smaller.
     "commit.manifest-merge.enabled": "true",
-    "commit.manifest.min-count-to-merge": "20",
-    # Some 2,000 files. In a table of 8,000 hours a query of one day is planned in 50 ms of CPU; with the
-    # 8 MB that are usual it takes 280, and a publication that merges manifests 970 instead of 400.
-    "commit.manifest.target-size-bytes": str(512 << 10),
+    "commit.manifest.target-size-bytes": str(64 << 10),
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "history.expire.max-snapshot-age-ms": str(24 * 3600 * 1000),
