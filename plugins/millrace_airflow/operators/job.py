@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -61,6 +62,10 @@ class MillraceJobOperator(BaseOperator):
         """The words of the command line to run."""
         return command_line(settings, self.verb, self.named_topics(), run_id, **self.options(settings))
 
+    def variables(self, settings: MillraceSettings) -> dict[str, str]:
+        """What the command finds in its environment."""
+        return environment(settings)
+
     def finish(self, result: Any, context: Context) -> Any:
         """What the task returns, from what the command printed."""
         return result
@@ -105,7 +110,7 @@ class MillraceJobOperator(BaseOperator):
         map_index = task.map_index if task.map_index is not None else -1
         run_id = run_id_of_task(task.dag_id, task.run_id, task.task_id, map_index)
         command = self.command(settings, run_id)
-        self._job = Job.start(command, settings.job_directory, run_id, environment(settings))
+        self._job = Job.start(command, settings.job_directory, run_id, self.variables(settings))
         # Airflow hides the passwords of a connection's own fields only.
         self.log.info("%s", " ".join(map(without_secret, command)))
         self.log.info("log while it runs: %s", self._job.directory / "log")
@@ -127,6 +132,9 @@ class SparkJobOperator(MillraceJobOperator):
         super().__init__(**kwargs)
         self.spark_conf = dict(spark_conf or {})
 
-    def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
-        confs = (word for key, value in self.spark_conf.items() for word in ("--conf", f"{key}={value}"))
-        return [*super().command(settings, run_id), *confs]
+    def variables(self, settings: MillraceSettings) -> dict[str, str]:
+        """With the settings for Spark, of which the log shows the names."""
+        if not self.spark_conf:
+            return super().variables(settings)
+        self.log.info("spark_conf: %s", ", ".join(self.spark_conf))
+        return {**super().variables(settings), "MILLRACE_SPARK_CONF": json.dumps(self.spark_conf)}

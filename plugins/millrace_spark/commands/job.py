@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,8 @@ from millrace_warehouse.commands.options import Output
 from millrace_warehouse.commands.steps import steps
 from millrace_warehouse.verbs import option, verb
 
+CONF = "MILLRACE_SPARK_CONF"
+"""The variable of the environment with more such settings, as JSON."""
 # local-cluster[workers,cores,MB] is Spark's own, for tests.
 _MASTER = re.compile(r"local(-cluster)?(\[[\d*, ]+\])?|spark://[^/]+:\d+|yarn|k8s://.+")
 
@@ -26,11 +30,24 @@ def _checked_master(text: str, name: str) -> str:
     return text
 
 
+def _conf_of_environment() -> dict[str, str]:
+    """The settings that no command line shall show: every user of the machine reads those."""
+    try:
+        conf = json.loads(os.environ.get(CONF) or "{}")
+    except ValueError:
+        conf = None
+    if not isinstance(conf, dict) or not all(
+        key.startswith("spark.") and isinstance(value, str) for key, value in conf.items()
+    ):
+        raise ConfigError(f'{CONF} in the environment is not JSON like {{"spark.KEY": "VALUE"}}')
+    return conf
+
+
 def _parse_conf(words: Sequence[str], name: str) -> dict[str, str]:
     for word in words:
         if not re.match("spark\\.[^=]*=", word):
             raise ConfigError(f"{name} {word!r} is not of the form spark.KEY=VALUE")
-    return dict(word.split("=", 1) for word in words)
+    return {**_conf_of_environment(), **dict(word.split("=", 1) for word in words)}
 
 
 @verb
@@ -45,7 +62,7 @@ class Invocation(Output):
         "--conf KEY=VALUE...",
         "A Spark setting; may be repeated, comes before ours.",
         _parse_conf,
-        default_factory=dict,
+        default_factory=_conf_of_environment,
     )
     archives: Sequence[str] = option(
         "--archives FILE#NAME...",

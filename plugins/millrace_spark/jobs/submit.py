@@ -11,6 +11,7 @@ import collections
 import importlib.util
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -66,9 +67,12 @@ def submit(
             raise ConfigError(
                 "spark.submit.deployMode must be client: the command waits for the driver's answer"
             )
-        options = [word for key, value in confs.items() for word in ("--conf", f"{key}={value}")]
+        # Not as --conf: every user of this machine reads command lines, and a setting may be a secret.
+        properties = folder / "spark.properties"
+        properties.write_text("".join(map(_property, confs, confs.values())), encoding="utf-8")
+        options = ["--master", master, "--properties-file", str(properties), "--load-spark-defaults"]
         script = Path(millrace_spark.__path__[0], "jobs", "script.py")
-        command = [str(_spark_home() / "bin" / "spark-submit"), "--master", master, *options, str(script)]
+        command = [str(_spark_home() / "bin" / "spark-submit"), *options, str(script)]
         where = _stand_in(folder, archives[0]) if archives else None
         answers, code = _run([*command, job, str(path)], where, last, on_line)
     return _answer(job, code, answers, last)
@@ -140,6 +144,12 @@ def _confs(job: str, master: str, archives: Sequence[str]) -> dict[str, str]:
         confs["spark.archives"] = ",".join(f"{_absolute(path)}#{name}" for path, name in paths)
         confs["spark.pyspark.python"] = f"./{paths[0][1]}/bin/python"
     return confs
+
+
+def _property(key: str, value: str) -> str:
+    """A line of a file of Java's properties."""
+    escaped = [re.sub(r"([\\:=#! ])", r"\\\1", text).replace("\n", "\\n") for text in (key, value)]
+    return "=".join(escaped) + "\n"
 
 
 def _on_this_machine(master: str) -> bool:

@@ -117,10 +117,23 @@ def test_a_failing_command_fails_the_task_with_its_own_line(tmp_path: Path) -> N
     assert jobs(tmp_path) == []
 
 
-def test_settings_of_spark_reach_the_command() -> None:
-    bound = {"spark.millrace.executors.timeout": "1h", "spark.cores.max": "4"}
-    command = LoadTopicOperator(task_id="l", topics="T", spark_conf=bound).command(SETTINGS, "run-1")
-    assert command[-4:] == ["--conf", "spark.millrace.executors.timeout=1h", "--conf", "spark.cores.max=4"]
+def test_settings_of_spark_reach_the_command_and_stand_in_no_log_and_no_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Load(LoadTopicOperator):
+        def command(self, settings: MillraceSettings, run_id: str) -> list[str]:
+            code = "import json, sys; from millrace_spark.commands.job import Invocation;"
+            code += "print(json.dumps([sys.argv[1:], Invocation().conf]))"
+            return [sys.executable, "-c", code, *super().command(settings, run_id)]
+
+    confs = {"spark.hadoop.fs.s3a.secret.key": "a = b\\c", "spark.cores.max": "4"}
+    lines: list[str] = []
+    operator = Load(task_id="l", topics="T", spark_conf=confs)
+    monkeypatch.setattr(operator.log, "info", lambda text, *values: lines.append(text % values))
+    words, read = operator.execute(context())
+    assert read == confs
+    assert [text for text in (*words, *lines) if "b\\c" in text] == []
+    assert f"spark_conf: {', '.join(confs)}" in lines
 
 
 def test_a_deferred_task_goes_on_with_the_result_when_the_trigger_has_fired(tmp_path: Path) -> None:

@@ -28,15 +28,11 @@ def run(lines: list[str], master: str = "local[2]", **options: Any) -> Any:
     return submit("load", {"topics": ["A"]}, master=master, on_line=lines.append, **options)
 
 
-def settings_of(arguments: list[str]) -> dict[str, str]:
-    """What the --conf options of a command line say."""
-    return dict(arguments[n + 1].split("=", 1) for n, word in enumerate(arguments) if word == "--conf")
-
-
 SHOWS_ARGUMENTS = f"""#!/bin/sh
 exec {sys.executable} - "$@" <<'END'
 import json, os, sys
-print(json.dumps({{'result': [sys.argv[1:], os.getcwd()]}}))
+lines = open(sys.argv[sys.argv.index('--properties-file') + 1]).read().splitlines()
+print(json.dumps({{'result': [sys.argv[1:], dict(line.split('=', 1) for line in lines), os.getcwd()]}}))
 END
 """
 
@@ -124,8 +120,7 @@ def test_settings_of_the_user_come_before_ours_and_a_cluster_s_driver_binds_wher
 ) -> None:
     spark_submit.write_text(SHOWS_ARGUMENTS)
     given = {"spark.executor.cores": "1", "spark.log.level": "WARN"}
-    arguments, folder = run([], "yarn", conf=given)
-    settings = settings_of(arguments)
+    arguments, settings, folder = run([], "yarn", conf=given)
     assert arguments[:2] == ["--master", "yarn"]
     assert settings.items() >= given.items()
     assert settings["spark.pyspark.driver.python"] == sys.executable
@@ -138,8 +133,8 @@ def test_a_driver_whose_master_is_on_this_machine_listens_on_the_loopback_addres
     spark_submit: Path, master: str
 ) -> None:
     spark_submit.write_text(SHOWS_ARGUMENTS)
-    arguments, _ = run([], master)
-    assert settings_of(arguments)["spark.driver.bindAddress"] == "127.0.0.1"
+    _, settings, _ = run([], master)
+    assert settings["spark.driver.bindAddress"] == "127.0.0.1"
 
 
 def test_a_packed_environment_is_the_python_of_the_tasks_and_has_a_stand_in_beside_the_driver(
@@ -152,11 +147,10 @@ def test_a_packed_environment_is_the_python_of_the_tasks_and_has_a_stand_in_besi
     )
     (tmp_path / "packed.tar.gz").touch()
     monkeypatch.chdir(tmp_path)
-    arguments, stand_in = run(
+    _, settings, stand_in = run(
         [], "spark://far:7077", archives=["packed.tar.gz#env", "hdfs://far/data.zip#data"]
     )
-    settings = settings_of(arguments)
-    assert settings["spark.archives"] == f"{tmp_path}/packed.tar.gz#env,hdfs://far/data.zip#data"
+    assert settings["spark.archives"] == f"{tmp_path}/packed.tar.gz\\#env,hdfs\\://far/data.zip\\#data"
     assert settings["spark.pyspark.python"] == "./env/bin/python"
     assert stand_in.strip() == sys.executable
 
