@@ -63,7 +63,7 @@ def read(
     spark: SparkSession, warehouse: str, topic: str, hours: Hours | None = None, *, catalog: str = ""
 ) -> DataFrame:
     """The published table of a topic, as of now; MillraceError when nothing was published yet."""
-    with connect(open_storage(warehouse), catalog) as connected:
+    with connect(open_storage(warehouse), catalog, create=False) as connected:
         return read_table(spark, open_table(connected, topic), hours)
 
 

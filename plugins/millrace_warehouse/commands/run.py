@@ -32,9 +32,10 @@ from millrace_warehouse.verify.report import TopicReport
 def _opened(
     request: Publish | Compact | Expire | Tables | Verify, progress: Progress = quiet
 ) -> Iterator[At]:
-    """The request's warehouse and its catalog, which stays open meanwhile."""
+    """The request's warehouse and its catalog, which stays open meanwhile; a publication makes its file."""
     storage = open_storage(request.warehouse)
-    with connect(storage, request.catalog) as catalog:
+    publishes = isinstance(request, Publish) and not request.dry_run
+    with connect(storage, request.catalog, create=publishes) as catalog:
         yield At(storage=storage, catalog=catalog, progress=progress)
 
 

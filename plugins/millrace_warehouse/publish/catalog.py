@@ -61,11 +61,12 @@ def table_identifier(topic: str) -> tuple[str, str]:
     return NAMESPACE, topic.replace(".", "_").replace("-", "_")
 
 
-def connect(storage: Storage, name: str = "") -> Catalog:
+def connect(storage: Storage, name: str = "", *, create: bool = True) -> Catalog:
     """The catalog of that name, its files read and written through the storage; close it after use.
 
-    Without a name it is `catalog.db` in a local warehouse. MillraceError when there is none, or when SQLite
-    would lie on a network file system.
+    Without a name it is `catalog.db` in a local warehouse; `create` makes that file, else a missing one is a
+    catalog without tables. MillraceError when there is none, or when SQLite would lie on a network file
+    system.
     """
     if name:
         return _configured(name)
@@ -80,7 +81,8 @@ def connect(storage: Storage, name: str = "") -> Catalog:
             f"there is no warehouse at {storage.root}: correct --warehouse, or load into it first"
         )
     refuse_network_file_system(path)
-    return _open(lambda: SqlCatalog(NAMESPACE, uri=f"sqlite:///{path}", **{"py-io-impl": PY_IO_IMPL}))
+    uri = f"sqlite:///{path}" if create or path.exists() else "sqlite://"  # the latter in memory
+    return _open(lambda: SqlCatalog(NAMESPACE, uri=uri, **{"py-io-impl": PY_IO_IMPL}))
 
 
 def _configured(name: str) -> Catalog:
@@ -146,6 +148,11 @@ def asked(what: str, question: Callable[[], T]) -> T:
                 " the rights of this user, then run again"
             ) from error
         except Exception as error:
+            if turn == TRIES - 1 and isinstance(error, FileNotFoundError):
+                raise CatalogError(
+                    f"the {what} names a file that is gone ({_first_line(error)}): mount the warehouse"
+                    " that has it, or restore it from a copy"
+                ) from error
             if turn == TRIES - 1:
                 raise CatalogError(
                     f"the {what} does not answer ({type(error).__name__}: {_first_line(error)}): start it, or"

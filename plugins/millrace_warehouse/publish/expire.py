@@ -42,7 +42,7 @@ from millrace_warehouse.publish.contents import (
     path_in_topic,
 )
 from millrace_warehouse.publish.hours_table import hours_identifier
-from millrace_warehouse.publish.table import PATH, published_table
+from millrace_warehouse.publish.table import PATH, published_table, require_loads
 from millrace_warehouse.storage import Listed
 from millrace_warehouse.verbs import Expire
 
@@ -90,7 +90,7 @@ class _Found:
 def expire_topic(at: At, request: Expire) -> ExpireResult:
     """Delete what is old and not needed; MillraceError when the table is not what was published."""
     topic = request.topic
-    newest = layout.require_load(at.storage, topic)
+    newest = require_loads(at.catalog, at.storage, topic)
     published = _Published.of(at, topic)
     found = _Found()
     _find_rows(at, request, newest.load, published, found)

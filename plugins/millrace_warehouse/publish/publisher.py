@@ -34,7 +34,6 @@ from millrace_warehouse.history.layout import (
     publication_path,
     read_edition,
     read_load,
-    require_load,
 )
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import (
@@ -55,7 +54,14 @@ from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
 from millrace_warehouse.publish.replace import Replacement, take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
-from millrace_warehouse.publish.table import PATH, has_columns, make_table, properties_of, published_table
+from millrace_warehouse.publish.table import (
+    PATH,
+    has_columns,
+    make_table,
+    properties_of,
+    published_table,
+    require_loads,
+)
 from millrace_warehouse.verbs import Publish
 
 VerdictOf = Callable[[str, str], Verdict]
@@ -107,7 +113,7 @@ def publish_topic(at: At, request: Publish, topic: str, verdict_of: VerdictOf) -
     what the newest publication left, and when the catalog does not answer.
     """
     check_topic(at.storage, topic)
-    require_load(at.storage, topic)
+    require_loads(at.catalog, at.storage, topic)
     return _Attempts(at, request, topic, verdict_of).publish()
 
 

@@ -23,9 +23,9 @@ from pyiceberg.types import NestedField, PrimitiveType, StringType
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import PARTITION
 from millrace_warehouse.history.entries import partition_spec
-from millrace_warehouse.history.layout import Folder, ledger_path, read_checked
+from millrace_warehouse.history.layout import Folder, ledger_path, newest_load, read_checked, require_load
 from millrace_warehouse.history.ledger import read_entry, record
-from millrace_warehouse.history.manifest import Publication
+from millrace_warehouse.history.manifest import LoadManifest, Publication
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import live_files
@@ -77,6 +77,19 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
             f"the table {'.'.join(table_identifier(topic))} of catalog {catalog.name} belongs to {whose}:"
             f" give topic {topic} another name, or another catalog with --catalog"
         )
+
+
+def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifest:
+    """The newest load; MillraceError when there is none, which tells a table that has followed loads."""
+    if (newest := newest_load(storage, topic)) is not None:
+        return newest
+    table = find_table(catalog, topic)
+    if table is None or THROUGH not in table.properties:
+        return require_load(storage, topic)
+    raise MillraceError(
+        f"{storage.root} has no load of {topic}, and its table in catalog {catalog.name} has rows of loads 1"
+        f" to {table.properties[THROUGH]}: mount the warehouse, or correct --warehouse; load nothing before"
+    )
 
 
 def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:

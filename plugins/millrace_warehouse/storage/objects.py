@@ -214,13 +214,13 @@ class ObjectStorage:
 
     def delete(self, path: str) -> None:
         def attempt() -> None:
-            while True:
-                paths = [found["path"] for found in self._objects(path)]
-                try:
-                    return obstore.delete(self._store, paths or [path])
-                except FileNotFoundError:
-                    if not paths:
-                        return None  # otherwise somebody else deletes, too
+            # A listing shows what is below a path, and not what is at it.
+            paths = [found["path"] for found in self._objects(path)]
+            try:
+                obstore.delete(self._store, paths or [path])
+            except FileNotFoundError:
+                if paths:  # somebody else deletes, too; what is left is found by a new listing
+                    raise exceptions.GenericError("it is listed and cannot be found") from None
 
         self._until_answered("delete", path, attempt)
 

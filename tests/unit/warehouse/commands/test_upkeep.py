@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.errors import MillraceError
-from millrace_warehouse.commands.publishing import publish
+from millrace_warehouse.commands.publishing import compact, publish, tables
 from millrace_warehouse.commands.upkeep import expire, promote, verify
 from millrace_warehouse.load.load import load_topic
 from tests.unit.warehouse.memory_log import TOPIC, filled_log, load_run
@@ -71,6 +71,33 @@ def test_verify_without_a_catalog_proves_the_loads_alone(warehouse: Path) -> Non
     done = CliRunner().invoke(verify, [str(warehouse), "--no-catalog", "--json"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["topics"][0]["published"] is None
+
+
+@pytest.mark.parametrize("command", [verify, tables, expire, compact])
+def test_what_only_looks_leaves_no_catalog_behind(warehouse: Path, command: Any) -> None:
+    words = [str(warehouse)] if command is verify else [TOPIC, "--warehouse", str(warehouse)]
+    words += ["--older-than", "0s"] if command is expire else []
+    assert CliRunner().invoke(command, words).exit_code < 2
+    assert not (warehouse / "catalog.db").exists()
+
+
+@pytest.mark.parametrize("file_is_gone", [True, False])
+def test_a_warehouse_that_is_not_mounted_is_not_taken_for_one_without_loads(
+    tmp_path: Path, warehouse: Path, monkeypatch: pytest.MonkeyPatch, file_is_gone: bool
+) -> None:
+    """Also where the catalog itself has the table's metadata, as a server may."""
+    monkeypatch.setattr("millrace_warehouse.publish.catalog.TRIES", 1)
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/lake.db")
+    there = ["--catalog", "lake", "--warehouse", str(warehouse)]
+    assert CliRunner().invoke(publish, [TOPIC, "--unasked", *EVERYTHING, *there]).exit_code == 0
+    (warehouse / TOPIC).rename(tmp_path / "elsewhere")
+    if not file_is_gone:
+        (warehouse / TOPIC).mkdir()
+        (tmp_path / "elsewhere" / "table").rename(warehouse / TOPIC / "table")
+    for command, words in ((publish, ["--unasked", *EVERYTHING]), (expire, ["--older-than", "0s"])):
+        refused = CliRunner().invoke(command, [TOPIC, *words, *there])
+        assert isinstance(refused.exception, MillraceError)
+        assert "mount the warehouse" in str(refused.exception)
 
 
 @pytest.mark.parametrize("name", ["owner.json", "00000000000000000000.log"])

@@ -19,11 +19,15 @@ from tests.support import REPOSITORY
 
 
 class SmallS3(ThreadingHTTPServer):
-    """As much of S3 as taking a name needs; `careless` ignores the condition, `proud` refuses any."""
+    """As much of S3 as taking a name needs; `careless` ignores the condition, `proud` refuses any.
+
+    `forgetful` lists what it says it has not.
+    """
 
     def __init__(self, kind: str) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)
         self.kind = kind
+        self.deletes = 0
         self.objects: dict[str, bytes] = {}
 
 
@@ -58,8 +62,11 @@ class _Requests(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Delete everything that the test may have made."""
         self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.deletes += 1
+        if self.server.kind == "forgetful" and self.server.deletes < 1_000:
+            return self._answer(404)
         self.server.objects = {key: value for key, value in self.server.objects.items() if "/." not in key}
-        self._answer(200, b"<DeleteResult><Deleted><Key>all</Key></Deleted></DeleteResult>")
+        return self._answer(200, b"<DeleteResult><Deleted><Key>all</Key></Deleted></DeleteResult>")
 
     @property
     def _key(self) -> str:
@@ -121,6 +128,14 @@ def test_a_store_that_keeps_the_condition_is_tried_once(store: SmallS3) -> None:
     store.kind = "careless"
     assert storage.create("loads/2", b"mine")
     assert store.objects == {"w/loads/1": b"mine", "w/loads/2": b"mine"}
+
+
+@pytest.mark.parametrize("store", ["forgetful"], indirect=True)
+def test_a_store_that_lists_what_it_has_not_is_asked_with_pauses_and_not_for_ever(store: SmallS3) -> None:
+    store.objects["w/t/a"] = b"1"
+    with pytest.raises(MillraceError, match=r"cannot delete s3://bucket/w/t: it is listed"):
+        opened().delete("t")
+    assert store.deletes < 20
 
 
 def test_variables_that_no_store_knows_are_left_out_and_credentials_are_not_shown(
