@@ -84,7 +84,7 @@ class Plan:
     """The first takes what gathered before; what came after its start counts."""
 
 
-FULL = Plan(rate=500, settle_s=10, alone_s=60, every_s=60, loads=5)
+FULL = Plan(rate=500, settle_s=10, alone_s=60, every_s=60, loads=4)
 QUICK = Plan(rate=500, settle_s=5, alone_s=10, every_s=25, loads=3)
 
 

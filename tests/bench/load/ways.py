@@ -49,7 +49,7 @@ class Way:
     python: Path = Path(sys.executable)
     """With the Spark it runs in."""
     on_kafka: bool = False
-    """Reads from Apache Kafka in place of Millrace, the whole command only."""
+    """Reads from Apache Kafka in place of Millrace: the whole command, and once."""
 
 
 WAYS = (
