@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -286,6 +287,11 @@ def test_a_jobs_driver_imports_neither_sparks_zip_nor_pandas(
     assert "SourceFileLoader" in imported["pyspark.sql.session"]
     assert not [line for line in imported.values() if "zipimporter" in line]
     assert "pandas" not in imported, "half a second of CPU, as is PySpark from its zip"
+
+
+def test_a_worker_does_not_read_the_directories_of_zips_again_before_each_task(spark: SparkSession) -> None:
+    zips = in_tasks(spark, lambda _: sum(path.endswith(".zip") for path in sys.path_importer_cache), range(8))
+    assert min(zips) == 0, "of the tasks of one worker all but the first begin without them"
 
 
 def test_the_command_loads_the_topics_of_a_pattern_and_says_nothing_but_its_steps(
