@@ -118,11 +118,14 @@ class Load:
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Take at most so much of each topic's log (500MB, 2GiB); the next run takes the next part.",
-        words.optional_bytes,
+        words.optional(words.parse_bytes),
         default=None,
     )
     until_ms: int | None = option(
-        "--until TIME", "Take what was produced before this time.", words.optional_time_ms, default=None
+        "--until TIME",
+        "Take what was produced before this time.",
+        words.optional(words.parse_time_ms),
+        default=None,
     )
     max_rejected: str = option(
         "--max-rejected N|P%",
@@ -161,7 +164,7 @@ class Publish:
     unproven_after_s: float | None = option(
         "--unproven-after AGE",
         "Also publish what the auditor cannot judge and has ended that long ago; never an incomplete hour.",
-        words.optional_age,
+        words.optional(words.parse_age),
         default=None,
     )
     auditor: str = option(
@@ -305,6 +308,6 @@ class Mirror:
     max_bytes: int | None = option(
         "--max-bytes SIZE",
         "Copy about so much of all topics (500MB, 2GiB); the next run goes on there.",
-        words.optional_bytes,
+        words.optional(words.parse_bytes),
         default=None,
     )

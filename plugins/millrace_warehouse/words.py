@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from millrace.config import parse_addresses, parse_time
 from millrace.errors import ConfigError
 
+T = TypeVar("T")
 _BYTES: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{infix}b": base**power
     for power, letter in enumerate("kmgt", 1)
@@ -29,11 +31,6 @@ def parse_bytes(text: str, option: str) -> int:
     return int(match[1]) * _BYTES[match[2].lower()]
 
 
-def optional_bytes(text: str, option: str) -> int | None:
-    """As `parse_bytes`; None for an empty word."""
-    return parse_bytes(text, option) if text else None
-
-
 def parse_age(text: str, option: str) -> float:
     """`30d`, `12h`, `90m` or `45s` in seconds."""
     match = re.fullmatch(r"(\d+)([dhms])", text.strip())
@@ -42,14 +39,14 @@ def parse_age(text: str, option: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]])
 
 
-def optional_age(text: str, option: str) -> float | None:
-    """As `parse_age`; None for an empty word."""
-    return parse_age(text, option) if text else None
+def parse_time_ms(text: str, option: str) -> int:
+    """A time in ms since the epoch."""
+    return int(parse_time(text, option).timestamp() * 1000)
 
 
-def optional_time_ms(text: str, option: str) -> int | None:
-    """A time in ms since the epoch; None for an empty word."""
-    return int(parse_time(text, option).timestamp() * 1000) if text else None
+def optional(parse: Callable[[str, str], T]) -> Callable[[str, str], T | None]:
+    """As `parse`; None for an empty word."""
+    return lambda text, option: parse(text, option) if text else None
 
 
 def parse_loads(text: str, option: str) -> list[int]:

@@ -129,9 +129,6 @@ ROWS = {
     "a catalog that nobody has configured": Row(
         command="publish Good --unasked --warehouse {own} --catalog nowhere", says="'nowhere'"
     ),
-    "the verb of an older version": Row(
-        command="hourly Good --late --warehouse {own}", says="`millrace publish TOPIC --proven"
-    ),
     "audit of a time that ends before it begins": Row(
         command="audit Good --from 2015-05-18 --to 2015-05-17", says="--from 2015-05-18 is not before --to"
     ),

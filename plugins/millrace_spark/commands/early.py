@@ -72,29 +72,6 @@ def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
     return warehouse.startswith("/") and not any(Path(warehouse, topic).is_dir() for topic in topics)
 
 
-def check_schemas(warehouse: str, registry: str, topics: Sequence[str]) -> None:
-    """MillraceError when all topics are new to a local warehouse and none has a schema for a table."""
-    if not _are_new(warehouse, topics):
-        return
-    from millrace_registry.client import SchemaRegistryClient, UnknownSchema
-    from millrace_warehouse.columns import check_pinned
-
-    refused: list[MillraceError] = []
-    with SchemaRegistryClient(registry) as client:
-        for topic in topics:
-            try:
-                latest = client.latest(topic)
-                check_pinned(topic, latest.schema_id, latest.schema)
-            except UnknownSchema:
-                continue  # the job says so
-            except MillraceError as error:
-                refused.append(error)
-                continue
-            return
-    if refused:
-        raise refused[0]
-
-
 def check_warehouse(warehouse: str) -> None:
     """ConfigError when a local warehouse cannot be written."""
     if not warehouse.startswith("/"):
@@ -118,32 +95,6 @@ def check_master(master: str) -> None:
         with suppress(OSError, UnicodeError), socket.create_connection(address, MASTER_TIMEOUT_S):
             return
     raise ConfigError(f"no Spark master answers at {master}: start it, or give the right --master")
-
-
-def check_same_logs(warehouse: str, bootstrap: str, topics: Sequence[str]) -> None:
-    """MillraceError when every topic's loads in a local warehouse are of another log than the one there."""
-    if not warehouse.startswith("/"):
-        return
-    from millrace.client.cluster_client import ClusterClient
-    from millrace_warehouse.history.layout import newest_load
-    from millrace_warehouse.history.same_log import another_log, check_same_log
-    from millrace_warehouse.storage import open_storage
-
-    storage, loads = open_storage(warehouse), []
-    for topic in topics:
-        try:
-            newest = newest_load(storage, topic)
-        except MillraceError:
-            continue  # the job says what is damaged there
-        if newest is None:
-            return
-        loads.append(newest)
-    if not loads:
-        return
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        ids = {name: topic.topic_id.hex for name, topic in client.topics(topics).items()}
-        if all(load.topic in ids and another_log(client, ids[load.topic], load) for load in loads):
-            check_same_log(client, ids[loads[0].topic], loads[0])
 
 
 def check_table(warehouse: str, topic: str, loads: Sequence[int] = ()) -> None:

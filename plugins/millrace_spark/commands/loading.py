@@ -14,20 +14,9 @@ from millrace.urls import without_secret
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import command_of, show, table_of
+from millrace_warehouse.commands.options import command_of, show_rows
 from millrace_warehouse.load.rejections import RejectedLimit
 from millrace_warehouse.verbs import Load, Mirror, Reload
-
-_COPIED = {
-    "target": "target_partition",
-    "from": "start",
-    "to": "end",
-    "batches": "batches",
-    "records": "records",
-    "dropped": "dropped",
-    "bytes": "bytes",
-    "left": "lag",
-}
 
 
 @command_of(Load, Invocation)
@@ -45,7 +34,10 @@ def load(request: Load, invocation: Invocation) -> None:
         raise ConfigError("name the topics to load, or give --topics-matching")
     if request.max_rejected:
         RejectedLimit.parse(request.max_rejected)
-    topics, without_schema = _resolved(request)
+    early.check_warehouse(request.warehouse)
+    topics, without_schema = early.topics_to_load(
+        request.warehouse, request.bootstrap, request.registry, request.topics, request.topics_matching
+    )
     # Topics share the cores, so that a small one does not wait until a big one has no task left to start.
     fair = replace(invocation, conf={"spark.scheduler.mode": "FAIR", **invocation.conf})
     request = replace(request, topics=topics)
@@ -59,27 +51,12 @@ def load(request: Load, invocation: Invocation) -> None:
         raise MillraceError("; ".join(reasons))
 
 
-def _resolved(request: Load) -> tuple[Sequence[str], Sequence[str]]:
-    """The topics to load, and those that match and have no schema; MillraceError when a load would fail."""
-    early.check_warehouse(request.warehouse)
-    topics, without_schema = early.topics_to_load(
-        request.warehouse, request.bootstrap, request.registry, request.topics, request.topics_matching
-    )
-    early.check_schemas(request.warehouse, request.registry, topics)
-    if not request.accept_new_topic:
-        early.check_same_logs(request.warehouse, request.bootstrap, topics)
-    return topics, without_schema
-
-
 def _show_loads(answer: Sequence[Mapping[str, Any]]) -> None:
     loads = [result for result in answer if "load" in result]
-    table = table_of("topic", "load", "rows", "rejected", "hours", "bytes left", "")
-    for load in loads:
-        numbers = (load["load"], load["rows"], load["rejected"], len(load["hours"]), load["left_bytes"])
-        words = ("" if number is None else f"{number:,}" for number in numbers)
-        table.add_row(load["topic"], *words, load["message"])
-    if loads:
-        show(table)
+    shown = ({**load, "hours": len(load["hours"])} for load in loads)
+    show_rows(
+        shown, "topic", "load", "rows", "rejected", "hours", ("bytes left", "left_bytes"), ("", "message")
+    )
     for load in loads:
         for kind, lines in (("gap", load["gaps"]), ("note", load["notes"])):
             for line in lines:
@@ -124,12 +101,16 @@ def reload(request: Reload, invocation: Invocation) -> None:
 
 
 def _show_editions(request: Reload, answer: Mapping[str, Any]) -> None:
-    table = table_of("load", "edition", "rows", "before", "rejected", "before", "")
-    for load in answer["loads"]:
-        numbers = (load[name] for name in ("rows", "rows_before", "rejected", "rejected_before"))
-        message = "read again" if load["published"] else "this run had read it again already"
-        table.add_row(f"{load['load']:010d}", str(load["edition"]), *(f"{n:,}" for n in numbers), message)
-    show(table)
+    loads = (
+        {
+            **load,
+            "load": f"{load['load']:010d}",
+            "message": "read again" if load["published"] else "this run had read it again already",
+        }
+        for load in answer["loads"]
+    )
+    numbers = ("rows", ("before", "rows_before"), "rejected", ("before", "rejected_before"))
+    show_rows(loads, "load", "edition", *numbers, ("", "message"))
     command = f"millrace publish {request.topic} --warehouse {request.warehouse} --auditor URL"
     click.echo(f"bring the table up to date with `{command}`")
 
@@ -149,8 +130,10 @@ def mirror_batch(request: Mirror, invocation: Invocation) -> None:
 
 
 def _show_copied(answer: Mapping[str, Any]) -> None:
-    table = table_of("origin partition", *_COPIED)
-    for part in answer["partitions"]:
-        numbers = (f"{part[key]:,}" for key in _COPIED.values())
-        table.add_row(f"{answer['origin']}/{part['topic']}-{part['partition']}", *numbers)
-    show(table)
+    parts = (
+        {**part, "from": f"{answer['origin']}/{part['topic']}-{part['partition']}"}
+        for part in answer["partitions"]
+    )
+    offsets = (("target", "target_partition"), ("from", "start"), ("to", "end"))
+    counts = ("batches", "records", "dropped", "bytes", ("left", "lag"))
+    show_rows(parts, ("origin partition", "from"), *offsets, *counts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import click
@@ -58,17 +58,27 @@ def _parameter(field: str, spelt: Option) -> click.Parameter:
     return parameter(names, **spelt.attributes)
 
 
-def table_of(*columns: str) -> Table:
-    """A table for people: the first and the last column to the left, numbers between them to the right."""
+def show_rows(rows: Iterable[Mapping[str, Any]], *columns: str | tuple[str, str]) -> None:
+    """Print rows as a table for people, if there are any; whole lines where there is no terminal to keep to.
+
+    A column is a key, which heads it, or its head and the key. Whole numbers stand to the right, with commas.
+    """
+    shown = list(rows)
+    pairs = [(column.replace("_", " "), column) if isinstance(column, str) else column for column in columns]
     table = Table(box=None, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index in (0, len(columns) - 1) else "right")
-    return table
-
-
-def show(table: Table) -> None:
-    """Print a table; whole lines where there is no terminal to keep to."""
+    for head, key in pairs:
+        numbers = all(isinstance(row[key], int | None) for row in shown)
+        table.add_column(head, justify="right" if numbers else "left")
+    for row in shown:
+        table.add_row(*(_cell(row[key]) for _, key in pairs))
     console = Console()
     if not console.is_terminal:
         console.width = 200  # a file or a pipe has no width to keep to
-    console.print(table)
+    if shown:
+        console.print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""What makes and shows the published table: `millrace publish`, `compact`, `tables`; `hourly` names them."""
+"""What makes and shows the published table: `millrace publish`, `compact`, `tables`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.commands.hours import parse_hours
-from millrace_warehouse.commands.options import Output, command_of, show, table_of
+from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps, to_stderr
 from millrace_warehouse.verbs import Compact, Publish, Tables
 
@@ -68,19 +68,6 @@ def tables(request: Tables, output: Output) -> None:
     _each_topic(request, output, "tables", partial(describe_one, request), _show_tables)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def hourly(words: Sequence[str]) -> None:
-    """Is gone: `millrace publish` does what it did.
-
-    Example: millrace publish PageView --proven --warehouse /data/warehouse --auditor http://127.0.0.1:8082
-    """
-    raise ConfigError(
-        "`millrace hourly` is gone: publish hours as an Iceberg table, and late rows with them, with"
-        " `millrace publish TOPIC --proven --warehouse URI --auditor URL`"
-    )
-
-
 def _each_topic(
     request: Publish | Compact | Tables,
     output: Output,
@@ -102,15 +89,12 @@ def _each_topic(
 
 
 def _show_publications(answers: Sequence[Mapping[str, Any]]) -> None:
-    shown = table_of("topic", "hour", "added", "removed", "verdict", "")
-    for answer in answers:
-        for change in answer["changes"]:
-            words = (f"{change[name]:,}" for name in ("added", "removed"))
-            shown.add_row(
-                answer["topic"], change["hour"], *words, change["verdict"]["verdict"], change["kind"]
-            )
-    if shown.row_count:
-        show(shown)
+    changes = (
+        {**change, "topic": answer["topic"], "verdict": change["verdict"]["verdict"]}
+        for answer in answers
+        for change in answer["changes"]
+    )
+    show_rows(changes, "topic", "hour", "added", "removed", "verdict", ("", "kind"))
     for answer in answers:
         click.echo(f"{answer['topic']}: {_outcome(answer)}")
         _show_waiting(answer["topic"], answer["waiting"])
@@ -144,13 +128,8 @@ def _why(verdict: Mapping[str, Any] | None) -> str:
 
 
 def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
-    shown = table_of("topic", "hour", "rows", "files before", "after", "bytes", "")
-    for answer in answers:
-        for hour in answer["hours"]:
-            numbers = (hour[name] for name in ("rows", "files_before", "files_after", "bytes"))
-            shown.add_row(answer["topic"], hour["hour"], *(f"{number:,}" for number in numbers), "")
-    if shown.row_count:
-        show(shown)
+    hours = ({**hour, "topic": answer["topic"]} for answer in answers for hour in answer["hours"])
+    show_rows(hours, "topic", "hour", "rows", "files_before", ("after", "files_after"), "bytes")
     for answer in answers:
         for hour, reason in answer["kept"].items():
             click.echo(f"kept: {answer['topic']} {hour}: {reason}", err=True)
@@ -160,10 +139,7 @@ def _show_compacted(answers: Sequence[Mapping[str, Any]]) -> None:
 
 def _show_tables(answers: Sequence[Mapping[str, Any]]) -> None:
     for answer in answers:
-        table = table_of("", "")
-        for name, value in answer.items():
-            if name != "readers":
-                table.add_row(name.replace("_", " "), "" if value is None else str(value))
-        show(table)
+        facts = ((name.replace("_", " "), value) for name, value in answer.items() if name != "readers")
+        show_rows(({"name": name, "value": value} for name, value in facts), ("", "name"), ("", "value"))
         for reader, line in answer["readers"].items():
             click.echo(f"\n# {reader}\n{line}")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from millrace.errors import ConfigError, MillraceError
-from millrace_warehouse.commands.options import Output, command_of, show, table_of
+from millrace_warehouse.commands.options import Output, command_of, show_rows
 from millrace_warehouse.commands.steps import steps
 from millrace_warehouse.verbs import Expire, Promote, Verify
 
@@ -31,11 +31,9 @@ def expire(request: Expire, output: Output) -> None:
     output.print(answer, partial(_show_expired, "would delete" if request.dry_run else "deleted"))
 
 
-def _show_expired(deleted: str, answer: Mapping[str, Any]) -> None:
-    columns = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes", "waiting")
-    table = table_of("", *(name.replace("_", " ") for name in columns), "")
-    table.add_row(deleted, *(f"{answer[name]:,}" for name in columns), "")
-    show(table)
+def _show_expired(done: str, answer: Mapping[str, Any]) -> None:
+    counts = ("data_files", "compacted_files", "metadata_files", "strays", "plans", "bytes", "waiting")
+    show_rows([{**answer, "done": done}], ("", "done"), *counts)
     for load, reason in answer["kept"].items():
         click.echo(f"kept: {load}: {reason}", err=True)
 
@@ -74,11 +72,12 @@ def _show_promotion(result: Mapping[str, Any]) -> None:
 
 
 def _show_history(records: Sequence[Mapping[str, Any]]) -> None:
-    table = table_of("record", "schema", "from load", "since", "by", "reason")
-    for record in records:
-        columns = ("number", "schema_id", "first_load", "created", "by", "reason")
-        table.add_row(*("" if record[name] is None else str(record[name]) for name in columns))
-    show(table)
+    numbers = ("number", "schema_id", "first_load")
+    rows = (
+        {**record, **{name: record[name] and str(record[name]) for name in numbers}} for record in records
+    )
+    columns = (("record", "number"), ("schema", "schema_id"), ("from load", "first_load"))
+    show_rows(rows, *columns, ("since", "created"), "by", "reason")
 
 
 @command_of(Verify, Output)
@@ -101,12 +100,8 @@ def verify(request: Verify, output: Output) -> None:
 
 
 def _show_topics(answer: Mapping[str, Any]) -> None:
-    columns = ("loads", "publications", "files", "expired", "rows", "published")
-    shown = table_of("topic", *columns, "problems")
-    for topic in answer["topics"]:
-        numbers = (*(topic[name] for name in columns), len(topic["problems"]))
-        shown.add_row(topic["topic"], *("" if number is None else f"{number:,}" for number in numbers))
-    show(shown)
+    topics = ({**topic, "problems": len(topic["problems"])} for topic in answer["topics"])
+    show_rows(topics, "topic", "loads", "publications", "files", "expired", "rows", "published", "problems")
     for kind in ("note", "problem"):
         for line in (line for topic in answer["topics"] for line in topic[f"{kind}s"]):
             click.echo(f"{kind}: {line}")

@@ -18,12 +18,11 @@ import millrace_registry.client
 import millrace_spark.jobs.submit
 from millrace.config import from_mapping
 from millrace.errors import ConfigError, MillraceError
-from millrace_registry.client import RegisteredVersion, RegistryUnavailable
+from millrace_registry.client import RegistryUnavailable
 from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_spark.commands.loading import load, mirror_batch, reload
 from millrace_warehouse.verbs import Load, Mirror
-from tests.unit.warehouse.memory_log import SCHEMA, with_field
 
 MIRROR = Mirror(topics=["A"], origin="dc1", origin_bootstrap="o:1", bootstrap="b:1")
 LOAD = ["--warehouse", "w", "--bootstrap", "127.0.0.1:1", "--registry", "http://127.0.0.1:2"]
@@ -48,8 +47,6 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(millrace_spark.jobs.submit, "submit", submit)
     monkeypatch.setattr(early, "topics_to_load", all_of)
     monkeypatch.setattr(early, "check_warehouse", lambda _: None)
-    monkeypatch.setattr(early, "check_schemas", lambda *_: None)
-    monkeypatch.setattr(early, "check_same_logs", lambda *_: None)
     monkeypatch.setattr(early, "check_table", lambda *_: None)
     return seen
 
@@ -216,25 +213,6 @@ def test_a_registry_that_does_not_answer_is_named_before_a_jvm_starts_for_a_topi
     for warehouse in (str(tmp_path), "hdfs://namenode/warehouse"):
         with pytest.raises(RegistryUnavailable):
             early.topics_to_load(warehouse, "b:1", "http://r", ["PageView"], "")
-
-
-def test_a_name_that_no_column_may_have_is_refused_before_a_jvm_starts_unless_another_topic_can_be_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    class Registry:
-        def latest(self, subject: str) -> RegisteredVersion:
-            schema = {"Good": SCHEMA, "Bad": with_field("_time", "string", "")}[subject]
-            return RegisteredVersion(7, 1, schema)
-
-    monkeypatch.setattr(millrace_registry.client, "SchemaRegistryClient", lambda _: nullcontext(Registry()))
-    warehouse = str(tmp_path)
-    with pytest.raises(
-        MillraceError, match=r"^Bad cannot be loaded with schema 7: its field _time has the name"
-    ):
-        early.check_schemas(warehouse, "http://r", ["Bad"])
-    early.check_schemas(warehouse, "http://r", ["Bad", "Good"])
-    (tmp_path / "Bad").mkdir()  # a table that has its schema
-    early.check_schemas(warehouse, "http://r", ["Bad"])
 
 
 def test_a_master_that_is_not_there_is_named_before_a_jvm_starts(submitted: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`millrace publish`, `compact`, `tables` and `hourly`: what they take, what they print, how they end."""
+"""`millrace publish`, `compact` and `tables`: what they take, what they print, how they end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from millrace.errors import ConfigError, MillraceError
 from millrace_audit.answer import Completeness
 from millrace_warehouse.commands import run
-from millrace_warehouse.commands.publishing import compact, hourly, publish, tables
+from millrace_warehouse.commands.publishing import compact, publish, tables
 from millrace_warehouse.load.load import load_topic
 from millrace_warehouse.verbs import Publish
 from tests.unit.warehouse.memory_log import START, TOPIC, MemoryLog, filled_log, load_run
@@ -187,14 +187,6 @@ def test_the_auditor_may_come_from_the_environment(
     assert on(tmp_path, publish, "A").exit_code == 0
     assert asked[0].auditor == "http://u:secret@a"
     assert "secret" not in repr(asked[0])
-
-
-def test_the_old_command_names_the_new_one_whatever_it_was_given() -> None:
-    for words in ([], ["PageView", "--late", "--sink", "spark", "--warehouse", "w"]):
-        refused = CliRunner().invoke(hourly, words)
-        assert isinstance(refused.exception, ConfigError)
-        assert "`millrace publish TOPIC" in str(refused.exception)
-        assert "\n" not in str(refused.exception)
 
 
 def test_a_topic_with_nothing_to_compact_says_so(loaded: Path) -> None:
