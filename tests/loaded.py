@@ -17,8 +17,8 @@ from millrace_avro.schema import parse
 from millrace_warehouse.encodings import encodings
 from millrace_warehouse.history import iceberg_types, layout, ledger
 from millrace_warehouse.history.entries import data_file, write_entries
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.manifest import (
-    UNFILED,
     DataFile,
     LoadManifest,
     PartitionRange,

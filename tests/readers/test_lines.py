@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.publish.readers import describe_table
 from tests.loaded import pin
 from tests.published import TOPIC, Warehouse

@@ -10,7 +10,7 @@ from threading import Thread
 
 import pytest
 
-from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.hours import hour_of
 from tests.published import Warehouse
 from tests.readers.engines import Engine, spark_engine
 
@@ -70,7 +70,7 @@ def readers(scene: Warehouse, home: Path, duckdb: Engine, pyiceberg: Engine) -> 
         path = newest_metadata(scene).replace("'", "''")
         # Whole hours since 1970: to name them DuckDB would need its extension for time zones.
         rows = duckdb(f"SELECT epoch_ms(_time) // 3600000, count(*) FROM iceberg_scan('{path}') GROUP BY 1")
-        return counts([[hour_of_partition(hour), number] for hour, number in rows])
+        return counts([[hour_of(hour), number] for hour, number in rows])
 
     def by_spark() -> Counts:
         spark("REFRESH TABLE millrace.millrace.PageView")

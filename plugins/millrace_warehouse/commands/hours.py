@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from millrace.config import parse_time
 from millrace.errors import ConfigError
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 
 
 def parse_hours(hours: Sequence[str], start: str, end: str) -> list[str]:

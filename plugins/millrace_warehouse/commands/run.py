@@ -14,7 +14,8 @@ from millrace.client.cluster_client import ClusterClient
 from millrace_audit.client import completeness
 from millrace_registry.client import SchemaRegistryClient
 from millrace_warehouse.at import At, Progress, quiet
-from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
+from millrace_warehouse.history.hours import UNFILED, start_of
+from millrace_warehouse.history.manifest import UNASKED, Verdict
 from millrace_warehouse.history.schemas import HistoryEntry, PromoteResult, history, promote_registered
 from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
@@ -63,7 +64,7 @@ def verdict_of(auditor: str, topic: str, hour: str) -> Verdict:
         return Verdict(
             verdict="unknown", reasons=["these rows have no time that counts: nobody can judge them"]
         )
-    start = datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC)
+    start = start_of(hour)
     answer = completeness(auditor, topic, start, start + timedelta(hours=1))
     reasons = chain.from_iterable(window.reasons for window in answer.windows)
     return Verdict(

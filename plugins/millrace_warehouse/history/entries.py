@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
@@ -31,7 +30,8 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.typedef import Record
 
 from millrace_warehouse.columns import PARTITION, TIME
-from millrace_warehouse.history.manifest import UNFILED, DataFile
+from millrace_warehouse.history.hours import partition_of
+from millrace_warehouse.history.manifest import DataFile
 
 _SNAPSHOT = 1
 """Stands where the snapshot will be named: an entry gets its own when it is published."""
@@ -43,20 +43,6 @@ def partition_spec(schema: Schema) -> PartitionSpec:
     return PartitionSpec(
         PartitionField(source_id=source, field_id=1000, transform=HourTransform(), name=PARTITION)
     )
-
-
-def partition_of(hour: str) -> int | None:
-    """The partition's value, hours since 1970, of `2015-05-17T10`; None for UNFILED."""
-    if hour == UNFILED:
-        return None
-    return int(datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC).timestamp()) // 3600
-
-
-def hour_of_partition(value: int | None) -> str:
-    """`2015-05-17T10` of a partition's value; UNFILED for None."""
-    if value is None:
-        return UNFILED
-    return datetime.fromtimestamp(value * 3600, UTC).isoformat()[: len("2015-05-17T10")]
 
 
 def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str, Any]) -> bytes:

@@ -28,8 +28,6 @@ from millrace_warehouse.log.ranges import Gap
 T = TypeVar("T")
 
 FORMAT = 3
-UNFILED = "none"
-"""The hour of rows without a time, or with one that no sound clock has shown: kept, counted, never proven."""
 
 
 class ManifestError(MillraceError):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import pyarrow.parquet as pq
 
 from millrace_warehouse.columns import TIME
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import HOUR_US, hour_of
 
 HELD_BYTES = 256 << 20
 """Most bytes of rows that a task holds in memory; beyond, it writes those of the fullest hour."""
 OPEN_FILES = 200
 """Most Parquet files that a task keeps open; with more hours than that, some hours get a second file."""
-HOUR_US = 3_600_000_000
 
 Hours = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -42,13 +40,6 @@ class HourFile:
     @property
     def rows(self) -> int:
         return int(self.metadata.num_rows)
-
-
-def hour_name(hour: int) -> str:
-    """`2015-05-17T10` for the hours since 1970, UTC; UNFILED for what is before."""
-    if hour < 0:
-        return UNFILED
-    return datetime.fromtimestamp(hour * 3600, UTC).isoformat()[: len("2015-05-17T10")]
 
 
 def hours_of(times: pa.Array) -> Hours:
@@ -80,7 +71,7 @@ class HourFiles:
             return
         hours = hours_of(rows.column(TIME.name))
         if hours.min() == hours.max():  # nearly always: a task reads some seconds or minutes of a log
-            self._hold(hour_name(int(hours[0])), rows)
+            self._hold(int(hours[0]), rows)
             return
         order = np.argsort(hours, kind="stable")
         for indices in np.split(order, np.flatnonzero(np.diff(hours[order])) + 1):
@@ -88,9 +79,10 @@ class HourFiles:
             # A slice copies nothing, but all rows stay in memory as long as it is held.
             sliced = last - first + 1 == len(indices) >= rows.num_rows // 2
             part = rows.slice(first, len(indices)) if sliced else rows.take(pa.array(indices))
-            self._hold(hour_name(int(hours[first])), part)
+            self._hold(int(hours[first]), part)
 
-    def _hold(self, hour: str, rows: pa.RecordBatch) -> None:
+    def _hold(self, number: int, rows: pa.RecordBatch) -> None:
+        hour = hour_of(number if number >= 0 else None)
         self._held[hour].append(rows)
         self._held_rows[hour] += rows.num_rows
         self._held_bytes[hour] += rows.nbytes

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import (
     edition_path,
     editions_of,
@@ -24,7 +25,7 @@ from millrace_warehouse.history.layout import (
     require_load,
 )
 from millrace_warehouse.history.ledger import read_entry, record
-from millrace_warehouse.history.manifest import UNFILED, LoadManifest, PartitionRange
+from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
 from millrace_warehouse.history.same_log import another_log
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make

@@ -29,7 +29,7 @@ from pyiceberg.table.update.snapshot import _FastAppendFiles, _OverwriteFiles
 from pyiceberg.types import IntegerType
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.entries import hour_of_partition, partition_of
+from millrace_warehouse.history.hours import hour_of, partition_of
 from millrace_warehouse.publish.catalog import Unsure, careful
 
 MANIFEST_FILES = 256
@@ -204,5 +204,5 @@ def head_files(table: Table, hours: Collection[str]) -> dict[str, list[DataFile]
     """Hour -> the entries of its data files, for those of these hours that have any."""
     files: dict[str, list[DataFile]] = {}
     for file in live_files(table, hours):
-        files.setdefault(hour_of_partition(file.partition[0]), []).append(file)
+        files.setdefault(hour_of(file.partition[0]), []).append(file)
     return files

@@ -21,7 +21,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
-from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.layout import publications_from
 from millrace_warehouse.history.manifest import now
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
@@ -105,7 +105,7 @@ def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list
     small: dict[str, list[TableFile]] = defaultdict(list)
     for file in live_files(table):
         if file.spec_id == table.spec().spec_id and file.file_size_in_bytes < request.small_bytes:
-            small[hour_of_partition(file.partition[0])].append(file)
+            small[hour_of(file.partition[0])].append(file)
     crowded = {hour: files for hour, files in small.items() if len(files) > request.small_files}
     busy = _changed_lately(at, table, request.quiet_s) if crowded else set()
     for hour in sorted(busy & crowded.keys()):

@@ -13,11 +13,12 @@ Pure: asks through a function, and changes nothing but the state.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 
-from millrace_warehouse.history.manifest import UNASKED, UNFILED, Verdict
-from millrace_warehouse.publish.state import COMPLETE, State, following
+from millrace_warehouse.history.hours import UNFILED, hour_of, number_of, partition_of, start_of
+from millrace_warehouse.history.manifest import UNASKED, Verdict
+from millrace_warehouse.publish.state import COMPLETE, State
 
 Ask = Callable[[str], Verdict]
 RECHECKED = 7 * 24
@@ -39,7 +40,7 @@ def choose(
             if _is_due(hour, verdict, proven, unproven_after_s, now_s):
                 state.publish(hour, verdict)
     if proven:
-        for hour in state.incomplete.newest(RECHECKED):
+        for hour in map(hour_of, heapq.nlargest(RECHECKED, state.incomplete)):
             if hour not in state.changes:
                 _judge_again(state, hour, ask(hour))
         _fill(state, ask)
@@ -58,38 +59,36 @@ def _is_due(hour: str, verdict: Verdict, proven: bool, unproven_after_s: float |
         return proven
     if verdict.verdict != "unknown" or unproven_after_s is None:
         return False
-    return hour == UNFILED or _end_s(hour) + unproven_after_s <= now_s
-
-
-def _end_s(hour: str) -> float:
-    return datetime.fromisoformat(f"{hour}:00:00").replace(tzinfo=UTC).timestamp() + 3600
+    return hour == UNFILED or start_of(hour).timestamp() + 3600 + unproven_after_s <= now_s
 
 
 def _judge_again(state: State, hour: str, verdict: Verdict) -> None:
     """A new verdict on a published hour is a change when it makes the hour complete, or takes that back."""
-    if verdict.verdict != UNASKED and (verdict.verdict == COMPLETE) != state.is_complete(hour):
+    if verdict.verdict != UNASKED and (verdict.verdict == COMPLETE) != state.is_complete(partition_of(hour)):
         state.judge(hour, verdict)
 
 
 def _fill(state: State, ask: Ask) -> None:
     """Publish the empty hours behind the complete ones, up to the newest hour that has rows."""
-    filed = [hour for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
-    last = max([state.published.last or "", *filed])
-    complete = [hour for hour in filed if _will_be_complete(state, hour)]
-    hour = state.complete_until or min(complete, default=None)
+    filed = [number_of(hour) for hour in (*state.unpublished, *state.changes) if hour != UNFILED]
+    last = max([*state.published, *filed], default=0)
+    number = state.complete_until
+    if number is None:
+        number = min((number for number in filed if _will_be_complete(state, number)), default=last)
     for _ in range(RECHECKED):
         # Complete as the next publication leaves it: what is chosen now closes gaps, too.
-        while hour is not None and hour < last and _will_be_complete(state, hour):
-            hour = following(hour)
-        if hour is None or hour >= last or state.is_published(hour) or hour in state.changes:
+        while number < last and _will_be_complete(state, number):
+            number += 1
+        hour = hour_of(number)
+        if number >= last or state.is_published(hour) or hour in state.changes or hour in state.unpublished:
             return
-        if hour in state.unpublished or ask(hour).verdict != COMPLETE:
+        if ask(hour).verdict != COMPLETE:
             return
         state.publish(hour, ask(hour))
 
 
-def _will_be_complete(state: State, hour: str) -> bool:
-    change = state.changes.get(hour)
+def _will_be_complete(state: State, number: int) -> bool:
+    change = state.changes.get(hour_of(number))
     if change is not None and change.verdict is not None:
         return change.verdict.verdict == COMPLETE
-    return state.is_complete(hour)
+    return state.is_complete(number)

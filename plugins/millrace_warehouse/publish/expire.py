@@ -27,8 +27,8 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
-from millrace_warehouse.history.entries import hour_of_partition
 from millrace_warehouse.history.expired import Expired, expired_entries
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ENTRIES, SEQUENCES
@@ -150,7 +150,7 @@ class _Published:
     def _files(self) -> Mapping[str, Sequence[TableFile]]:
         hours: dict[str, list[TableFile]] = defaultdict(list)
         for file in live_files(self.table):
-            hours[hour_of_partition(file.partition[0])].append(file)
+            hours[hour_of(file.partition[0])].append(file)
         return hours
 
     @cached_property

@@ -17,7 +17,7 @@ in the commit of the rows, so each of them is there once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
@@ -30,8 +30,9 @@ from pyiceberg.table import Table
 from pyiceberg.types import ListType, LongType, NestedField, StringType, TimestamptzType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import UNFILED, start_of
 from millrace_warehouse.history.layout import Folder, publications_from
-from millrace_warehouse.history.manifest import UNFILED, Publication
+from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.table import NUMBER, PATH, SETTINGS, TOPIC
@@ -108,11 +109,8 @@ def _table_of_hours(catalog: Catalog, storage: Storage, topic: str) -> Table:
 
 def _rows(record: Publication, path: str, snapshot: int | None) -> Iterator[dict[str, Any]]:
     for change in record.changes:
-        hour = None
-        if change.hour != UNFILED:
-            hour = datetime.fromisoformat(f"{change.hour}:00:00").replace(tzinfo=UTC)
         yield {
-            "hour": hour,
+            "hour": None if change.hour == UNFILED else start_of(change.hour),
             "publication": record.number,
             "kind": change.kind,
             "verdict": change.verdict.verdict,

@@ -25,6 +25,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import (
     check_topic,
     load_numbers,
@@ -37,7 +38,6 @@ from millrace_warehouse.history.layout import (
 )
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import (
-    UNFILED,
     HourChange,
     LoadRows,
     PreviousPublication,

@@ -29,7 +29,8 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD, TIME
-from millrace_warehouse.history.entries import data_file, hour_of_partition
+from millrace_warehouse.history.entries import data_file
+from millrace_warehouse.history.hours import UNFILED, hour_of, number_of
 from millrace_warehouse.history.layout import (
     Folder,
     ledger_path,
@@ -39,7 +40,6 @@ from millrace_warehouse.history.layout import (
 )
 from millrace_warehouse.history.ledger import LedgerEntry, record
 from millrace_warehouse.history.manifest import (
-    UNFILED,
     DataFile,
     HourChange,
     LoadRows,
@@ -183,7 +183,7 @@ def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour
             schema = max(schema, manifest.schema)
         gone = {f.hour for f in manifest.files if present.get(f.path.removeprefix("rows/")) != f.bytes}
         for entry in entries_of(storage, manifest, rows.keys() - gone):
-            hours[hour_of_partition(entry.partition[0])].raw.setdefault(load, []).append(entry)
+            hours[hour_of(entry.partition[0])].raw.setdefault(load, []).append(entry)
     return hours, schema
 
 
@@ -194,7 +194,7 @@ def _choose(
     in_head: dict[str, list[tuple[IcebergDataFile, Mapping[int, int]]]] = {}
     for file in head:
         assert table is not None
-        hour = hour_of_partition(file.partition[0])
+        hour = hour_of(file.partition[0])
         if hour in hours:
             in_head.setdefault(hour, []).append((file, _counts(table, file)))
     missing = []
@@ -213,7 +213,7 @@ def _choose(
     if missing:
         known = {file.file_path for file in head}
         for file, counts in _compacted(storage, topic, known):
-            hour = hour_of_partition(file.partition[0])
+            hour = hour_of(file.partition[0])
             if hour in hours:
                 hours[hour].take(file, counts)
         for hour in missing:
@@ -285,7 +285,7 @@ def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
             HourChange(hour=hour, kind="rebuild", loads=[], verdict=verdict, added=added, removed=removed)
         )
         if hour != UNFILED:
-            state.incomplete.add(hour)
+            state.incomplete.add(number_of(hour))
     return changes
 
 

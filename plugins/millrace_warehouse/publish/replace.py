@@ -24,7 +24,8 @@ from pyiceberg.types import LongType
 from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.encodings import ROW_GROUP_ROWS, encodings
-from millrace_warehouse.history.entries import data_file, hour_of_partition
+from millrace_warehouse.history.entries import data_file
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
@@ -124,7 +125,7 @@ def _copy_without(
         if writer is None:
             return None
         writer.close()
-        hour = hour_of_partition(file.partition[0])
+        hour = hour_of(file.partition[0])
         name = f"{rewritten_folder(topic, attempt)}/{hour}-{number:04d}.parquet"
         with path.open("rb") as content:
             stored = store(storage, name, content)

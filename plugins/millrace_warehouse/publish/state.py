@@ -7,13 +7,11 @@ manifests, no storage, no catalog and no auditor.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millrace_warehouse.history.entries import hour_of_partition, partition_of
+from millrace_warehouse.history.hours import UNFILED, hour_of, hours_in, number_of, ranges_of
 from millrace_warehouse.history.manifest import (
-    UNFILED,
     HourChange,
     LoadManifest,
     LoadRows,
@@ -30,101 +28,6 @@ UNKNOWN = Verdict(verdict="unknown", reasons=["these rows have no time that coun
 """What is said of UNFILED."""
 ReadEdition = Callable[[int, int], LoadManifest]
 """Load and edition -> the manifest of that edition."""
-
-
-class Hours:
-    """A set of hours, kept as ranges: years of them are a few numbers."""
-
-    def __init__(self, ranges: Iterable[Sequence[str]] = ()) -> None:
-        self._ranges = [[_number(first), _number(last)] for first, last in ranges]
-
-    def __contains__(self, hour: str) -> bool:
-        return hour != UNFILED and self._range_of(_number(hour)) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return (_name(n) for first, last in self._ranges for n in range(first, last + 1))
-
-    def __bool__(self) -> bool:
-        return bool(self._ranges)
-
-    def newest(self, count: int) -> list[str]:
-        """The last `count` hours at most, the newest first."""
-        newest: list[str] = []
-        for first, last in reversed(self._ranges):
-            newest += (_name(n) for n in range(last, max(first - 1, last - count + len(newest)), -1))
-        return newest
-
-    def first_outside(self, without: Hours) -> str | None:
-        """The first hour that is not in `without`; None when all are."""
-        for first, last in self._ranges:
-            at = without._range_of(first)
-            candidate = first if at is None else without._ranges[at][1] + 1
-            if candidate <= last:
-                return _name(candidate)
-        return None
-
-    @property
-    def last(self) -> str | None:
-        return _name(self._ranges[-1][1]) if self._ranges else None
-
-    def ranges(self) -> list[list[str]]:
-        """[first, last] hours, ascending, neither overlapping nor adjoining."""
-        return [[_name(first), _name(last)] for first, last in self._ranges]
-
-    def add(self, hour: str) -> None:
-        number = _number(hour)
-        if self._range_of(number) is not None:
-            return
-        at = bisect_right(self._ranges, [number])
-        self._ranges.insert(at, [number, number])
-        for left in (at, at - 1):  # the right neighbour first: its place stays
-            if 0 <= left < len(self._ranges) - 1 and self._ranges[left][1] + 1 == self._ranges[left + 1][0]:
-                self._ranges[left][1] = self._ranges.pop(left + 1)[1]
-
-    def discard(self, hour: str) -> None:
-        number = _number(hour)
-        at = self._range_of(number)
-        if at is not None:
-            first, last = self._ranges[at]
-            parts = [[first, number - 1], [number + 1, last]]
-            self._ranges[at : at + 1] = [part for part in parts if part[0] <= part[1]]
-
-    def run_around(self, hour: str, without: Hours) -> tuple[str, str] | None:
-        """The first and the last hour of the run of hours around `hour` that are not in `without`."""
-        number = _number(hour)
-        at = self._range_of(number)
-        if at is None or without._range_of(number) is not None:
-            return None
-        first, last = self._ranges[at]
-        after = bisect_right(without._ranges, [number])
-        if after:
-            first = max(first, without._ranges[after - 1][1] + 1)
-        if after < len(without._ranges):
-            last = min(last, without._ranges[after][0] - 1)
-        return _name(first), _name(last)
-
-    def _range_of(self, number: int) -> int | None:
-        at = bisect_right(self._ranges, [number, number]) - 1
-        for index in (at, at + 1):
-            if 0 <= index < len(self._ranges):
-                first, last = self._ranges[index]
-                if first <= number <= last:
-                    return index
-        return None
-
-
-def _number(hour: str) -> int:
-    number = partition_of(hour)
-    assert number is not None, "UNFILED is kept apart"
-    return number
-
-
-_name = hour_of_partition
-
-
-def following(hour: str) -> str:
-    """The hour after an hour."""
-    return _name(_number(hour) + 1)
 
 
 @dataclass(slots=True)
@@ -148,11 +51,12 @@ class State:
     number: int
     through: Through
     schema: int
-    published: Hours
+    published: set[int]
+    """Numbers of hours, as in `incomplete`; UNFILED apart."""
     unfiled_published: bool
-    incomplete: Hours
+    incomplete: set[int]
     unpublished: dict[str, list[LoadRows]]
-    complete_from: str | None
+    complete_from: int | None
     rows: int
     lost: dict[str, list[LoadRows]]
     changes: dict[str, PendingChange] = field(default_factory=dict)
@@ -164,25 +68,26 @@ class State:
         """The state that a publication has left; that before the first one for None."""
         if record is None:
             nothing = Through(load=0, sha256="", editions={})
-            return cls(0, nothing, 0, Hours(), False, Hours(), {}, None, 0, {})
+            return cls(0, nothing, 0, set(), False, set(), {}, None, 0, {})
         return cls(
             number=record.number,
             through=record.loads,
             schema=record.schema,
-            published=Hours(record.published),
+            published=hours_in(record.published),
             unfiled_published=record.unfiled_published,
-            incomplete=Hours(record.incomplete),
+            incomplete=hours_in(record.incomplete),
             unpublished={hour: list(loads) for hour, loads in record.unpublished.items()},
-            complete_from=record.complete_from,
+            complete_from=None if record.complete_from is None else number_of(record.complete_from),
             rows=record.rows,
             lost={hour: list(loads) for hour, loads in record.lost.items()},
         )
 
     def is_published(self, hour: str) -> bool:
-        return self.unfiled_published if hour == UNFILED else hour in self.published
+        return self.unfiled_published if hour == UNFILED else number_of(hour) in self.published
 
-    def is_complete(self, hour: str) -> bool:
-        return hour in self.published and hour not in self.incomplete
+    def is_complete(self, number: int | None) -> bool:
+        """True for the number of a complete hour; None stands for UNFILED, which never is."""
+        return number in self.published and number not in self.incomplete
 
     def follow(
         self, loads: Iterable[LoadManifest], editions: Mapping[int, int], read_edition: ReadEdition
@@ -265,11 +170,11 @@ class State:
             if hour == UNFILED:
                 self.unfiled_published = True
             else:
-                self.published.add(hour)
+                self.published.add(number_of(hour))
                 if verdict.verdict == COMPLETE:
-                    self.incomplete.discard(hour)
+                    self.incomplete.discard(number_of(hour))
                 else:
-                    self.incomplete.add(hour)
+                    self.incomplete.add(number_of(hour))
             self.rows += change.added - change.removed
             changes.append(
                 HourChange(
@@ -285,21 +190,21 @@ class State:
         self.complete_from = self._complete_from()
         return changes
 
-    def _complete_from(self) -> str | None:
-        if self.complete_from is None:
-            self.complete_from = self.published.first_outside(self.incomplete)
-        if self.complete_from is None:
-            return None
-        run = self.published.run_around(self.complete_from, self.incomplete)
-        return run[0] if run else self.complete_from
+    def _complete_from(self) -> int | None:
+        first = self.complete_from
+        if first is None:
+            return min(self.published - self.incomplete, default=None)
+        while self.is_complete(first) and self.is_complete(first - 1):
+            first -= 1
+        return first
 
     @property
-    def complete_until(self) -> str | None:
+    def complete_until(self) -> int | None:
         """The hour after the last one of the complete ones; `complete_from` when that one is not complete."""
-        if self.complete_from is None:
-            return None
-        run = self.published.run_around(self.complete_from, self.incomplete)
-        return following(run[1]) if run else self.complete_from
+        until = self.complete_from
+        while until is not None and self.is_complete(until):
+            until += 1
+        return until
 
     def record(
         self,
@@ -320,12 +225,12 @@ class State:
                 previous=previous,
                 loads=self.through,
                 schema=self.schema,
-                published=self.published.ranges(),
+                published=ranges_of(self.published),
                 unfiled_published=self.unfiled_published,
                 unpublished=self.unpublished,
-                complete_from=self.complete_from,
-                complete_until=self.complete_until,
-                incomplete=self.incomplete.ranges(),
+                complete_from=None if self.complete_from is None else hour_of(self.complete_from),
+                complete_until=None if self.complete_until is None else hour_of(self.complete_until),
+                incomplete=ranges_of(self.incomplete),
                 rows=self.rows,
                 lost=self.lost,
                 changes=changes,

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from pyiceberg.catalog import Catalog
 
-from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import Publication
 from millrace_warehouse.publish.catalog import load_table
 from millrace_warehouse.publish.hours_table import hours_identifier
@@ -52,7 +52,7 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
 
 
 def _hour(begins: datetime | None) -> str:
-    return hour_of_partition(None if begins is None else int(begins.timestamp()) // 3600)
+    return hour_of(None if begins is None else int(begins.timestamp()) // 3600)
 
 
 def _changes(record: Publication) -> Iterator[Change]:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace_warehouse.history.entries import hour_of_partition, partition_of
-from millrace_warehouse.history.manifest import UNFILED, HourChange, LoadRows, Publication
+from millrace_warehouse.history.hours import UNFILED, hour_of, partition_of
+from millrace_warehouse.history.manifest import HourChange, LoadRows, Publication
 from millrace_warehouse.verify.check import Check
 from millrace_warehouse.verify.history import History
 
@@ -263,7 +263,7 @@ def _ranges(hours: Iterable[str]) -> list[list[str]]:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    return [[hour_of_partition(first), hour_of_partition(last)] for first, last in ranges]
+    return [[hour_of(first), hour_of(last)] for first, last in ranges]
 
 
 def _check_complete(replay: Replay, record: Publication) -> list[str]:
@@ -272,10 +272,10 @@ def _check_complete(replay: Replay, record: Publication) -> list[str]:
     start, end = partition_of(record.complete_from or UNFILED), partition_of(record.complete_until or UNFILED)
     if start is None or end is None:
         return ["it states no complete hours, and there are some"] if complete or start != end else []
-    until = hour_of_partition(end)
+    until = hour_of(end)
     problems = [
         f"it states that the hours to {until} are complete, and {hour} is not"
-        for hour in map(hour_of_partition, range(start, end))
+        for hour in map(hour_of, range(start, end))
         if hour not in complete
     ]
     if until in complete:

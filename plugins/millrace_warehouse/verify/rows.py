@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.columns import LOAD, TIME
-from millrace_warehouse.history.entries import hour_of_partition, partition_of
+from millrace_warehouse.history.hours import HOUR_US, hour_of, partition_of
 from millrace_warehouse.history.manifest import DataFile, LoadManifest, PartitionRange
 from millrace_warehouse.history.stored import sequences_of
 from millrace_warehouse.load.sequences import count_sequences
@@ -31,7 +31,6 @@ from millrace_warehouse.verify.table import Head
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
 PARTITION, OFFSET = "_topic_partition", "_offset"
 _COLUMNS = ("header", TIME.name, PARTITION, OFFSET, LOAD.name)
-_HOUR_US = 3_600_000_000
 
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
@@ -89,9 +88,9 @@ def _in_other_places(path: str, hour: str, load: int, batch: pa.RecordBatch) -> 
 
 def _in_other_hours(path: str, hour: str, batch: pa.RecordBatch) -> Iterator[str]:
     times = batch.column(TIME.name)
-    hours = np.unique(times.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False) // _HOUR_US)
+    hours = np.unique(times.drop_null().cast(pa.int64()).to_numpy(zero_copy_only=False) // HOUR_US)
     numbers = [*hours.tolist(), *([None] if times.null_count else [])]
-    wrong = [hour_of_partition(number) for number in numbers if number != partition_of(hour)]
+    wrong = [hour_of(number) for number in numbers if number != partition_of(hour)]
     if wrong:
         yield f"{path} has rows of {wrong[0]}: it is filed under {hour}"
 
@@ -168,7 +167,7 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
     by_hour: dict[str, list[str]] = {}
     for file in head.files:
         if path_in_topic(file.file_path, check.topic) not in whole:
-            by_hour.setdefault(hour_of_partition(file.partition[0]), []).append(file.file_path)
+            by_hour.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
     for hour, uris in sorted(by_hour.items()):
         found: dict[tuple[int, int], list[Offsets]] = {}
         for uri in uris:

@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile as TableFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.entries import hour_of_partition
+from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import DataFile, Publication
 from millrace_warehouse.history.rewritten import KnownFiles
 from millrace_warehouse.publish.contents import RowsByLoad, count_loads, edition_in, path_in_topic
@@ -115,7 +115,7 @@ def _count(
     counted: _Counted,
 ) -> None:
     """Add the rows of one file, from its load's manifest or from the column `_load`."""
-    hour, uri = hour_of_partition(file.partition[0]), file.file_path
+    hour, uri = hour_of(file.partition[0]), file.file_path
     path = path_in_topic(uri, check.topic) or uri
     check.progress(path)
     if (mine := whole.get(path)) is not None:

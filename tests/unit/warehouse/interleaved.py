@@ -20,6 +20,7 @@ from pyiceberg.catalog import Catalog
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
+from millrace_warehouse.history.hours import hours_in, partition_of
 from millrace_warehouse.history.layout import editions_of, load_numbers, read_edition, require_load
 from millrace_warehouse.history.manifest import UNASKED, Publication, Verdict
 from millrace_warehouse.load.reload import reload_topic
@@ -27,7 +28,6 @@ from millrace_warehouse.publish.catalog import connect
 from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.expire import expire_topic
 from millrace_warehouse.publish.publisher import publish_topic
-from millrace_warehouse.publish.state import Hours
 from millrace_warehouse.publish.table import find_table, publication_of
 from millrace_warehouse.storage import Storage
 from millrace_warehouse.verbs import Compact, Expire, Publish
@@ -148,11 +148,11 @@ class Scenario(Mended):
         found, publication = self.visible()
         expected: Rows = Counter()
         if publication is not None:
-            published = Hours(publication.published)
+            published = hours_in(publication.published)
             for load in range(1, publication.loads.load + 1):
                 edition = publication.loads.editions.get(str(load), 1)
                 rows = self.editions[load, edition]
-                expected.update({key: n for key, n in rows.items() if key[1] in published})
+                expected.update({key: n for key, n in rows.items() if partition_of(key[1]) in published})
         assert found == expected, self.done
         assert max(Counter(sequence for _, _, sequence in found.elements()).values(), default=1) == 1
 

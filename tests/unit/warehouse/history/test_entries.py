@@ -36,8 +36,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from millrace_warehouse.history.entries import hour_of_partition, partition_of, read_entries, write_entries
-from millrace_warehouse.history.manifest import UNFILED, DataFile
+from millrace_warehouse.history.entries import read_entries, write_entries
+from millrace_warehouse.history.hours import UNFILED, hour_of, partition_of
+from millrace_warehouse.history.manifest import DataFile
 from millrace_warehouse.history.metrics import metrics_of
 
 SCHEMA = Schema(
@@ -111,13 +112,13 @@ def test_an_entry_names_path_size_rows_and_hour(tmp_path: Path) -> None:
 def test_rows_without_an_hour_are_in_the_partition_null(tmp_path: Path) -> None:
     assert entry(write(tmp_path / "f", [ROW]), UNFILED).partition[0] is None
     assert partition_of(UNFILED) is None
-    assert hour_of_partition(None) == UNFILED
+    assert hour_of(None) == UNFILED
 
 
 @pytest.mark.parametrize("hour", ["1970-01-01T00", "1969-12-31T23", "2015-05-17T10", "9999-12-31T23"])
 def test_an_hour_and_its_partition_are_one_to_one(hour: str) -> None:
     value = partition_of(hour)
-    assert hour_of_partition(value) == hour
+    assert hour_of(value) == hour
 
 
 def test_bounds_are_those_of_all_row_groups(tmp_path: Path) -> None:
@@ -175,8 +176,6 @@ def test_a_row_group_without_statistics_takes_the_bounds_of_its_column_away(tmp_
 
 def test_two_thousand_entries_come_back_in_their_order(tmp_path: Path) -> None:
     metrics = metrics_of(write(tmp_path / "f", [ROW]), ICEBERG)
-    files = [
-        DataFile(path=f"rows/{n}", bytes=n, sha256="", hour=hour_of_partition(n), rows=1) for n in range(2000)
-    ]
+    files = [DataFile(path=f"rows/{n}", bytes=n, sha256="", hour=hour_of(n), rows=1) for n in range(2000)]
     read = read_entries(write_entries([(file, metrics) for file in files], ICEBERG), str.upper)
     assert [(file.file_path, file.partition[0]) for file in read] == [(f"ROWS/{n}", n) for n in range(2000)]

@@ -20,8 +20,8 @@ from pyiceberg.types import StructType
 from millrace_avro.schema import arrow_fields
 from millrace_warehouse.columns import OWN_FIELDS, check_table_schema
 from millrace_warehouse.encodings import encodings
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.iceberg_types import arrow_schema, iceberg_schema
-from millrace_warehouse.history.manifest import UNFILED
 from millrace_warehouse.load.hour_files import HourFiles
 
 START = datetime(2015, 5, 17, 10, tzinfo=UTC)

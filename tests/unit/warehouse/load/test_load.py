@@ -19,8 +19,9 @@ from millrace.records import Message
 from millrace.records.compression import Codec
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.history.entries import read_entries
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import load_numbers, read_load
-from millrace_warehouse.history.manifest import UNFILED, LoadManifest
+from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.load import LoadRun, load_topic
 from millrace_warehouse.load.task import CutResult, CutTask, write_cut
 from millrace_warehouse.storage import Written, open_storage

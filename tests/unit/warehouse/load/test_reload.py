@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import newest_editions, read_edition
-from millrace_warehouse.history.manifest import UNFILED, LoadManifest
+from millrace_warehouse.history.manifest import LoadManifest
 from millrace_warehouse.load.reload import loads_of, reload_topic
 from tests.unit.warehouse.memory_log import HOUR, START, TOPIC, event, rows_of
 from tests.unit.warehouse.mended import Mended, later_event, moved_event

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.manifest import ManifestEntry, ManifestFile
 from pyiceberg.table import Table
 
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.publish.committer import head_files, live_files
 from tests.published import Warehouse, warehouse
 

@@ -16,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
 from millrace.errors import MillraceError
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.storage import Written
 from millrace_warehouse.storage.local import LocalStorage
 from tests.crashing import cut_off

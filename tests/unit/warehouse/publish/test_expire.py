@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.expired import expired_entries
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from tests.crashing import cut_off

@@ -11,8 +11,8 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import StringType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Folder, read_load
-from millrace_warehouse.history.manifest import UNFILED
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.hours_table import hours_identifier

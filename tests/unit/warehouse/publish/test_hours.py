@@ -1,4 +1,4 @@
-"""The set of hours behaves as a set, whatever is added and taken away; its ranges are as few as can be."""
+"""Hours are numbers to compute with and ranges in a record; the complete ones are a run without a gap."""
 
 from __future__ import annotations
 
@@ -7,54 +7,38 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace_warehouse.history.entries import hour_of_partition, partition_of
-from millrace_warehouse.publish.state import Hours, following
+from millrace_warehouse.history.hours import hour_of, hours_in, number_of, ranges_of
+from millrace_warehouse.history.manifest import Verdict
+from millrace_warehouse.publish.state import State
 
-hours = st.integers(397700, 397760).map(hour_of_partition)
-
-
-def of(names: set[str]) -> Hours:
-    made = Hours()
-    for name in sorted(names, key=lambda name: hash(name)):
-        made.add(name)
-    return made
+numbers = st.integers(397700, 397760)
 
 
-@given(st.lists(st.tuples(st.booleans(), hours)))
-def test_a_set_of_hours_is_a_set(steps: list[tuple[bool, str]]) -> None:
-    expected, made = set[str](), Hours()
-    for adds, hour in steps:
-        expected.add(hour) if adds else expected.discard(hour)
-        made.add(hour) if adds else made.discard(hour)
-        assert (hour in made) is adds
-    assert list(made) == sorted(expected)
-    assert made.last == max(expected, default=None)
-    assert made.newest(5) == sorted(expected, reverse=True)[:5]
-    ranges = made.ranges()
-    assert list(Hours(ranges)) == sorted(expected)
-    assert all(following(before[1]) < after[0] for before, after in pairwise(ranges))
+@given(st.sets(numbers))
+def test_a_set_of_hours_comes_back_from_its_ranges_which_are_as_few_as_can_be(hours: set[int]) -> None:
+    ranges = ranges_of(hours)
+    assert hours_in(ranges) == hours
+    assert all(number_of(before[1]) + 1 < number_of(after[0]) for before, after in pairwise(ranges))
 
 
-@given(st.sets(hours), st.sets(hours), hours)
-def test_a_run_of_hours_ends_where_an_hour_is_missing_or_excluded(
-    there: set[str], without: set[str], hour: str
+@given(st.lists(st.tuples(numbers, st.sampled_from(["complete", "incomplete", "unknown"]))))
+def test_the_complete_hours_begin_with_the_first_one_and_end_where_one_is_not(
+    steps: list[tuple[int, str]],
 ) -> None:
-    left = there - without
-    run = of(there).run_around(hour, of(without & there))
-    if hour not in left:
-        assert run is None
-        return
-    assert run is not None
-    number = partition_of(hour)
-    assert number is not None
-    first = last = number
-    while hour_of_partition(first - 1) in left:
-        first -= 1
-    while hour_of_partition(last + 1) in left:
-        last += 1
-    assert run == (hour_of_partition(first), hour_of_partition(last))
-
-
-@given(st.sets(hours), st.sets(hours))
-def test_the_first_hour_outside_is_the_smallest_that_is_left(there: set[str], without: set[str]) -> None:
-    assert of(there).first_outside(of(without & there)) == min(there - without, default=None)
+    state, verdicts = State.of(None), dict[int, str]()
+    for number, verdict in steps:
+        before = state.complete_from
+        state.judge(hour_of(number), Verdict(verdict=verdict))
+        state.settled()
+        verdicts[number] = verdict
+        complete = {each for each, said in verdicts.items() if said == "complete"}
+        start = before if before is not None else min(complete, default=None)
+        if start is None:
+            assert (state.complete_from, state.complete_until) == (None, None)
+            continue
+        first = last = start
+        while start in complete and first - 1 in complete:
+            first -= 1
+        while last in complete:
+            last += 1
+        assert (state.complete_from, state.complete_until) == (first, last)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.expressions import AlwaysTrue
 
-from millrace_warehouse.history.manifest import UNFILED
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.table import TableChanged
 from millrace_warehouse.storage import open_storage

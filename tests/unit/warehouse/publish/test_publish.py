@@ -10,8 +10,9 @@ from pyiceberg.catalog import Catalog
 from millrace.errors import MillraceError
 from millrace_warehouse import verbs
 from millrace_warehouse.at import At
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import ledger_path, load_path
-from millrace_warehouse.history.manifest import UNFILED, Verdict
+from millrace_warehouse.history.manifest import Verdict
 from millrace_warehouse.publish.catalog import table_identifier
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.publisher import publish_topic

@@ -17,16 +17,9 @@ import pytest
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.entries import data_file
+from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import ledger_path
-from millrace_warehouse.history.manifest import (
-    UNFILED,
-    DataFile,
-    LoadManifest,
-    Publication,
-    decode,
-    encode,
-    sealed,
-)
+from millrace_warehouse.history.manifest import DataFile, LoadManifest, Publication, decode, encode, sealed
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.storage import measure, open_storage
