@@ -79,6 +79,11 @@ class PartitionRange:
     schema_ids: Sequence[int] = ()
     origin: OriginPartition | None = None
 
+    @property
+    def reach(self) -> int:
+        """The first offset that may be news: up to `end_base` there is no other batch."""
+        return max(self.end, self.end_base or 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
@@ -193,7 +198,7 @@ class LoadManifest:
         Where offsets are byte positions, the end of a batch and the beginning of the next one are one place
         with two offsets: an end may be either.
         """
-        covered = {part.partition: max(part.end, part.end_base or 0) for part in self.partitions}
+        covered = {part.partition: part.reach for part in self.partitions}
         return self.topic_id == topic_id and all(covered.get(p, 0) >= end for p, end in ends.items())
 
 

@@ -8,11 +8,10 @@ Spark: the job brings a function that runs the tasks. Asks no catalog: loads go 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from millrace.client.cluster_client import EARLIEST, LATEST, ClusterClient, TopicMetadata
+from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
 from millrace_warehouse.history.layout import (
     check_topic,
@@ -22,15 +21,15 @@ from millrace_warehouse.history.layout import (
     remember_newest,
 )
 from millrace_warehouse.history.ledger import record
-from millrace_warehouse.history.manifest import LoadManifest, now
+from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
 from millrace_warehouse.history.same_log import check_same_log
 from millrace_warehouse.history.schemas import dropped_fields
 from millrace_warehouse.load import writing
 from millrace_warehouse.load.attempt import make
-from millrace_warehouse.load.writing import UNREAD, PartitionProgress, Pinned
+from millrace_warehouse.load.writing import Pinned
 from millrace_warehouse.log.bounds import NO_BOUNDS, Bounds, bounded_ends
-from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES
+from millrace_warehouse.log.ranges import KAFKA_RECORD_BYTES, size_of
 from millrace_warehouse.log.reading import has_byte_positions
 from millrace_warehouse.storage.verbs import Storage
 
@@ -90,7 +89,8 @@ def load_topic(run: LoadRun, topic: str) -> LoadResult:
         check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
         _check_same_log(run, plan.topic_id, newest)
         if _covered(plan, newest):
-            return _with_lag(run, newest, _nothing_to_do(storage, plan, newest, fresh))
+            holder, message = _nothing_to_do(storage, plan, newest, fresh)
+            return _result(run, plan, newest, holder, message)
         if (result := _attempt(run, plan, newest)) is not None:
             return result
     raise MillraceError(f"{topic}: other runs were faster {ATTEMPTS} times; run one load at a time")
@@ -123,22 +123,26 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
 def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None) -> Plan:
     client = run.writing.client
     ends = client.list_offsets(metadata.name, LATEST, metadata.partitions)
-    progress = _progress(metadata.topic_id.hex, newest)
-    for partition, position in progress.items():
-        if ends.get(partition, 0) < position.offset:
+    topic_id = metadata.topic_id.hex
+    loaded = _loaded(topic_id, newest)
+    for partition, part in loaded.items():
+        if ends.get(partition, 0) < part.end:
             raise MillraceError(
                 f"{metadata.name}-{partition} ends at offset {ends.get(partition, 0)}, but was loaded"
-                f" up to {position.offset}: its log has lost messages; restore it before you load on"
+                f" up to {part.end}: its log has lost messages; restore it before you load on"
             )
     if run.bounds != NO_BOUNDS:
-        waiting = _waiting(client, metadata.name, progress, ends)
+        parts = writing.parts_of(client, metadata.name, topic_id, loaded, ends)
+        ranges = [part.range for part in parts if part.range is not None]
+        waiting = {range_.partition: (range_.start, range_.end) for range_ in ranges if size_of(range_)}
         bounded = bounded_ends(client, metadata.name, waiting, run.bounds)
         # What takes nothing stays where it was, also when that has expired: the next load tells the gap.
-        unmoved = {p: progress.get(p, UNREAD).offset for p, end in bounded.items() if end == waiting[p][0]}
+        before = {part.before.partition: part.before.end for part in parts}
+        unmoved = {p: before[p] for p, end in bounded.items() if end == waiting[p][0]}
         ends |= bounded | unmoved
     return Plan(
         topic=metadata.name,
-        topic_id=metadata.topic_id.hex,
+        topic_id=topic_id,
         cluster_id=client.cluster_id,
         run_id=run.writing.run_id,
         created=now(),
@@ -148,25 +152,11 @@ def _propose(run: LoadRun, metadata: TopicMetadata, newest: LoadManifest | None)
     )
 
 
-def _progress(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionProgress]:
-    """How far each partition is loaded; not at all when the loads are of an earlier topic of that name."""
+def _loaded(topic_id: str, newest: LoadManifest | None) -> dict[int, PartitionRange]:
+    """What was loaded of each partition last; nothing when the loads are of an earlier topic of that name."""
     if newest is None or newest.topic_id != topic_id:
         return {}
-    return {
-        part.partition: PartitionProgress(offset=part.end, base=part.end_base, origin=part.origin)
-        for part in newest.partitions
-    }
-
-
-def _waiting(
-    client: ClusterClient, topic: str, progress: Mapping[int, PartitionProgress], ends: Mapping[int, int]
-) -> dict[int, tuple[int, int]]:
-    """Partition -> offsets (start, end) that are there and not loaded; those without any are left out."""
-    starts = {p: progress.get(p, UNREAD).offset for p, end in ends.items()}
-    news = [partition for partition, end in ends.items() if end > starts[partition]]
-    earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
-    spans = {p: (max(starts[p], earliest[p]), ends[p]) for p in news}
-    return {partition: (start, end) for partition, (start, end) in spans.items() if end > start}
+    return {part.partition: part for part in newest.partitions}
 
 
 def _check_same_log(run: LoadRun, topic_id: str, newest: LoadManifest | None) -> None:
@@ -184,7 +174,7 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     """One try to load from the published end to the plan's; None when another driver was first."""
     storage, progress = run.writing.storage, run.writing.progress
     parts = writing.parts_of(
-        run.writing.client, plan.topic, plan.topic_id, _progress(plan.topic_id, newest), plan.end_offsets
+        run.writing.client, plan.topic, plan.topic_id, _loaded(plan.topic_id, newest), plan.end_offsets
     )
     pinned = run.writing.pin(plan.topic, 0 if newest is None else newest.schema)
     load = 1 if newest is None else newest.load + 1
@@ -214,7 +204,8 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     progress("recorded")
     run.writing.publish_counts([manifest])
     progress("counted")
-    return _with_lag(run, manifest, _published(manifest, _dropped_fields(pinned, manifest)))
+    message, notes = f"made load {load}", _dropped_fields(pinned, manifest)
+    return _result(run, plan, manifest, manifest, message, published=True, notes=notes)
 
 
 def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
@@ -229,14 +220,6 @@ def _dropped_fields(pinned: Pinned, manifest: LoadManifest) -> list[str]:
     ]
 
 
-def _with_lag(run: LoadRun, newest: LoadManifest | None, result: LoadResult) -> LoadResult:
-    latest = run.writing.client.list_offsets(result.topic, LATEST)
-    ends = newest.ends if newest is not None else {}
-    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
-    bytes_per_offset = 1.0 if has_byte_positions(run.writing.client) else _bytes_per_offset(newest)
-    return dataclasses.replace(result, left_offsets=offsets, left_bytes=int(offsets * bytes_per_offset))
-
-
 def _bytes_per_offset(newest: LoadManifest | None) -> float:
     """What an offset of an Apache Kafka topic is worth in bytes, by what was loaded last."""
     read = [part for part in newest.partitions if part.bytes] if newest is not None else []
@@ -244,47 +227,61 @@ def _bytes_per_offset(newest: LoadManifest | None) -> float:
     return sum(part.bytes for part in read) / offsets if offsets else KAFKA_RECORD_BYTES
 
 
-def _nothing_to_do(storage: Storage, plan: Plan, newest: LoadManifest | None, fresh: bool) -> LoadResult:
+def _nothing_to_do(
+    storage: Storage, plan: Plan, newest: LoadManifest | None, fresh: bool
+) -> tuple[LoadManifest | None, str]:
+    """The load that holds everything that the plan names, and why there is nothing to do."""
     bounded = plan.max_bytes is not None or plan.until_ms is not None
     if newest is None:
         empty = "nothing of the topic lies within its bounds" if bounded else "the topic is empty"
-        return _unpublished(plan, None, f"{empty}, there is nothing to load")
+        return None, f"{empty}, there is nothing to load"
     if fresh:
-        message = f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
-        return _unpublished(plan, newest, message)
+        return newest, f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
     holder = newest
     while holder.load > 1:
         earlier = read_load(storage, plan.topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier
-    return _unpublished(plan, holder, f"load {holder.load} holds it already")
+    return holder, f"load {holder.load} holds it already"
 
 
-def _unpublished(plan: Plan, load: LoadManifest | None, message: str) -> LoadResult:
-    """What to say when nothing is left to do; a load that this very run published is told in full."""
-    if load is not None and load.run_id == plan.run_id:
-        return dataclasses.replace(_published(load), published=False, message=message)
-    number = None if load is None else load.load
-    return LoadResult(topic=plan.topic, run_id=plan.run_id, load=number, message=message)
+def _result(
+    run: LoadRun,
+    plan: Plan,
+    newest: LoadManifest | None,
+    load: LoadManifest | None,
+    message: str,
+    *,
+    published: bool = False,
+    notes: Sequence[str] = (),
+) -> LoadResult:
+    """What to say of a load, and of what waits behind the newest; one that this run made is told in full."""
+    own = load if load is not None and load.run_id == plan.run_id else None
+    latest = run.writing.client.list_offsets(plan.topic, LATEST)
+    ends = newest.ends if newest is not None else {}
+    offsets = sum(max(0, end - ends.get(partition, 0)) for partition, end in latest.items())
+    bytes_per_offset = 1.0 if has_byte_positions(run.writing.client) else _bytes_per_offset(newest)
+    return LoadResult(
+        topic=plan.topic,
+        run_id=plan.run_id,
+        load=None if load is None else load.load,
+        published=published,
+        rows=own.rows if own is not None else 0,
+        rejected=own.rejected if own is not None else 0,
+        hours=own.rows_by_hour() if own is not None else {},
+        gaps=_gaps(own) if own is not None else [],
+        message=message,
+        notes=notes,
+        left_offsets=offsets,
+        left_bytes=int(offsets * bytes_per_offset),
+    )
 
 
-def _published(manifest: LoadManifest, notes: Sequence[str] = ()) -> LoadResult:
-    gaps = [
+def _gaps(manifest: LoadManifest) -> list[str]:
+    return [
         f"{manifest.topic}-{part.partition} offsets [{gap.start}, {gap.end}) are {gap.reason}"
         for part in manifest.partitions
         for gap in part.gaps
         if gap.reason != "control"
     ]
-    return LoadResult(
-        topic=manifest.topic,
-        run_id=manifest.run_id,
-        load=manifest.load,
-        published=True,
-        rows=manifest.rows,
-        rejected=manifest.rejected,
-        hours=manifest.rows_by_hour(),
-        gaps=gaps,
-        message=f"made load {manifest.load}",
-        notes=notes,
-    )

@@ -7,7 +7,7 @@ the load (a registry that was swapped, a decoder that is wrong), which must not 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,18 +41,11 @@ class Reasons:
 
     counts: dict[str, int] = field(default_factory=dict)
 
-    def add(self, rejected: Sequence[Rejected]) -> None:
-        for record in rejected:
-            self._count(record.reason, record.records)
-
-    def merge(self, counts: Mapping[str, int]) -> None:
-        """Add what another task has counted."""
-        for reason, records in counts.items():
-            self._count(reason, records)
-
-    def _count(self, reason: str, records: int) -> None:
-        key = reason if reason in self.counts or len(self.counts) < REASONS else OTHER
-        self.counts[key] = self.counts.get(key, 0) + records
+    def add(self, counts: Iterable[tuple[str, int]]) -> None:
+        """Count so many records for each reason."""
+        for reason, records in counts:
+            key = reason if reason in self.counts or len(self.counts) < REASONS else OTHER
+            self.counts[key] = self.counts.get(key, 0) + records
 
     def __str__(self) -> str:
         most = sorted(self.counts.items(), key=lambda item: (item[0] == OTHER, -item[1], item[0]))

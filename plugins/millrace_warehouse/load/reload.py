@@ -214,8 +214,8 @@ def _parts(run: ReloadRun, manifest: LoadManifest) -> list[writing.LoadedPart]:
     client = run.writing.client
     topic, topic_id, parts = manifest.topic, manifest.topic_id, []
     for part in manifest.partitions:
-        progress = writing.PartitionProgress(offset=part.start, base=part.start_base, origin=part.origin)
-        loaded = writing.LoadedPart(partition=part.partition, progress=progress)
+        before = writing.unread(part.partition, part.start, part.start_base, part.origin)
+        loaded = writing.LoadedPart(before=before)
         if part.end > part.start:
             start, base = _start(part)
             loaded = dataclasses.replace(

@@ -96,7 +96,7 @@ def write_cut(task: CutTask) -> CutResult:
             files.add(batch.rows)
             count_sequences(batch.rows, counts)
             rejected.add(batch.rejected)
-            reasons.add(batch.rejected)
+            reasons.add((record.reason, record.records) for record in batch.rejected)
         stored = [
             (
                 DataFile(**_store(task, file.path, file.hour), hour=file.hour, rows=file.rows),

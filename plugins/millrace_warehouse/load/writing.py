@@ -4,7 +4,7 @@ Reads each range once, checks that the storage holds what the tasks say, account
 refuses what does not close, and stores what the table and the auditor need of it. Decides neither what to
 read nor whether it counts.
 
-    parts = parts_of(writing.client, topic, topic_id, progress, ends)   what of each partition is read
+    parts = parts_of(writing.client, topic, topic_id, loaded, ends)     what of each partition is read
     manifest = write_ranges(writing, draft, source, parts)              the draft with what was read
 """
 
@@ -13,14 +13,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST, ClusterClient
 from millrace.client.topic_admin import topic_setting
 from millrace.errors import CorruptMessage, MillraceError
-from millrace.records import BatchHeader, split_batches
+from millrace.records import split_batches
 from millrace.records.mirror_position import MirrorPosition, records_end
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_warehouse.at import Progress
@@ -40,7 +40,7 @@ from millrace_warehouse.load.rejections import DEFAULT_LIMIT, Reasons, RejectedL
 from millrace_warehouse.load.task import CutResult, CutTask, Run, Source
 from millrace_warehouse.log.messages import Filing
 from millrace_warehouse.log.ranges import Gap, Range, RangeStats, cut_ranges, join_stats
-from millrace_warehouse.log.reading import has_byte_positions
+from millrace_warehouse.log.reading import fetch_from, has_byte_positions
 from millrace_warehouse.storage.verbs import Storage
 
 ORIGIN_FETCH_BYTES = 4 << 20
@@ -82,31 +82,23 @@ class Writing:
     """Go on over offsets that are missing in the middle of the log; they stay listed as a gap."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionProgress:
-    """How far a partition is loaded."""
-
-    offset: int = 0
-    """The next one to read."""
-    base: int | None = None
-    """The byte position of the batch that is expected there."""
-    origin: OriginPartition | None = None
-
-    def is_at(self, end: int) -> bool:
-        """True if nothing lies before the end that was not read: up to `base` there is no other batch."""
-        return end <= max(self.offset, self.base or 0)
-
-
-UNREAD = PartitionProgress()
+def unread(
+    partition: int, offset: int = 0, base: int | None = None, origin: OriginPartition | None = None
+) -> PartitionRange:
+    """A partition that was loaded up to an offset, behind which a batch is expected at `base`; no news."""
+    return PartitionRange(
+        partition=partition, start=offset, start_base=base, end=offset, end_base=base, origin=origin
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedPart:
-    """One partition's part of a load: how far it was loaded before, and what is read; None without news."""
+    """One partition's part of a load."""
 
-    partition: int
-    progress: PartitionProgress
+    before: PartitionRange
+    """How far it was loaded before, without anything in it."""
     range: Range | None = None
+    """What is read; None without news."""
     expired: Sequence[Gap] = ()
     """Offsets before the range that retention took before anybody loaded them; `control` without records."""
 
@@ -115,19 +107,20 @@ def parts_of(
     client: ClusterClient,
     topic: str,
     topic_id: str,
-    progress: Mapping[int, PartitionProgress],
+    loaded: Mapping[int, PartitionRange],
     ends: Mapping[int, int],
 ) -> list[LoadedPart]:
-    """What to read of every partition, up to `ends`, and what of it has expired already."""
-    news = {p for p, end in ends.items() if not progress.get(p, UNREAD).is_at(end)}
+    """What to read of every partition behind what is loaded, up to `ends`, and what of it has expired."""
+    before = {p: unread(p, part.end, part.end_base, part.origin) for p, part in loaded.items()}
+    before = {p: unread(p) for p in ends} | before
+    news = {p for p, end in ends.items() if end > before[p].reach}
     earliest = client.list_offsets(topic, EARLIEST, news) if news else {}
     parts = []
-    for partition in sorted(progress.keys() | ends.keys()):
-        position = progress.get(partition, UNREAD)
+    for partition, position in sorted(before.items()):
         if partition not in news:
-            parts.append(LoadedPart(partition=partition, progress=position))
+            parts.append(LoadedPart(before=position))
             continue
-        start, base, end, expired = position.offset, position.base, ends[partition], []
+        start, base, end, expired = position.end, position.end_base, ends[partition], []
         first = min(earliest[partition], end)
         if first > start:
             # The log may begin exactly where the last batch read ended: then nothing is missing.
@@ -137,7 +130,7 @@ def parts_of(
                 base = None
             start = first
         range_ = range_of(client, topic, topic_id, partition, start, end, base)
-        parts.append(LoadedPart(partition=partition, progress=position, range=range_, expired=expired))
+        parts.append(LoadedPart(before=position, range=range_, expired=expired))
     return parts
 
 
@@ -155,19 +148,10 @@ def _only_control(client: ClusterClient, topic: str, partition: int, start: int,
     follows: without this, a quiet one would seem to have lost messages whenever it expires.
     """
     with suppress(CorruptMessage):  # whoever reads the records says so
-        for header, batch in _batches_at(client, topic, partition, first, max_bytes=1):
+        for header, batch in split_batches(fetch_from(client, topic, partition, first, 1).records):
             end = records_end(header, batch)
             return header.base_offset == first and end is not None and end <= start
     return False
-
-
-def _batches_at(
-    client: ClusterClient, topic: str, partition: int, offset: int, *, max_bytes: int
-) -> Iterator[tuple[BatchHeader, memoryview]]:
-    fetched = client.fetch(
-        topic, {partition: offset}, max_bytes=max_bytes, max_wait_ms=0, partition_max_bytes=max_bytes
-    )
-    return split_batches(fetched[partition].records)
 
 
 def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) -> OriginPartition | None:
@@ -176,7 +160,8 @@ def origin_of(client: ClusterClient, topic: str, partition: int, offset: int) ->
     None when no position batch lies behind the offset: the partition is not mirrored.
     """
     with suppress(CorruptMessage):  # whoever reads the records says so
-        for header, batch in _batches_at(client, topic, partition, offset, max_bytes=ORIGIN_FETCH_BYTES):
+        fetched = fetch_from(client, topic, partition, offset, ORIGIN_FETCH_BYTES)
+        for header, batch in split_batches(fetched.records):
             if (position := MirrorPosition.from_batch(header, batch)) is not None:
                 origin = position.origin
                 return OriginPartition(
@@ -206,7 +191,7 @@ def write_ranges(
     for result in results:
         cuts.setdefault(result.stats.partition, []).append(result.stats)
         counts.merge(result.sequences)
-    partitions = [_account(writing, part, cuts.get(part.partition, [])) for part in parts]
+    partitions = [_account(writing, part, cuts.get(part.before.partition, [])) for part in parts]
     _check_gaps(writing, draft.topic, partitions)
     _check_rejected(writing, draft.topic, partitions, results)
     manifest = dataclasses.replace(
@@ -261,23 +246,13 @@ def _check_stored(storage: Storage, topic: str, folder: str, files: Sequence[Sto
 
 
 def _account(writing: Writing, part: LoadedPart, cuts: Sequence[RangeStats]) -> PartitionRange:
-    before = part.progress
-    unread = PartitionRange(
-        partition=part.partition,
-        start=before.offset,
-        start_base=before.base,
-        end=before.offset,
-        end_base=before.base,
-        origin=before.origin,
-    )
     if part.range is None:
-        return unread
-    stats = join_stats(part.range, cuts)
-    origin = before.origin
+        return part.before
+    stats, origin = join_stats(part.range, cuts), part.before.origin
     if origin is None and stats.control_batches:
-        origin = origin_of(writing.client, part.range.topic, part.partition, part.range.start)
+        origin = origin_of(writing.client, part.range.topic, part.range.partition, part.range.start)
     return dataclasses.replace(
-        unread,
+        part.before,
         end=stats.last,
         end_base=stats.cursor.next_base if stats.cursor else None,
         read=stats.records,
@@ -322,7 +297,7 @@ def _check_rejected(
         return
     reasons = Reasons()
     for result in results:
-        reasons.merge(result.reasons)
+        reasons.add(result.reasons.items())
     raise MillraceError(
         f"{topic}: {rejected:,} of {read:,} records could not be decoded, allowed are {writing.max_rejected}:"
         f" {reasons}; nothing was published: mend the registry or the producer, or raise --max-rejected"

@@ -89,12 +89,12 @@ def test_a_limit_says_what_it_is() -> None:
 
 def test_reasons_are_bounded_in_number_and_the_most_frequent_come_first() -> None:
     reasons = Reasons()
-    reasons.add([rejected(f"reason {n}") for n in range(1000)] + [rejected("reason 3", records=5)])
+    reasons.add([*((f"reason {n}", 1) for n in range(1000)), ("reason 3", 5)])
     assert len(reasons.counts) == 21
     assert sum(reasons.counts.values()) == 1005
     assert str(reasons) == "6 times 'reason 3', 1 times 'reason 0', 1 times 'reason 1', and more"
     other = Reasons({"a": 1})
-    other.merge(reasons.counts)
+    other.add(reasons.counts.items())
     assert other.counts[OTHER] >= 980
     assert sum(other.counts.values()) == 1006
 
