@@ -17,7 +17,6 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -156,20 +155,26 @@ def pin_first(storage: Storage, topic: str, schema_id: int, schema: Mapping[str,
     MillraceError unless a new table may have the schema.
     """
     columns = iceberg_types.iceberg_schema(check_pinned(topic, schema_id, schema))
+    record = _create(storage, topic, None, schema_id, columns, FIRST_REASON)
+    return read_record(storage, topic, 1) if record is None else record
+
+
+def _create(
+    storage: Storage, topic: str, before: SchemaRecord | None, schema_id: int, columns: Schema, reason: str
+) -> SchemaRecord | None:
+    """Create the record that follows another one; None when somebody else has taken its number."""
     record = SchemaRecord(
         topic=topic,
-        number=1,
+        number=1 if before is None else before.number + 1,
         schema_id=schema_id,
         iceberg=columns.model_dump(mode="json"),
-        last_column_id=columns.highest_field_id,
+        last_column_id=max(0 if before is None else before.last_column_id, columns.highest_field_id),
         created=now(),
         by=_who(),
-        reason=FIRST_REASON,
-        previous_schema_id=None,
+        reason=reason,
+        previous_schema_id=None if before is None else before.schema_id,
     )
-    if storage.create(layout.schema_path(topic, 1), encode(record)):
-        return record
-    return read_record(storage, topic, 1)
+    return record if storage.create(layout.schema_path(topic, record.number), encode(record)) else None
 
 
 def avro_schema(record: SchemaRecord, lookup: Lookup) -> Mapping[str, Any]:
@@ -204,15 +209,7 @@ def promote_registered(
             f"{what} is registered for subject {topic!r} at {registry.url}: register it with"
             " `millrace schemas apply`, then promote again"
         ) from None
-    return promote(storage, topic, schema_id, reason, partial(_look_up, registry))
-
-
-def _look_up(registry: SchemaRegistryClient, schema_id: int) -> Mapping[str, Any] | None:
-    try:
-        schema: Mapping[str, Any] = registry.schema(schema_id)
-    except UnknownSchema:
-        return None
-    return schema
+    return promote(storage, topic, schema_id, reason, registry.find_schema)
 
 
 def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: Lookup) -> PromoteResult:
@@ -230,18 +227,8 @@ def promote(storage: Storage, topic: str, schema_id: int, reason: str, lookup: L
     old, new = avro_schema(before, lookup), _look_up_schema(lookup, schema_id)
     table = check_promotion(topic, (before.schema_id, old), (schema_id, new))
     columns = iceberg_types.evolved(before.schema, before.last_column_id, table)
-    record = SchemaRecord(
-        topic=topic,
-        number=before.number + 1,
-        schema_id=schema_id,
-        iceberg=columns.model_dump(mode="json"),
-        last_column_id=max(before.last_column_id, columns.highest_field_id),
-        created=now(),
-        by=_who(),
-        reason=reason,
-        previous_schema_id=before.schema_id,
-    )
-    if not storage.create(layout.schema_path(topic, record.number), encode(record)):
+    record = _create(storage, topic, before, schema_id, columns, reason)
+    if record is None:
         raise MillraceError(
             f"another promotion of {topic} was recorded at the same moment: see `millrace promote {topic}"
             " --list`, then promote again if it is still needed"

@@ -43,6 +43,9 @@ class Registry:
             raise millrace_registry.client.UnknownSchema("unknown")
         return self.schemas[schema_id]
 
+    def find_schema(self, schema_id: int) -> Any | None:
+        return self.schemas.get(schema_id)
+
     def lookup(self, subject: str, schema: Any) -> Any:
         return next((i for i in self.registered if self.schemas[i] == schema), None)
 
