@@ -10,20 +10,12 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pyiceberg import manifest as manifests
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 from pyiceberg.manifest import DataFile as IcebergDataFile
-from pyiceberg.manifest import (
-    DataFileContent,
-    FileFormat,
-    ManifestContent,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    write_manifest,
-)
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import HourTransform
@@ -49,7 +41,7 @@ def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str,
     """The Iceberg manifest of these files, at least one, each with its metrics."""
     schema = Schema.model_validate(iceberg)
     memory = _Memory()
-    with write_manifest(
+    with manifests.write_manifest(
         format_version=2,
         spec=partition_spec(schema),
         schema=schema,
@@ -59,8 +51,8 @@ def write_entries(files: Iterable[tuple[DataFile, bytes]], iceberg: Mapping[str,
     ) as writer:
         for file, metrics in files:
             writer.add(
-                ManifestEntry.from_args(
-                    status=ManifestEntryStatus.ADDED,
+                manifests.ManifestEntry.from_args(
+                    status=manifests.ManifestEntryStatus.ADDED,
                     snapshot_id=_SNAPSHOT,
                     sequence_number=None,
                     file_sequence_number=None,
@@ -76,9 +68,9 @@ def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
     columns = {int(id_): values for id_, values in stated["columns"].items()}
     counted = {id_: values for id_, values in columns.items() if len(values) == 5}
     entry = IcebergDataFile.from_args(
-        content=DataFileContent.DATA,
+        content=manifests.DataFileContent.DATA,
         file_path=uri,
-        file_format=FileFormat.PARQUET,
+        file_format=manifests.FileFormat.PARQUET,
         partition=Record(partition_of(file.hour)),
         record_count=file.rows,
         file_size_in_bytes=file.bytes,
@@ -97,21 +89,18 @@ def data_file(file: DataFile, metrics: bytes, uri: str) -> IcebergDataFile:
     return entry
 
 
-def read_entries(content: bytes, uri_of: Callable[[str], str]) -> list[IcebergDataFile]:
-    """The entries of a load's files, each under the URI that `uri_of` gives for its path."""
-    manifest = ManifestFile.from_args(
+def read_entries(content: bytes) -> list[IcebergDataFile]:
+    """The entries of a load's files, each under its path from the topic's folder."""
+    manifest = manifests.ManifestFile.from_args(
         manifest_path="entries.avro",
         manifest_length=len(content),
         partition_spec_id=0,
-        content=ManifestContent.DATA,
+        content=manifests.ManifestContent.DATA,
         sequence_number=0,
         min_sequence_number=0,
         added_snapshot_id=_SNAPSHOT,
     )
-    files = [entry.data_file for entry in manifest.fetch_manifest_entry(_Memory(content))]
-    for file in files:
-        file[1] = uri_of(file.file_path)
-    return files
+    return [entry.data_file for entry in manifest.fetch_manifest_entry(_Memory(content))]
 
 
 class _Memory(FileIO):

@@ -21,19 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
+from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema, assign_fresh_schema_ids, index_by_name
-from pyiceberg.types import (
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    PrimitiveType,
-    StructType,
-)
 
 from millrace.errors import MillraceError
 from millrace_avro.schema import Record, SchemaError
@@ -45,7 +34,7 @@ from millrace_warehouse.log.messages import body_decoder
 from millrace_warehouse.storage.verbs import Storage
 
 FIRST_REASON = "the newest registered one when the first load began"
-_WIDER = frozenset({(IntegerType, LongType), (FloatType, DoubleType)})
+_WIDER = frozenset({(iceberg.IntegerType, iceberg.LongType), (iceberg.FloatType, iceberg.DoubleType)})
 
 Lookup = Callable[[int], Mapping[str, Any] | None]
 
@@ -318,11 +307,11 @@ def check_promotion(
     return table
 
 
-def _not_promoted(old: IcebergType, new: IcebergType, path: str) -> str:
+def _not_promoted(old: iceberg.IcebergType, new: iceberg.IcebergType, path: str) -> str:
     """Which column would get a type that Iceberg does not promote its own to; empty when none would."""
     if old == new or _is_wider(old, new):
         return ""
-    if isinstance(old, StructType) and isinstance(new, StructType):
+    if isinstance(old, iceberg.StructType) and isinstance(new, iceberg.StructType):
         before = {field.name: field.field_type for field in old.fields}
         refused = (
             _not_promoted(before[field.name], field.field_type, f"{path}{field.name}.")
@@ -330,16 +319,16 @@ def _not_promoted(old: IcebergType, new: IcebergType, path: str) -> str:
             if field.name in before
         )
         return next(filter(None, refused), "")
-    if isinstance(old, ListType) and isinstance(new, ListType):
+    if isinstance(old, iceberg.ListType) and isinstance(new, iceberg.ListType):
         return _not_promoted(old.element_type, new.element_type, path)
-    if isinstance(old, MapType) and isinstance(new, MapType):
+    if isinstance(old, iceberg.MapType) and isinstance(new, iceberg.MapType):
         return _not_promoted(old.value_type, new.value_type, path)
     return f"{path.rstrip('.')} would change from {old} to {new}"
 
 
-def _is_wider(old: IcebergType, new: IcebergType) -> bool:
+def _is_wider(old: iceberg.IcebergType, new: iceberg.IcebergType) -> bool:
     """The promotions that Iceberg's format has; pyiceberg's own `promote` takes text for bytes, too."""
-    if isinstance(old, DecimalType) and isinstance(new, DecimalType):
+    if isinstance(old, iceberg.DecimalType) and isinstance(new, iceberg.DecimalType):
         return old.scale == new.scale and old.precision <= new.precision
     return (type(old), type(new)) in _WIDER
 
@@ -360,7 +349,7 @@ def _changes(old: Schema, new: Schema) -> list[str]:
     wider = [
         f"column {name} is {type_} from now on, it was {before[name]}"
         for name, type_ in after.items()
-        if isinstance(type_, PrimitiveType) and before.get(name, type_) != type_
+        if isinstance(type_, iceberg.PrimitiveType) and before.get(name, type_) != type_
     ]
     return gained + lost + wider
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 
 from millrace.client.cluster_client import LATEST, ClusterClient, TopicMetadata
 from millrace.errors import MillraceError, UnknownTopicOrPartition
-from millrace_warehouse.history.layout import (
-    check_topic,
-    manifest_path,
-    newest_load,
-    read_load,
-    remember_newest,
-)
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange, now
 from millrace_warehouse.history.plan import Plan, PlannedEnd, check_planned_log, freeze
@@ -74,16 +68,16 @@ class LoadResult:
 def load_topic(run: LoadRun, topic: str) -> LoadResult:
     """Load what the run's plan says, unless it is loaded already; MillraceError when it cannot be done."""
     storage, client = run.writing.storage, run.writing.client
-    check_topic(storage, topic)
+    layout.check_topic(storage, topic)
     metadata = _metadata(client, topic)
     topic_id = metadata.topic_id.hex
-    newest = newest_load(storage, topic)
+    newest = layout.newest_load(storage, topic)
     _check_same_log(run, topic_id, newest)  # before anything is written or counted
     _heal(run, newest)
     plan, fresh = freeze(storage, topic, run.writing.run_id, lambda: _propose(run, metadata, newest))
     run.writing.progress("planned")
     for _ in range(ATTEMPTS):
-        seen, newest = newest, newest_load(storage, topic)
+        seen, newest = newest, layout.newest_load(storage, topic)
         if newest != seen:
             _heal(run, newest)
         check_planned_log(plan, client.cluster_id, _metadata(client, topic).topic_id.hex)
@@ -114,8 +108,8 @@ def _heal(run: LoadRun, newest: LoadManifest | None) -> None:
     if newest is None:
         return
     storage = run.writing.storage
-    record(storage, manifest_path(newest), newest)
-    remember_newest(storage, newest)
+    record(storage, layout.manifest_path(newest), newest)
+    layout.remember_newest(storage, newest)
     run.writing.publish_counts([newest])
     run.writing.progress("healed")
 
@@ -199,8 +193,8 @@ def _attempt(run: LoadRun, plan: Plan, newest: LoadManifest | None) -> LoadResul
     manifest = make(storage, plan.topic, load, 1, write, progress)
     if manifest is None:
         return None
-    record(storage, manifest_path(manifest), manifest)
-    remember_newest(storage, manifest)
+    record(storage, layout.manifest_path(manifest), manifest)
+    layout.remember_newest(storage, manifest)
     progress("recorded")
     run.writing.publish_counts([manifest])
     progress("counted")
@@ -239,7 +233,7 @@ def _nothing_to_do(
         return newest, f"nothing new{' within its bounds' if bounded else ''} since load {newest.load}"
     holder = newest
     while holder.load > 1:
-        earlier = read_load(storage, plan.topic, holder.load - 1)
+        earlier = layout.read_load(storage, plan.topic, holder.load - 1)
         if not earlier.covers(plan.topic_id, plan.end_offsets):
             break
         holder = earlier

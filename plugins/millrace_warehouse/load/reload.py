@@ -14,16 +14,8 @@ from dataclasses import dataclass
 
 from millrace.client.cluster_client import EARLIEST
 from millrace.errors import MillraceError, UnknownTopicOrPartition
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import (
-    edition_path,
-    editions_of,
-    load_numbers,
-    loads_after,
-    manifest_path,
-    read_edition,
-    require_load,
-)
 from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import LoadManifest, PartitionRange
 from millrace_warehouse.history.same_log import another_log
@@ -68,11 +60,14 @@ def loads_of(storage: Storage, topic: str, hours: Sequence[str]) -> list[int]:
     A rejected record has no time that can be read: its load counts if it has rows on both sides, or none.
     Reads every manifest of the topic.
     """
-    require_load(storage, topic)
-    later = editions_of(storage, topic)
+    layout.require_load(storage, topic)
+    later = layout.editions_of(storage, topic)
     loads = []
-    for first in loads_after(storage, topic, 0):
-        editions = [first, *(read_edition(storage, topic, first.load, n) for n in later.get(first.load, ()))]
+    for first in layout.loads_after(storage, topic, 0):
+        editions = [
+            first,
+            *(layout.read_edition(storage, topic, first.load, n) for n in later.get(first.load, ())),
+        ]
         present = {hour for edition in editions for hour in edition.rows_by_hour()}
         if present & set(hours) or (editions[-1].rejected and _may_have(present - {UNFILED}, hours)):
             loads.append(first.load)
@@ -90,12 +85,12 @@ def reload_topic(run: ReloadRun, topic: str, loads: Sequence[int]) -> list[Reloa
     MillraceError, and nothing is read, when the log does not hold all of their offsets any more.
     """
     storage = run.writing.storage
-    newest = require_load(storage, topic)
-    if unknown := sorted(set(loads) - set(load_numbers(storage, topic))):
+    newest = layout.require_load(storage, topic)
+    if unknown := sorted(set(loads) - set(layout.load_numbers(storage, topic))):
         raise MillraceError(f"{topic} has no load {unknown[0]}: its loads are 1 to {newest.load}")
     _heal(run, topic)
-    later = editions_of(storage, topic)
-    manifests = [read_edition(storage, topic, load, later.get(load, [1])[-1]) for load in loads]
+    later = layout.editions_of(storage, topic)
+    manifests = [layout.read_edition(storage, topic, load, later.get(load, [1])[-1]) for load in loads]
     _check_retained(run, topic, [manifest for manifest in manifests if not _is_own(run, manifest)])
     pinned = run.writing.pin(topic, newest.schema)
     return [_reload(run, topic, load, pinned) for load in loads]
@@ -108,19 +103,19 @@ def _is_own(run: ReloadRun, manifest: LoadManifest) -> bool:
 def _heal(run: ReloadRun, topic: str) -> None:
     """Make good what a crash behind a create left undone: the counts for the auditor, the ledger's entry."""
     storage = run.writing.storage
-    for load, numbers in editions_of(storage, topic).items():
+    for load, numbers in layout.editions_of(storage, topic).items():
         for number in numbers:
-            if read_entry(storage, edition_path(topic, load, number)) is None:
-                _count(run, read_edition(storage, topic, load, number))
+            if read_entry(storage, layout.edition_path(topic, load, number)) is None:
+                _count(run, layout.read_edition(storage, topic, load, number))
 
 
 def _count(run: ReloadRun, edition: LoadManifest) -> None:
     """Tell the auditor of an edition, then the ledger: an entry of an edition says that it is counted."""
     storage, topic, load = run.writing.storage, edition.topic, edition.load
-    before = [read_edition(storage, topic, load, number) for number in range(1, edition.edition)]
+    before = [layout.read_edition(storage, topic, load, number) for number in range(1, edition.edition)]
     run.writing.publish_counts([*before, edition])
     run.writing.progress("counted")
-    record(storage, manifest_path(edition), edition)
+    record(storage, layout.manifest_path(edition), edition)
     run.writing.progress("recorded")
 
 
@@ -166,10 +161,10 @@ def _is_retained(part: PartitionRange, first: int) -> bool:
 def _reload(run: ReloadRun, topic: str, load: int, pinned: writing.Pinned) -> ReloadResult:
     storage = run.writing.storage
     for _ in range(ATTEMPTS):
-        number = editions_of(storage, topic).get(load, [1])[-1]
-        newest = read_edition(storage, topic, load, number)
+        number = layout.editions_of(storage, topic).get(load, [1])[-1]
+        newest = layout.read_edition(storage, topic, load, number)
         if _is_own(run, newest):
-            before = read_edition(storage, topic, load, newest.edition - 1)
+            before = layout.read_edition(storage, topic, load, newest.edition - 1)
             return _result(newest, before, published=False)
         # Another run's edition does not do: it may have begun before what was wrong was mended.
         manifest = _attempt(run, newest, pinned)

@@ -65,8 +65,7 @@ def entries_of(storage: Storage, manifest: LoadManifest, hours: Collection[str])
         return []
     assert manifest.entries is not None, "rows have entries"
     path, content = f"{topic}/{manifest.entries.path}", read_stored(storage, topic, manifest.entries)
-    # Every entry is read under the path that the load's manifest has, and under its URI from here on.
-    entries = [entry for entry in read_entries(content, lambda path: path) if entry.file_path in files]
+    entries = [entry for entry in read_entries(content) if entry.file_path in files]
     for entry in entries:
         file = files[entry.file_path]
         if (entry.record_count, entry.file_size_in_bytes) != (file.rows, file.bytes):

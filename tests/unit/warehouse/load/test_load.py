@@ -72,9 +72,9 @@ def test_a_load_describes_its_files_as_the_table_will(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path, 1)
     assert manifest.entries is not None
     content = (tmp_path / TOPIC / manifest.entries.path).read_bytes()
-    entries = {file.file_path: file for file in read_entries(content, lambda path: f"file:///{path}")}
+    entries = {file.file_path: file for file in read_entries(content)}
     assert {path: (f.record_count, f.file_size_in_bytes) for path, f in entries.items()} == {
-        f"file:///{file.path}": (file.rows, file.bytes) for file in manifest.files
+        file.path: (file.rows, file.bytes) for file in manifest.files
     }
 
 
