@@ -10,7 +10,6 @@ Nothing is deleted: whoever commits in between wins, and what this run has writt
 
 from __future__ import annotations
 
-import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.layout import publications_from
-from millrace_warehouse.history.manifest import now
-from millrace_warehouse.history.rewritten import Rewritten, rewritten_folder, write_list
 from millrace_warehouse.publish.catalog import Unsure
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
@@ -160,20 +157,19 @@ def _batches(hours: Sequence[_Hour]) -> Iterator[list[_Hour]]:
 
 def _compact(at: At, topic: str, batch: Sequence[_Hour], kept: dict[str, str]) -> list[_Hour]:
     """Write the hours' new files and commit them together; the hours that were done."""
-    attempt, begun = uuid.uuid4().hex, at.clock()
-    table = _table(at, topic)
-    writing = Rewriting(at.storage, topic, table, rewritten_folder(topic, attempt))
+    begun = at.clock()
+    writing = Rewriting(at.storage, topic, _table(at, topic))
     written: dict[str, list[TableFile]] = {}
     for hour in batch:
         try:
-            written[hour.hour] = [writing.together(hour.hour, group) for group in hour.groups]
+            written[hour.hour] = [file for group in hour.groups if (file := writing.write(hour.hour, group))]
             at.progress("stored")
         except MillraceError as error:
             kept[hour.hour] = str(error)
     done = [hour for hour in batch if hour.hour in written]
     if not done:
         return []
-    write_list(at.storage, topic, Rewritten(attempt=attempt, created=now(), files=writing.files))
+    writing.finish()
     at.progress("written")
     old = [file for hour in done for file in hour.files]
     new = [file for hour in done for file in written[hour.hour]]

@@ -12,15 +12,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.types import LongType
 
-from millrace.errors import MillraceError
 from millrace_warehouse.columns import LOAD
 from millrace_warehouse.history.layout import attempted
-from millrace_warehouse.history.rewritten import KnownFiles
-from millrace_warehouse.storage import Storage, measure
 
 RowsByLoad = Counter[int | None]
 """Load -> rows; None for rows without one."""
@@ -41,24 +40,6 @@ def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
     """The load and the edition that wrote a file, by its path; None for a file that no load wrote."""
     kind, _, rest = (path_in_topic(uri, topic) or "").partition("/")
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
-
-
-def check_unchanged(storage: Storage, topic: str, uri: str) -> None:
-    """MillraceError when a file of the table is gone, or is not what its load or a compaction has written.
-
-    Before its rows are copied: damaged ones could not be told from sound ones any more. Nothing vouches for
-    a file that another program wrote.
-    """
-    path = path_in_topic(uri, topic)
-    stored = KnownFiles(storage, topic).stored(path) if path is not None else None
-    if stored is None:
-        return
-    try:
-        sha256 = measure(storage, f"{topic}/{path}").sha256
-    except FileNotFoundError:
-        sha256 = ""
-    if sha256 != stored.sha256:
-        raise MillraceError(f"{uri} was changed, or is gone: restore it from a copy, then run again")
 
 
 @dataclass(slots=True)
@@ -84,6 +65,15 @@ def named_files(table: Table) -> NamedFiles:
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
                 named.data |= {entry.data_file.file_path for entry in entries}
     return named
+
+
+def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:
+    """The smallest and the largest load with rows in a file, by its entry; None when that does not say."""
+    field = table.schema().find_field(LOAD.name).field_id
+    low, high = (file.lower_bounds or {}).get(field), (file.upper_bounds or {}).get(field)
+    if low is None or high is None:
+        return None
+    return int(from_bytes(LongType(), low)), int(from_bytes(LongType(), high))
 
 
 def rows_by_load(batches: Iterable[pa.RecordBatch]) -> RowsByLoad:

@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
@@ -52,7 +53,7 @@ from millrace_warehouse.publish.due import choose, judge_late
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.hours_table import bring_up_to_date
 from millrace_warehouse.publish.rebuild import rebuild_table
-from millrace_warehouse.publish.replace import Replacement, take_out
+from millrace_warehouse.publish.replace import take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
 from millrace_warehouse.publish.table import (
     PATH,
@@ -218,9 +219,10 @@ class _Attempts:
         if table is None:
             table = make_table(at.catalog, storage, topic)
             at.progress("table made")
-        replacement = Replacement()
+        old: list[DataFile] = []
         if removed:
-            replacement = take_out(storage, topic, attempt, table, state.replaced, removed)
+            old, rest = take_out(storage, topic, table, state.replaced, removed)
+            added += rest
             at.progress("rows of earlier editions taken out")
         path = publication_path(topic, publication.number, attempt)
         storage.create(path, encode(publication))
@@ -231,8 +233,8 @@ class _Attempts:
         committed = commit(
             table,
             TableChange(
-                added=[*added, *replacement.added],
-                removed=replacement.removed,
+                added=added,
+                removed=old,
                 schema=None if has_columns(table, columns) else columns,
                 properties=properties,
                 summary={**properties, "millrace.run-id": request.run_id, "millrace.attempt": attempt},

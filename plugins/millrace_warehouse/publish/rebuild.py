@@ -13,7 +13,6 @@ with other partitions, is dropped, without its data, and made again: nothing els
 from __future__ import annotations
 
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -53,9 +52,14 @@ from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import asked, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
-from millrace_warehouse.publish.contents import edition_in
+from millrace_warehouse.publish.contents import (
+    RowsByLoad,
+    count_loads,
+    edition_in,
+    rows_by_load,
+    stated_loads,
+)
 from millrace_warehouse.publish.files import entries_of
-from millrace_warehouse.publish.replace import loads_of
 from millrace_warehouse.publish.state import State
 from millrace_warehouse.publish.table import (
     NUMBER,
@@ -76,17 +80,17 @@ from millrace_warehouse.storage.verbs import Storage
 class _Hour:
     """What an hour shall have, and which files give it."""
 
-    wanted: Counter[int] = field(default_factory=Counter)
+    wanted: RowsByLoad = field(default_factory=RowsByLoad)
     """Load -> rows; what is still to be found."""
     raw: dict[int, list[IcebergDataFile]] = field(default_factory=dict)
     """Load -> its files of the hour, for loads whose files are all there."""
     files: list[IcebergDataFile] = field(default_factory=list)
 
-    def take(self, file: IcebergDataFile, counts: Mapping[int, int]) -> None:
+    def take(self, file: IcebergDataFile, counts: RowsByLoad) -> None:
         """Take a file, unless it has a row that is found already or belongs to nobody."""
         if counts and all(self.wanted[load] >= rows for load, rows in counts.items()):
             self.files.append(file)
-            self.wanted = +Counter({load: rows - counts.get(load, 0) for load, rows in self.wanted.items()})
+            self.wanted -= counts
 
     def take_raw(self) -> None:
         for load, files in self.raw.items():
@@ -191,7 +195,7 @@ def _choose(
     storage: Storage, topic: str, table: Table | None, hours: dict[str, _Hour], head: list[IcebergDataFile]
 ) -> None:
     """Find files for every hour: those it has, else those of its loads, else whatever has its rows."""
-    in_head: dict[str, list[tuple[IcebergDataFile, Mapping[int, int]]]] = {}
+    in_head: dict[str, list[tuple[IcebergDataFile, RowsByLoad]]] = {}
     for file in head:
         assert table is not None
         hour = hour_of(file.partition[0])
@@ -199,10 +203,10 @@ def _choose(
             in_head.setdefault(hour, []).append((file, _counts(table, file)))
     missing = []
     for hour, state in hours.items():
-        has = sum((Counter(counts) for _, counts in in_head.get(hour, ())), Counter[int]())
+        has = sum((counts for _, counts in in_head.get(hour, ())), RowsByLoad())
         if has == state.wanted:
             state.files = [file for file, counts in in_head[hour] if counts] if has else []
-            state.wanted = Counter()
+            state.wanted = RowsByLoad()
         elif state.raw.keys() >= state.wanted.keys():
             state.take_raw()
         else:
@@ -226,23 +230,20 @@ def _is_replaced(topic: str, state: State, file: IcebergDataFile) -> bool:
     return wrote is not None and wrote[1] != state.through.editions.get(str(wrote[0]), 1)
 
 
-def _counts(table: Table, file: IcebergDataFile) -> Mapping[int, int]:
+def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
     """Load -> rows of a file of the table; nothing for a file that cannot be read."""
-    bounds = loads_of(table, file)
+    bounds = stated_loads(table, file)
     try:
-        if bounds is not None and bounds[0] == bounds[1]:
-            with table.io.new_input(file.file_path).open() as source:
-                source.read(1)
-            return {bounds[0]: file.record_count}
+        if bounds is None or bounds[0] != bounds[1]:
+            return count_loads(table.io, file)
         with table.io.new_input(file.file_path).open() as source:
-            return Counter(pq.read_table(source, columns=[LOAD.name])[LOAD.name].to_pylist())
+            source.read(1)
+        return RowsByLoad({bounds[0]: file.record_count})
     except (OSError, pa.ArrowException):  # gone or broken; a storage that does not answer says neither
-        return {}
+        return RowsByLoad()
 
 
-def _compacted(
-    storage: Storage, topic: str, known: set[str]
-) -> Iterator[tuple[IcebergDataFile, Mapping[int, int]]]:
+def _compacted(storage: Storage, topic: str, known: set[str]) -> Iterator[tuple[IcebergDataFile, RowsByLoad]]:
     """Files below `compacted/` that the table has not, the newest first, each with load -> rows."""
     folder = Folder.COMPACTED.of(topic)
     for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
@@ -261,7 +262,7 @@ def _compacted(
         if times["min"] == times["max"]:
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
-            yield data_file(file, metrics, storage.uri(path)), Counter(rows[LOAD.name].to_pylist())
+            yield data_file(file, metrics, storage.uri(path)), rows_by_load(rows.to_batches())
 
 
 def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
@@ -271,6 +272,7 @@ def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:
         hour: [
             LoadRows(load=load, edition=state.through.editions.get(str(load), 1), rows=rows)
             for load, rows in sorted(left.wanted.items())
+            if load is not None
         ]
         for hour, left in hours.items()
         if left.wanted
