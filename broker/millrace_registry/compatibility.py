@@ -40,16 +40,15 @@ class Level(StrEnum):
     FULL_TRANSITIVE = "FULL_TRANSITIVE"
 
 
-def incompatibilities(new: AvroSchema, old: Mapping[int, AvroSchema], level: Level) -> list[str]:
-    """What breaks the level between `new` and each version in `old`, one line each; empty: compatible."""
+def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
+    """What breaks the level between `new` and `old`, a `version`, one line each; empty: compatible."""
     reasons = []
-    for version, schema in old.items():
-        if level.startswith(("BACKWARD", "FULL")):
-            prefix = f"the new schema cannot read version {version}"
-            reasons += [f"{prefix}: {reason}" for reason in unreadable(new, schema)]
-        if level.startswith(("FORWARD", "FULL")):
-            prefix = f"version {version} cannot read the new schema"
-            reasons += [f"{prefix}: {reason}" for reason in unreadable(schema, new)]
+    if level.startswith(("BACKWARD", "FULL")):
+        prefix = f"the new schema cannot read version {version}"
+        reasons += [f"{prefix}: {reason}" for reason in unreadable(new, old)]
+    if level.startswith(("FORWARD", "FULL")):
+        prefix = f"version {version} cannot read the new schema"
+        reasons += [f"{prefix}: {reason}" for reason in unreadable(old, new)]
     return reasons
 
 

@@ -1,4 +1,4 @@
-"""Schemas and what they refer to: each is parsed once for a request, however many paths lead to it.
+"""Schemas and what they refer to: each is parsed and compared once for a request, whatever leads to it.
 
 Knows which rows references name and how much one schema may refer to. Does not know subjects' rules or ids.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace_registry.avro_schema import AvroSchema, Json, parse
+from millrace_registry.compatibility import Level, incompatibilities
 from millrace_registry.errors import InvalidSchema
 from millrace_registry.store import Reference, StoredSchema, Transaction
 
@@ -31,12 +32,20 @@ class _Parsed:
 class SchemaParser:
     """Parses the schemas of one request; also across its transactions, because a stored schema never changes.
 
-    Whoever parses while reading and again while holding the write lock parses under the lock only what was
-    registered in between.
+    Whoever parses and compares while reading, and again while holding the write lock, does under the lock
+    only what was registered in between.
     """
 
     def __init__(self) -> None:
         self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
+        self._reasons: dict[tuple[int, int, int, Level], list[str]] = {}
+
+    def compare(self, new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
+        """What breaks the level between schemas parsed here, one line each; `old` is that version."""
+        key = id(new), id(old), version, level  # they live as long as this parser
+        if key not in self._reasons:
+            self._reasons[key] = incompatibilities(new, old, version, level)
+        return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
         """The schema in a text; InvalidSchema when it is none or its references are missing or too much."""

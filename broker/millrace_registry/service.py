@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from millrace_registry.avro_schema import AvroSchema
-from millrace_registry.compatibility import Level, incompatibilities
+from millrace_registry.compatibility import Level
 from millrace_registry.errors import ErrorCode, RegistryError
 from millrace_registry.references import SchemaParser
 from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
@@ -170,7 +170,7 @@ def register(store: Store, subject: str, candidate: Candidate) -> StoredVersion:
         existing = _check_candidate(rows, parser, subject, candidate)
     if existing is not None:
         return existing
-    with store.write() as rows:  # checked again, now for good; what takes long was parsed above
+    with store.write() as rows:  # checked again, now for good; what takes long was done above
         existing = _check_candidate(rows, parser, subject, candidate)
         return existing or _add(rows, parser, subject, candidate)
 
@@ -245,11 +245,12 @@ def _compare(
     versions: Sequence[StoredVersion],
     level: Level,
 ) -> list[str]:
-    if level is Level.NONE:
-        return []
     compared = versions if level.endswith("_TRANSITIVE") else versions[-1:]
-    old = {v.version: parser.parse(rows, v.schema.text, v.schema.references) for v in reversed(compared)}
-    return incompatibilities(schema, old, level)
+    reasons = []
+    for version in reversed(compared if level is not Level.NONE else ()):
+        old = parser.parse(rows, version.schema.text, version.schema.references)
+        reasons += parser.compare(schema, old, version.version, level)
+    return reasons
 
 
 def delete(

@@ -233,7 +233,11 @@ class Broker:
             elif (current := self._current(key, topic.topic_id)) is None:
                 self._delete(key)
             else:
-                self._serve(key, current, future.result())
+                try:
+                    self._serve(key, current, future.result())
+                except Exception as mistake:
+                    self._fail(key, current, mistake)
+                    raise
 
         hosted = self._hosted.setdefault(key, Hosted(topic.topic_id, State.OPENING))
         hosted.state = State.OPENING

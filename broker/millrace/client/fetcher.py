@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from millrace.wire.codec import decode, encode
 from millrace.wire.fetch import FetchedPartition, decode_response, encode_request
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 LATEST = -1
 """As a timestamp: the end of what can be read; on Apache Kafka open transactions lie behind it."""
@@ -35,6 +37,8 @@ MAX_UNUSED_SECONDS = 60.0
 
 _FETCH_VERSION = 11
 _LIST_OFFSETS_VERSION = 5
+_LISTED_AT_ONCE = MAX_DECODED_ITEMS // 2
+"""Partitions of one request, each perhaps of a topic of its own: a broker of ours takes no more."""
 # What an open transaction has written may yet be aborted: neither read, nor counted as there.
 _READ_COMMITTED = 1
 T = TypeVar("T")
@@ -98,16 +102,19 @@ class BrokerFetcher:
         self, partitions: Iterable[TopicPartition], timestamp: int
     ) -> dict[TopicPartition, ListOffsetsResponse.Partition]:
         """For each partition the first offset at or after a time in ms (or EARLIEST, LATEST), or an error."""
-        topics = group_by_topic(
-            (topic, ListOffsetsRequest.Partition(partition_index=number, timestamp=timestamp))
-            for topic, number in partitions
-        )
-        request = ListOffsetsRequest(topics=topics, isolation_level=_READ_COMMITTED)
-        api, version = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION
-        self._send(api, version, encode(request, api, version))
-        raw = self._receive()
-        response = self._understood(lambda: decode(ListOffsetsResponse, api, version, raw))
-        return {(topic.name, p.partition_index): p for topic in response.topics for p in topic.partitions}
+        api, version, rest = ApiKey.LIST_OFFSETS, _LIST_OFFSETS_VERSION, list(partitions)
+        listed: dict[TopicPartition, ListOffsetsResponse.Partition] = {}
+        while rest:
+            topics = group_by_topic(
+                (topic, ListOffsetsRequest.Partition(partition_index=number, timestamp=timestamp))
+                for topic, number in rest[:_LISTED_AT_ONCE]
+            )
+            del rest[:_LISTED_AT_ONCE]
+            request = ListOffsetsRequest(topics=topics, isolation_level=_READ_COMMITTED)
+            self._send(api, version, encode(request, api, version))
+            response = self._understood(partial(decode, ListOffsetsResponse, api, version, self._receive()))
+            listed |= {(t.name, p.partition_index): p for t in response.topics for p in t.partitions}
+        return listed
 
     def bounds(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """(first offset still there, high watermark) of each; without those the broker cannot tell now."""

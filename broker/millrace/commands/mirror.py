@@ -161,9 +161,9 @@ def translate(
 
     Example: millrace mirror translate offline-1.toml --origin dc1 --group warehouse --apply
     """
-    single = (topic, partition, offset)
-    if (group is None) == (None in single):
-        raise click.UsageError("give TOPIC, --partition and --offset, or --group")
+    given = [value is not None for value in (topic, partition, offset)]
+    if any(given) if group is not None else not all(given):
+        raise click.UsageError("give TOPIC, --partition and --offset, or --group, which means all its topics")
     if apply and group is None:
         raise click.UsageError("--apply needs --group")
     with (

@@ -32,6 +32,26 @@ def test_records_of_the_turn_that_deletes_their_topic_are_refused_not_forgotten(
     assert [type(outcome.heard[0]) for outcome in (plain, waiting)] == [UnknownTopicOrPartition] * 2
 
 
+def test_a_mistake_while_a_new_partition_begins_to_be_served_is_told_and_does_not_leave_it_opening(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+
+    def mistaken(broker: Broker, partition: object, topic: TopicState) -> None:
+        if topic.name == "late":
+            raise ValueError("a mistake")
+
+    monkeypatch.setattr(Broker, "_configure", mistaken)
+    running.cluster.set(*running.cluster.topics.values(), topic("late", 1))
+    running.until("it is told", lambda: ("late", 0) in running.broker.failed)
+    with pytest.raises(StorageError, match="a mistake"):
+        running.broker.partition("late", 0)
+    assert running.broker.opening("late") == []
+    running.cluster.set()
+    running.turn()
+    assert not running.broker.failed
+
+
 def led_by(before: TopicState, leader: int) -> TopicState:
     return dataclasses.replace(before, partitions={0: PartitionState(leader, (leader,), (leader,), 1)})
 

@@ -13,9 +13,9 @@ from millrace.client import fetcher
 from millrace.client.connection import Connection
 from millrace.client.fetcher import BrokerFetcher, FetchLimits, Puller, Rounds
 from millrace.errors import MillraceError
-from millrace.wire.codec import encode
+from millrace.wire.codec import decode, encode
 from millrace.wire.fields import group_by_topic
-from millrace.wire.messages import ApiKey, ListOffsetsResponse
+from millrace.wire.messages import ApiKey, ListOffsetsRequest, ListOffsetsResponse
 from tests.support import WAIT_S
 
 LIMITS = FetchLimits(max_bytes=10, partition_max_bytes=5, max_wait_ms=100)
@@ -76,6 +76,22 @@ def test_bounds_leave_out_what_the_broker_cannot_tell() -> None:
     earliest, latest = listed(p0=(0, 3), p1=(6, -1), p2=(0, 4)), listed(p0=(0, 9), p1=(0, 8), p2=(6, -1))
     asked = broker(ScriptedConnection(earliest, latest))
     assert asked.bounds([("t", 0), ("t", 1), ("t", 2), ("t", 3)]) == {("t", 0): (3, 9)}
+
+
+def test_offsets_of_many_topics_are_asked_for_in_requests_that_a_broker_takes() -> None:
+    names = [f"topic-{number}" for number in range(2_500)]
+
+    class Listing(ScriptedConnection):
+        def send(self, api_key: int, version: int, body: bytes, *, timeout_s: float) -> None:
+            asked = decode(ListOffsetsRequest, api_key, version, body)  # refuses what is too much
+            topics = group_by_topic(
+                (one.name, ListOffsetsResponse.Partition(partition_index=0, error_code=0, offset=7))
+                for one in asked.topics
+            )
+            self.answers.append(encode(ListOffsetsResponse(topics=topics), api_key, version))
+
+    listed = broker(Listing()).list_offsets([(name, 0) for name in names], fetcher.EARLIEST)
+    assert [(name, answer.offset) for (name, _), answer in listed.items()] == [(name, 7) for name in names]
 
 
 class ScriptedPuller(Puller):

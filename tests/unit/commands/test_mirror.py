@@ -1,10 +1,22 @@
-"""What `millrace mirror` prints for people."""
+"""What `millrace mirror` takes, and prints for people."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from millrace.commands.mirror import latency_text
+import pytest
+from click.testing import CliRunner
+
+from millrace.commands.mirror import latency_text, translate
+
+
+@pytest.mark.parametrize(
+    "words", ["", "PageView --partition 0", "PageView --group g", "--offset 1 --group g"]
+)
+def test_a_translation_is_of_one_offset_or_of_a_whole_group(words: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(translate, [str(tmp_path / "no.toml"), *words.split(), "--origin", "dc1"])
+    assert result.exit_code == 2
+    assert "give TOPIC, --partition and --offset, or --group" in result.output
 
 
 @pytest.mark.parametrize(

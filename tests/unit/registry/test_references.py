@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from millrace_registry import avro_schema, references
+from millrace_registry import avro_schema, compatibility, references
+from millrace_registry.avro_schema import AvroSchema
 from millrace_registry.errors import InvalidSchema
 from millrace_registry.service import Candidate, check, delete, find_schema, look_up, register, resolve
 from millrace_registry.store import Reference, Store, Transaction
@@ -74,9 +75,16 @@ def test_a_schema_that_many_paths_lead_to_is_parsed_once_for_a_request(
     assert len(parsed) == once + 1
 
 
-def test_nothing_is_parsed_while_the_write_lock_is_held(
+def test_nothing_is_parsed_or_compared_while_the_write_lock_is_held(
     store: Store, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    compare = compatibility.unreadable
+
+    def watched_compare(reader: AvroSchema, writer: AvroSchema) -> list[str]:
+        parsed.append("a comparison")
+        return compare(reader, writer)
+
+    monkeypatch.setattr(compatibility, "unreadable", watched_compare)
     register_diamond(store, 3)
     register(store, "Top", record("Top", "A2", "B2"))
     under_lock: list[int] = []
