@@ -7,7 +7,6 @@ the request handlers answer with the second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import IntEnum
 
 
@@ -67,13 +66,21 @@ class ConfigError(MillraceError):
     """A configuration file or option is wrong; the text names the file and the key."""
 
 
+ERRORS: dict[int, type[BrokerError]] = {}
+"""What a client of ours raises for an error code in an answer: the first class here that has the code, and
+BrokerError itself for any other."""
+
+
 class BrokerError(MillraceError):
     """A request the broker refuses; `code` is what the client is answered with."""
 
     code = ErrorCode.UNKNOWN_SERVER_ERROR
 
     def __init_subclass__(cls, code: ErrorCode | None = None) -> None:
-        cls.code = code if code is not None else cls.code
+        if code is not None:
+            cls.code = code
+            if cls.__module__ == __name__:  # one defined elsewhere may be made of more than a text
+                ERRORS.setdefault(code, cls)
 
 
 class OffsetOutOfRange(BrokerError, code=ErrorCode.OFFSET_OUT_OF_RANGE):
@@ -182,37 +189,3 @@ class TransactionsNotSupported(BrokerError, code=ErrorCode.TRANSACTIONAL_ID_AUTH
 
 class InvalidRequiredAcks(BrokerError, code=ErrorCode.INVALID_REQUIRED_ACKS):
     """A producer asks for acks that are none of -1, 0 and 1."""
-
-
-ERRORS: Mapping[int, type[BrokerError]] = {
-    error.code: error
-    for error in (
-        OffsetOutOfRange,
-        CorruptMessage,
-        UnknownTopicOrPartition,
-        LeaderNotAvailable,
-        NotLeader,
-        RequestTimedOut,
-        MessageTooLarge,
-        NotCoordinator,
-        InvalidTopic,
-        InvalidRequiredAcks,
-        InconsistentGroupKind,
-        InvalidGroup,
-        UnsupportedVersion,
-        TopicAlreadyExists,
-        InvalidPartitions,
-        InvalidReplicationFactor,
-        InvalidReplicaAssignment,
-        InvalidRequest,
-        PolicyViolation,
-        OutOfOrderSequence,
-        InvalidProducerEpoch,
-        TransactionsNotSupported,
-        StorageError,
-        GroupNotEmpty,
-        UnknownGroup,
-        InvalidRecord,
-    )
-}
-"""What a client of ours raises for an error code in an answer; BrokerError itself for any other."""

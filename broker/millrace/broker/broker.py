@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import TypeVar
 from uuid import UUID
 
+from millrace import errors
 from millrace.broker.fetch import Answer, Fetch
 from millrace.broker.flush import FlushThreads
 from millrace.broker.partition import Partition, Producing
@@ -25,17 +26,6 @@ from millrace.broker.topic_settings import topic_log_config
 from millrace.config import BrokerConfig
 from millrace.coordination.cluster import Cluster
 from millrace.coordination.state import TopicState
-from millrace.errors import (
-    BrokerError,
-    LeaderNotAvailable,
-    MessageTooLarge,
-    MillraceError,
-    NotLeader,
-    PolicyViolation,
-    RequestTimedOut,
-    StorageError,
-    UnknownTopicOrPartition,
-)
 from millrace.mailbox import Mailbox
 from millrace.mirror.puller import TargetAppend
 from millrace.records import check_produced
@@ -124,7 +114,7 @@ class Broker:
         for (key, topic), opened in zip(led.items(), logs, strict=True):
             try:
                 self._serve(key, topic, opened.result())
-            except (MillraceError, OSError) as error:
+            except (errors.MillraceError, OSError) as error:
                 self._fail(key, topic, error)
         self.cluster.store(self.partitions)
         self.mailbox.after(RETENTION_INTERVAL_S, self._apply_retention)
@@ -149,12 +139,14 @@ class Broker:
             return hosted.partition
         state = self.cluster.topics.get(topic)
         if state is None or number not in state.partitions:
-            raise UnknownTopicOrPartition(f"no partition {topic}-{number} in cluster {self.config.cluster}")
+            raise errors.UnknownTopicOrPartition(
+                f"no partition {topic}-{number} in cluster {self.config.cluster}"
+            )
         if state.partitions[number].leader != self.config.broker_id:
-            raise NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
+            raise errors.NotLeader(f"broker {self.config.broker_id} does not lead {topic}-{number}")
         if hosted is not None and hosted.error is not None:
-            raise StorageError(str(hosted.error))
-        raise LeaderNotAvailable(f"{topic}-{number} is being opened")
+            raise errors.StorageError(str(hosted.error))
+        raise errors.LeaderNotAvailable(f"{topic}-{number} is being opened")
 
     @property
     def partitions(self) -> Mapping[TopicPartition, Partition]:
@@ -203,7 +195,9 @@ class Broker:
             partition.answer_flushed()
 
     def _topics_unconfirmed(self) -> None:
-        why = RequestTimedOut("this broker stood still, and cannot read yet whether its topics are the same")
+        why = errors.RequestTimedOut(
+            "this broker stood still, and cannot read yet whether its topics are the same"
+        )
         for partition in self.partitions.values():
             partition.refuse_waiting(why)
 
@@ -260,7 +254,7 @@ class Broker:
         self._hosted[key] = Hosted(topic.topic_id, State.FAILED, error=error)
         if before is not None and (before.topic_id, str(before.error)) == (topic.topic_id, str(error)):
             return
-        if isinstance(error, StorageError):
+        if isinstance(error, errors.StorageError):
             log.error("cannot serve %s-%s: %s; trying again", *key, error)
         else:
             log.error("cannot serve %s-%s until a restart: %s", *key, error)
@@ -268,7 +262,7 @@ class Broker:
     def _retry_failed(self) -> None:
         """Open what could not be opened for want of room, of descriptors or of a right."""
         for key, hosted in list(self._hosted.items()):
-            if hosted.state is State.FAILED and isinstance(hosted.error, StorageError):
+            if hosted.state is State.FAILED and isinstance(hosted.error, errors.StorageError):
                 topic = self._current(key, hosted.topic_id)
                 if topic is not None:
                     self._open(key, topic)
@@ -280,11 +274,13 @@ class Broker:
         if self._current(key, partition.topic_id) is not None:
             log.warning("another broker leads %s now; its log is kept", partition.name)
             del self._hosted[key]
-            partition.close(NotLeader(f"another broker leads {partition.name} now"), lambda: None)
+            partition.close(errors.NotLeader(f"another broker leads {partition.name} now"), lambda: None)
             return
         log.info("deleting %s: it is not in the cluster any more", partition.name)
         self._hosted[key] = Hosted(hosted.topic_id, State.DELETING)
-        partition.close(UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key))
+        partition.close(
+            errors.UnknownTopicOrPartition(f"{partition.name} was deleted"), lambda: self._delete(key)
+        )
 
     def _delete(self, key: TopicPartition) -> None:
         """Delete a log nobody uses any more; a new topic of the same name is opened only after that."""
@@ -313,7 +309,7 @@ class Broker:
         partition.mirrored = topic.partitions[partition.number].origin is not None
         try:
             partition.log.config = topic_log_config(self.config, topic.settings)
-        except BrokerError as error:
+        except errors.BrokerError as error:
             log.error("settings of topic %s: %s", topic.name, error)
 
     def _apply_retention(self) -> None:
@@ -324,7 +320,7 @@ class Broker:
                 try:
                     for base in partition_log.apply_retention():
                         log.info("retention deleted segment %s of %s", base, name)
-                except (OSError, MillraceError) as error:
+                except (OSError, errors.MillraceError) as error:
                     log.error("retention of %s: %s", name, error)
             self._logs.delete_expired()
 
@@ -345,11 +341,11 @@ class Broker:
         """
         partition = self.partition(topic, number)
         if partition.mirrored:
-            raise PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
+            raise errors.PolicyViolation(f"{partition.name} mirrors another cluster's: produce there")
         header = check_produced(batch)
         limit = partition.log.config.max_message_bytes
         if header.size > limit:
-            raise MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
+            raise errors.MessageTooLarge(f"a batch of {header.size} bytes; {topic} takes {limit} at most")
         self.stage(partition, [batch], producing, index)
 
     def largest_batch(self, topic: str, number: int) -> int:
@@ -441,7 +437,7 @@ class Broker:
         host = address.rpartition(":")[0].removeprefix("::ffff:")
         brokers = {broker.host for broker in self.cluster.brokers.values()}
         if not (host.startswith("127.") or host in {"::1", *brokers, *self.config.admin_hosts}):
-            raise PolicyViolation(
+            raise errors.PolicyViolation(
                 f"{host} may not do this: run it on a broker's machine, or name {host} in admin_hosts there"
             )
 

@@ -47,6 +47,11 @@ class GroupDescription:
     protocol: str
     members: tuple[Member, ...]
 
+    @property
+    def active(self) -> bool:
+        """True while there are members: then nobody else may commit for it."""
+        return self.state in ("Stable", "PreparingRebalance", "CompletingRebalance")
+
 
 class GroupClient:
     """Asks a cluster about its groups; each call returns in about twice the client's time or raises."""

@@ -23,8 +23,6 @@ from millrace.errors import ConfigError, MillraceError, UnknownGroup, UnknownTop
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.consumer_protocol import STREAMS_PROTOCOL
 
-ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
-
 
 @click.group(cls=Group)
 def groups() -> None:
@@ -116,7 +114,7 @@ def seek(group: str, topic: str, target: str, partition: int | None, bootstrap: 
         raise click.UsageError("an offset belongs to one partition: name it with --partition")
     with _client(bootstrap) as (cluster, client):
         description = client.describe(group)
-        if description.state in ACTIVE:
+        if description.active:
             raise MillraceError(
                 f"group {group!r} has members ({len(description.members)}): stop them, then move it"
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from millrace.coordination.cluster import Cluster
 from millrace.errors import ConfigError, MillraceError
 from millrace.mirror.examine import examine
 from millrace.mirror.offset_search import Outcome
-from millrace.mirror.status import MirrorRow, MirrorStatus, summaries
+from millrace.mirror.status import MirrorRow, MirrorStatus
 from millrace.mirror.translation import EXPLAINED, Translation, Translator
 from millrace.records import Cursor
 from millrace.records.mirror_position import Origin
@@ -67,12 +69,9 @@ def status(config: Path, as_json: bool) -> None:
         )
         return
     print_rows((*_PLACE, *_PROGRESS), map(_row_texts, rows))
-    origins = []
-    for origin in summaries(rows):
-        states = ", ".join(f"{count} {state}" for state, count in sorted(origin.states.items()))
-        latency = latency_text(origin.latency_ms)
-        origins.append((origin.cluster, origin.partitions, _text(origin.lag), latency, states))
-    print_rows(("origin", "partitions", "lag (offsets)", "latency", "states"), origins)
+    current = sorted((row for row in rows if row.state != "retired"), key=_cluster_of)
+    totals = [_totals(name, list(of_origin)) for name, of_origin in groupby(current, _cluster_of)]
+    print_rows(("origin", "partitions", "lag (offsets)", "latency", "states"), totals)
 
 
 @mirror.command()
@@ -224,6 +223,19 @@ def _row_texts(row: MirrorRow) -> Sequence[object]:
     numbers = (_text(position), _text(row.origin_high_watermark), _text(row.lag))
     state = f"{row.state}: {row.detail}" if row.detail else row.state
     return (row.topic, origin, row.partition, row.leader, *numbers, latency_text(row.latency_ms), state)
+
+
+def _cluster_of(row: MirrorRow) -> str:
+    return row.origin.cluster
+
+
+def _totals(origin: str, rows: Sequence[MirrorRow]) -> Sequence[object]:
+    """All partitions of one origin together: their lag if that of each is known, their longest latency."""
+    lags = [row.lag for row in rows if row.lag is not None]
+    latency = max((row.latency_ms for row in rows if row.latency_ms is not None), default=None)
+    states = sorted(Counter(str(row.state) for row in rows).items())
+    lag = _text(sum(lags) if len(lags) == len(rows) else None)
+    return (origin, len(rows), lag, latency_text(latency), ", ".join(f"{n} {state}" for state, n in states))
 
 
 def _row_json(row: MirrorRow) -> dict[str, Any]:

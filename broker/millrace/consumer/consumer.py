@@ -155,8 +155,7 @@ class Consumer:
 
     def seek_to_time(self, topic: str, partition: int, time_ms: int) -> int:
         """As `seek`, to the first message of that time or later, or to the end; returns the offset."""
-        addresses = ",".join(f"{b.host}:{b.port}" for b in self._cluster.brokers.values())
-        with ClusterClient(addresses) as client:
+        with ClusterClient(self._cluster.bootstrap) as client:
             offset = client.list_offsets(topic, time_ms, [partition])[partition]
         self.seek(topic, partition, offset)
         return offset

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
+from millrace.client.errors import MOVED
 from millrace.client.fetcher import EARLIEST, BrokerFetcher, FetchLimits, Puller
 from millrace.consumer.streams import Batch, Jump, OwnedPartition, damaged
 from millrace.coordination.cluster import Cluster
@@ -28,11 +29,6 @@ IDLE_SECONDS = 1.0
 CRC_TRIES = 3
 """The network may have damaged a batch: only one that comes damaged so often is damaged in the log."""
 
-_MOVED = (
-    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-    ErrorCode.LEADER_NOT_AVAILABLE,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-)
 Owned = Mapping[TopicPartition, OwnedPartition]
 
 
@@ -179,7 +175,7 @@ class ConsumerPuller(Puller):
     def _pause_for(self, errors: Mapping[TopicPartition, int]) -> None:
         """After the others, which go on: wait for the registry to say where partitions have moved to."""
         for (topic, number), error in errors.items():
-            if error not in _MOVED:
+            if error not in MOVED:
                 raise MillraceError(
                     f"broker {self._broker_id} answers {error_name(error)} for {topic}-{number}"
                 )

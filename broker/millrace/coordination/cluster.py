@@ -109,6 +109,13 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of its live brokers, as clients take them; MillraceError when there is none."""
+        if not self.brokers:
+            raise MillraceError(f"no broker of cluster {self.name} is alive: start one")
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
+
     def on_change(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in a thread of this object, after each change of a snapshot."""
         self._callbacks.append(callback)

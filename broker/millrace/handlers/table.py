@@ -82,10 +82,10 @@ class Api:
 class Call(Generic[M]):
     """A decoded request, what it is served with, and the way its answer takes."""
 
-    __slots__ = ("_api", "broker", "groups", "mirrors", "received", "request")
+    __slots__ = ("_api", "broker", "groups", "received", "request")
 
     def __init__(self, api: Api, services: Services, received: Request, request: M) -> None:
-        self.broker, self.groups, self.mirrors = services
+        self.broker, self.groups, _ = services
         self.received, self.request = received, request
         self._api = api
 

@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
+from millrace.client.errors import MOVED
 from millrace.client.fetcher import FIRST_PAUSE_SECONDS, BrokerFetcher, FetchLimits, Puller
 from millrace.errors import ErrorCode, LeaderNotAvailable, MillraceError, NotLeader, UnknownTopicOrPartition
 from millrace.mirror.allowance import Allowance
@@ -47,11 +48,6 @@ PACE_SECONDS = 50e-6
 """For each partition asked for, unless there is much to copy: asking for thousands must not fill a core."""
 
 _NOT_HERE = (NotLeader, LeaderNotAvailable, UnknownTopicOrPartition)
-_MOVED = (
-    ErrorCode.NOT_LEADER_OR_FOLLOWER,
-    ErrorCode.LEADER_NOT_AVAILABLE,
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +358,7 @@ class BrokerPuller(Puller):
             if pull.topic_partition in bounds:
                 self._out_of_range(fetch, *bounds[pull.topic_partition])
                 continue
-            if fetch.error in _MOVED:
+            if fetch.error in MOVED:
                 self._refresh()
             self._waits(pull, f"the origin answers {error_name(fetch.error)}")
 

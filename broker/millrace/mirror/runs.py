@@ -118,16 +118,12 @@ def runs_of(
             if header.next_offset <= run.cursor.next_offset:
                 continue  # a fetch begins with the whole batch that holds its offset
             _check_follows(run.cursor, header, batch, fetched, rules)
-            if left_out or header.records_count == 0:
-                if run.batches and not run.ends_in_filler(header):
-                    yield run.finished()
-                    run = run.following()
-                run.leave_out(header)
-            else:
-                if run.batches and header.base_offset != run.cursor.next_base:
-                    yield run.finished()
-                    run = run.following()
-                run.take(header, batch)
+            copied = header.records_count > 0 and not left_out
+            joins = header.base_offset == run.cursor.next_base if copied else run.ends_in_filler(header)
+            if run.batches and not joins:
+                yield run.finished()
+                run = run.following()
+            run.take(header, batch if copied else None)
     except (CorruptMessage, OriginChanged):
         if run.cursor == before.cursor:
             raise
@@ -174,13 +170,13 @@ class _Gathered:
             self.cursor = Cursor(next_offset, next_base)
         return records[position:]
 
-    def take(self, header: BatchHeader, batch: memoryview) -> None:
-        self.batches.append(batch)
-        self._records += header.records_count
-        self.cursor = self._rules.after(header, self.cursor)
-
-    def leave_out(self, header: BatchHeader) -> None:
-        self._dropped += header.records_count
+    def take(self, header: BatchHeader, batch: memoryview | None) -> None:
+        """Copy the batch that comes next; None: count it as left out."""
+        if batch is None:
+            self._dropped += header.records_count
+        else:
+            self.batches.append(batch)
+            self._records += header.records_count
         self.cursor = self._rules.after(header, self.cursor)
 
     def ends_in_filler(self, header: BatchHeader) -> bool:

@@ -7,8 +7,7 @@ tell how far they are. Whoever does not answer leaves a gap in the row, never an
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millrace.client.cluster_client import ClusterClient
@@ -50,45 +49,12 @@ class MirrorRow:
         return max(0, self.origin_high_watermark - done)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OriginSummary:
-    """All partitions of one origin together, those of topics that are gone there left out."""
-
-    cluster: str
-    partitions: int
-    states: Mapping[str, int]
-    """How many are in each state."""
-    lag: int | None
-    """None when that of some is not known."""
-    latency_ms: int | None
-    """The longest of the partitions' last ones."""
-
-
-def summaries(rows: Iterable[MirrorRow]) -> list[OriginSummary]:
-    """One for each origin, by name."""
-    by_origin: dict[str, list[MirrorRow]] = {}
-    for row in rows:
-        if row.state != "retired":
-            by_origin.setdefault(row.origin.cluster, []).append(row)
-    return [
-        OriginSummary(
-            cluster=name,
-            partitions=len(of_origin),
-            states=dict(Counter(str(row.state) for row in of_origin)),
-            lag=None if None in (lags := [row.lag for row in of_origin]) else sum(lag or 0 for lag in lags),
-            latency_ms=max((row.latency_ms for row in of_origin if row.latency_ms is not None), default=None),
-        )
-        for name, of_origin in sorted(by_origin.items())
-    ]
-
-
 class MirrorStatus:
     """Asks once about everything that is mirrored into one cluster."""
 
     def __init__(self, cluster: Cluster, origins: Mapping[str, OriginConfig]) -> None:
         self._cluster, self._origins = cluster, origins
-        brokers = ",".join(f"{b.host}:{b.port}" for b in cluster.brokers.values())
-        self._client = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS) if brokers else None
+        self._client: ClusterClient | None = None
         self._clients: dict[str, ClusterClient] = {}
         """Origin cluster -> its client."""
         self._silent: dict[str, str] = {}
@@ -128,7 +94,7 @@ class MirrorStatus:
     def ask(self, topic: str, request: MirrorAppend) -> MirrorAppended:
         """The answer of the leader of the origin's target partition."""
         if self._client is None:
-            raise MillraceError(f"no broker of cluster {self._cluster.name} is alive: start one")
+            self._client = ClusterClient(self._cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         return self._client.mirror_append(topic, request)
 
     def _row(self, topic: str, number: int, partition: PartitionState, origin: Origin) -> MirrorRow:

@@ -26,7 +26,6 @@ from millrace.wire.messages import ApiKey
 MAX_OFFSETS = 1_000
 """Most offsets in one request: each may read a MiB of headers."""
 TIMEOUT_SECONDS = 10.0
-ACTIVE = ("Stable", "PreparingRebalance", "CompletingRebalance")
 EXPLAINED = {
     Outcome.TRANSLATED: "translated",
     Outcome.NOT_COPIED: "not copied yet: wait for the mirror",
@@ -104,11 +103,8 @@ class Translator:
     """Translates between one origin and this cluster; every method raises MillraceError."""
 
     def __init__(self, cluster: Cluster, name: str, config: OriginConfig, *, to_origin: bool) -> None:
-        brokers = ",".join(f"{b.host}:{b.port}" for b in cluster.brokers.values())
-        if not brokers:
-            raise MillraceError(f"no broker of cluster {cluster.name} is alive: start one")
         self._cluster, self._name, self._to_origin = cluster, name, to_origin
-        self._copy = ClusterClient(brokers, timeout_s=TIMEOUT_SECONDS)
+        self._copy = ClusterClient(cluster.bootstrap, timeout_s=TIMEOUT_SECONDS)
         self._origin = ClusterClient(config.bootstrap, timeout_s=TIMEOUT_SECONDS)
         sides = (self._copy, self._origin) if to_origin else (self._origin, self._copy)
         self._source, self._destination = sides
@@ -149,7 +145,7 @@ class Translator:
         groups = GroupClient(self._destination)
         try:
             description = groups.describe(group)
-            if description.state in ACTIVE:
+            if description.active:
                 raise MillraceError(
                     f"group {group!r} has {len(description.members)} members on "
                     f"{self._destination.bootstrap}: stop them first"

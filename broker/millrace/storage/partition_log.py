@@ -33,14 +33,12 @@ from millrace.records.compression import Buffer
 from millrace.records.file_slice import FileSlice
 from millrace.records.mirror_position import MirrorPosition, Origin
 from millrace.storage.checkpoint import Checkpoint
-from millrace.storage.mirrored import append_size, check_append
 from millrace.storage.producer_state import ProducerLimit, ProducerStates
-from millrace.storage.reading import Reader
-from millrace.storage.recovery import recover
+from millrace.storage.reading import Reader, first_with_timestamp
+from millrace.storage.recovery import Recovered, recover
 from millrace.storage.segment import CutFailed, Files, Segment, Sync, remove_directory, sync_directory
-from millrace.storage.staging import Staging
+from millrace.storage.staging import Staging, append_size, check_append
 from millrace.storage.state import LogState
-from millrace.storage.timestamps import first_with_timestamp
 
 log = logging.getLogger(__name__)
 
@@ -75,16 +73,7 @@ class PartitionLog:
         self._sync = sync
         limit = ProducerLimit() if producer_limit is None else producer_limit
         self._producers = ProducerStates(directory, clock, limit)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
-            sync_directory(directory.parent)
-            recovered = recover(directory, self._producers, clock(), sync)
-        except BaseException as error:
-            self._producers.clear()  # else they count for ever, and again with each try to open the log
-            if isinstance(error, OSError):
-                raise StorageError(f"cannot open the log in {directory}: {error}") from error
-            raise
+        recovered = self._recover()
         self._files = recovered.files
         self._appended = self._visible = recovered.state
         self._flushed = recovered.state
@@ -105,6 +94,18 @@ class PartitionLog:
         self._checkpointed, self._checkpoint_at = recovered.checkpointed, clock()
         if recovered.checkpointed != self.end:
             self._write_checkpoint(recovered.state, self._files)
+
+    def _recover(self) -> Recovered:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # Else a power cut may take it with all that is flushed. Who made it may have died before this.
+            sync_directory(self.directory.parent)
+            return recover(self.directory, self._producers, self._clock(), self._sync)
+        except BaseException as error:
+            self._producers.clear()  # else they count for ever, and again with each try to open the log
+            if isinstance(error, OSError):
+                raise StorageError(f"cannot open the log in {self.directory}: {error}") from error
+            raise
 
     @property
     def log_start_offset(self) -> int:

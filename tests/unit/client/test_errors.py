@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import millrace.handlers.produce
-import millrace.storage.mirrored  # noqa: F401  # both define errors of their own
+import millrace.records.mirror_position  # noqa: F401  # both define errors of their own
 from millrace.client.errors import TryAgain, raise_error
 from millrace.errors import ERRORS, BrokerError, ErrorCode, OutOfOrderSequence
 

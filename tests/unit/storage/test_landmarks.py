@@ -16,7 +16,7 @@ import pytest
 
 from millrace.errors import CorruptMessage
 from millrace.records import HEADER, BatchHeader, batch_crc, split_batches
-from millrace.storage import chain, landmarks, reading, timestamps
+from millrace.storage import chain, landmarks, reading
 from millrace.storage.chain import LogFile
 from millrace.storage.checkpoint import FILE_NAME
 from millrace.storage.landmarks import Landmarks, LandmarksMissing
@@ -50,7 +50,7 @@ def small_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A landmark every 2,000 bytes, so that a few kilobytes are as good as a gigabyte."""
     monkeypatch.setattr(landmarks, "SPAN_BYTES", SPAN)
     monkeypatch.setattr(landmarks, "LEAST_BATCH_BYTES", 100)
-    for module in (landmarks, timestamps, reading):
+    for module in (landmarks, reading):
         monkeypatch.setattr(module, "WALKED_HEADERS", 2 * (SPAN // 100 + 1))
 
 
