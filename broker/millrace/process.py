@@ -136,11 +136,16 @@ class Child:
 
     def stop(self, timeout_s: float) -> None:
         """SIGTERM, then SIGKILL when it has not ended in time; returns once it is gone."""
-        if self.exit_code is None:
-            self._process.terminate()
-        try:
-            self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process, timeout_s)
         self._reader.join(1)
+
+
+def end(process: subprocess.Popen[Any], timeout_s: float) -> None:
+    """SIGTERM, then SIGKILL when the process has not ended in time; returns once it is gone."""
+    if process.poll() is None:
+        process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from millrace.errors import MillraceError
 from millrace.installation import how_to_install
-from millrace.process import start_child
+from millrace.process import end, start_child
 
 JARS = [
     "zookeeper",
@@ -126,13 +126,7 @@ class ZooKeeper:
 
     def stop(self) -> None:
         """End the server: SIGTERM, and SIGKILL when that does not help. Twice is harmless."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        end(self._process, STOP_SECONDS)
 
     def __enter__(self) -> ZooKeeper:
         return self

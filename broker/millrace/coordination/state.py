@@ -102,12 +102,8 @@ def new_topic(
     """A topic whose partitions go round the brokers, beginning with the one that leads the fewest."""
     if partitions < 0:
         raise InvalidPartitions(f"topic {name} cannot have {partitions} partitions")
-    if partitions and not brokers:
-        raise _no_live_broker(name)
-    load = _leaders(topics.values())
-    order = sorted(brokers, key=lambda broker: (load[broker], broker))
-    states = {number: _led_by(order[number % len(order)]) for number in range(partitions)}
-    return TopicState(name, uuid.uuid4(), dict(settings), states)
+    empty = TopicState(name, uuid.uuid4(), dict(settings), {})
+    return _grown(empty, [None] * partitions, brokers, topics)
 
 
 def with_mirrors(
@@ -177,27 +173,19 @@ def _grown(
     one that leads the fewest in all, so that a broker which joined lately comes first.
     """
     if origins and not brokers:
-        raise _no_live_broker(topic.name)
+        raise NoLiveBroker(f"no broker is alive to hold topic {topic.name}: start one")
     here, everywhere = _leaders([topic]), _leaders(topics.values())
     partitions = dict(topic.partitions)
     for number, origin in enumerate(origins, max(partitions, default=-1) + 1):
         leader = min(brokers, key=lambda broker: (here[broker], everywhere[broker], broker))
-        partitions[number] = _led_by(leader, origin)
+        partitions[number] = PartitionState(leader, (leader,), (leader,), 0, origin)
         here[leader] += 1
         everywhere[leader] += 1
     return dataclasses.replace(topic, partitions=partitions)
 
 
-def _no_live_broker(topic: str) -> NoLiveBroker:
-    return NoLiveBroker(f"no broker is alive to hold topic {topic}: start one")
-
-
 def _leaders(topics: Iterable[TopicState]) -> Counter[int]:
     return Counter(partition.leader for topic in topics for partition in topic.partitions.values())
-
-
-def _led_by(broker: int, origin: Origin | None = None) -> PartitionState:
-    return PartitionState(broker, (broker,), (broker,), 0, origin)
 
 
 def encode_topic(topic: TopicState) -> bytes:
