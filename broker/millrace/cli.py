@@ -41,7 +41,6 @@ class LazyGroup(Group):
         return sorted(_targets())
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name, or None."""
         target = _targets().get(name)
         if target is None:
             return None

@@ -160,7 +160,6 @@ async def json_body(request: Request) -> Mapping[str, Any]:
 
 
 def candidate(body: Mapping[str, Any]) -> Candidate:
-    """The schema in a request's body."""
     kind = body.get("schemaType") or "AVRO"
     if kind != "AVRO":
         raise InvalidSchema(f"schema type {kind!r} is not supported: this registry keeps AVRO schemas only")

@@ -104,7 +104,6 @@ class Candidate:
     """Only to import: the version it has elsewhere."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
-        """The schema and its fingerprint."""
         schema = parser.parse(rows, self.text, self.references)
         return schema, schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
 

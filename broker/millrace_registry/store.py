@@ -141,7 +141,6 @@ class Transaction:
         prefix: str = "",
         deleted: bool | None = False,
     ) -> list[StoredVersion]:
-        """Versions by subject and number."""
         columns = {_versions.c.subject: subject, _versions.c.version: version}
         columns |= {_versions.c.schema_id: schema_id, _schemas.c.fingerprint: fingerprint}
         query = _matching(_VERSIONS, {**columns, _versions.c.deleted: deleted}, prefix)

@@ -161,7 +161,6 @@ class Broker:
         return {key: str(hosted.error) for key, hosted in every if hosted.error is not None}
 
     def opening(self, topic: str) -> list[Future[PartitionLog]]:
-        """The logs of a topic that are being opened."""
         return [
             hosted.opening
             for key, hosted in self._hosted.items()

@@ -84,7 +84,6 @@ class Fetch:
             self._timer = self._source.mailbox.after(wait / 1000, self._time_is_up)
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
         self._answer = None
         self._leave()
         if self._timer is not None:

@@ -198,7 +198,6 @@ class Partition:
                 self._flushed(None, error)
 
     def wake_parked(self) -> None:
-        """Let every parked fetch look again."""
         for fetch in self.parked:
             fetch.wake()
 

@@ -38,11 +38,9 @@ class TopicSetting:
     """The broker's own setting that no topic may exceed."""
 
     def largest(self, broker: BrokerConfig) -> int:
-        """The largest value that a topic of this broker can have."""
         return _INT64_MAX if self.bound is None else int(getattr(broker, self.bound))
 
     def text(self, config: LogConfig) -> str:
-        """What this setting is in `config`, as clients write it."""
         return _text(getattr(config, self.field))[0]
 
 

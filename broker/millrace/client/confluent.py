@@ -8,7 +8,6 @@ from millrace.errors import ErrorCode
 
 
 def text_of(error: BaseException | KafkaError) -> str:
-    """What librdkafka says of an error, in one line."""
     cause = error.args[0] if isinstance(error, BaseException) and error.args else error
     if not isinstance(cause, KafkaError):
         return str(cause)

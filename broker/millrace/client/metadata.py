@@ -22,7 +22,6 @@ class TopicMetadata:
 
     @classmethod
     def of(cls, topic: MetadataResponse.Topic) -> TopicMetadata:
-        """What an answer says of a topic, its partitions in order."""
         partitions = {p.partition_index: p.leader_id for p in topic.partitions}
         return cls(topic.name or "", topic.topic_id or UUID(int=0), dict(sorted(partitions.items())))
 

@@ -322,7 +322,6 @@ class Cluster:
                         log.exception("cluster %s: a listener failed", self.name)
 
     def _refresh(self) -> None:
-        """Read again what has changed, and watch it."""
         with self._refreshing:
             dirty: set[str | None] = set()
             while not self._dirty.empty():

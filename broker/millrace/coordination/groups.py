@@ -105,7 +105,6 @@ class ConsumerRegistry:
         return {unquote(name) for name in self._session.children(self._root)}
 
     def groups(self) -> dict[str, GroupKind]:
-        """Every group of the cluster, by name."""
         nodes = self._session.read_all(self._group(name) for name in self.names())
         return {name_of(path): _decode_kind(data) for path, (data, _) in nodes.items()}
 

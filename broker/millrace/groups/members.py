@@ -122,7 +122,6 @@ class Members:
         return self._members.get(member_id)
 
     def static(self, instance_id: str | None) -> Member | None:
-        """The member that holds an instance id."""
         return self._members.get(self._static.get(instance_id or "", ""))
 
     def check(self, member_id: str, instance_id: str | None) -> ErrorCode:
@@ -203,7 +202,6 @@ class Members:
 
 
 def size_of(protocols: Iterable[JoinGroupRequest.Protocol]) -> int:
-    """Bytes of names and metadata."""
     return sum(len(protocol.name) + len(protocol.metadata) for protocol in protocols)
 
 

@@ -56,7 +56,6 @@ class Memory:
         self.used = 0
 
     def add(self, size: int) -> None:
-        """Count `size` bytes more, or fewer if it is negative."""
         self.used += size
 
     def has_room(self, size: int) -> bool:

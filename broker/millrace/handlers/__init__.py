@@ -12,7 +12,6 @@ __all__ = ["Api", "Handlers", "Services", "all_apis"]
 
 
 def all_apis() -> list[Api]:
-    """Every API a broker serves."""
     families = (topics, configs, offsets, group_membership, group_admin, mirror)
     apis = [
         PRODUCE,

@@ -17,7 +17,6 @@ FETCH_WAIT_MS = 500
 
 
 def offset_rules(client: ClusterClient, topic: str) -> OffsetRules:
-    """What the offsets of an origin's topic mean."""
     policy = topic_setting(client, topic, CLEANUP_POLICY)
     return OffsetRules.of_cluster(client.cluster_id, policy)
 

@@ -94,7 +94,6 @@ class Pull:
 
     @property
     def topic_partition(self) -> TopicPartition:
-        """Topic and partition at the origin."""
         return self.origin.topic, self.origin.partition
 
     def is_same(self, other: Pull) -> bool:

@@ -59,7 +59,6 @@ class OffsetRules:
 
     @classmethod
     def of_cluster(cls, cluster_id: str, cleanup_policy: str | None) -> OffsetRules:
-        """The rules of a cluster for a topic with this policy."""
         if cluster_id.startswith(BYTE_OFFSETS_PREFIX):
             return cls(byte_positions=True)
         return cls(byte_positions=False, compacted="compact" in (cleanup_policy or ""))

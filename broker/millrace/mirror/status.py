@@ -83,7 +83,6 @@ class MirrorStatus:
         return topic.former_origin(origin)
 
     def rows(self) -> list[MirrorRow]:
-        """One row for every mirrored partition, by topic and number."""
         return [
             self._row(topic.name, number, state, state.origin)
             for topic in self._cluster.topics.values()

@@ -40,7 +40,6 @@ def read_varint(data: Buffer, position: int) -> tuple[int, int]:
 
 
 def write_varint(out: bytearray, value: int) -> None:
-    """Append a zigzag varint."""
     value = (value << 1) ^ (value >> 63)
     while value > 0x7F:
         out.append((value & 0x7F) | 0x80)

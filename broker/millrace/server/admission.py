@@ -68,7 +68,6 @@ class Admission:
         return reason
 
     def leave(self, address: str) -> None:
-        """One connection of the address has gone."""
         self.open -= 1
         self._addresses[address] -= 1
         if not self._addresses[address]:

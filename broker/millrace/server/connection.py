@@ -112,7 +112,6 @@ class ClientConnection:
         self.loop.drop(self)
 
     def forget(self) -> None:
-        """Let go of everything queued."""
         self._out.clear()
         while self.requests:
             self.requests.popleft().forget()

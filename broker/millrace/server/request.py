@@ -91,7 +91,6 @@ class Request:
         self.client.answered(0)
 
     def failed(self, code: int) -> None:
-        """Count an error that the answer carries."""
         self.client.errors[self.api_key if self.api_key in _APIS else OTHER_API, code] += 1
 
     def forget(self) -> None:

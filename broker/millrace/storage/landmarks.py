@@ -76,7 +76,6 @@ class Landmarks:
         return Landmarks(array("q"), self.room, self.next_offset)
 
     def extend(self, noted: Landmarks) -> None:
-        """Add what was noted in what `continued` gave."""
         self.values.extend(noted.values)
         self.room, self.next_offset = noted.room, noted.next_offset
 

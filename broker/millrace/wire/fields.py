@@ -120,5 +120,4 @@ def fields_of(message: type) -> dict[str, Field]:
 
 
 def replace(message: M, **changes: Any) -> M:
-    """The message with these values in the fields that are named."""
     return cast(M, cast(Any, message)._replace(**changes))
