@@ -20,7 +20,7 @@ from millrace.mirror import puller
 from millrace.mirror.runs import OffsetRules, Run, runs_of
 from millrace.records import BatchHeader
 from millrace.records.mirror_position import MirrorPosition
-from millrace.storage import mirrored
+from millrace.storage import staging
 from millrace.wire.fetch import FetchedPartition
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     if config.broker_id == 1:
         replace_function(puller, "runs_of", once({"drop": drop, "duplicate": duplicate}[fault]))
-        replace_function(mirrored, "check_progress", lambda *_: None)
+        replace_function(staging, "check_progress", lambda *_: None)
     run(config)
 
 
