@@ -22,7 +22,7 @@ from millrace_warehouse.storage import open_storage
 from millrace_warehouse.storage.verbs import Storage
 from millrace_warehouse.verbs import Compact, Expire, Publish
 from millrace_warehouse.verify import VerifyRun, verify
-from millrace_warehouse.verify.report import TopicReport
+from millrace_warehouse.verify.check import TopicReport
 from tests import loaded
 from tests.loaded import Rows
 

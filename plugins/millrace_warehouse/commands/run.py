@@ -26,7 +26,7 @@ from millrace_warehouse.storage import open_storage
 from millrace_warehouse.verbs import Compact, Expire, Promote, Publish, Tables, Verify
 from millrace_warehouse.verify import VerifyRun
 from millrace_warehouse.verify import verify as verify_topics
-from millrace_warehouse.verify.report import TopicReport
+from millrace_warehouse.verify.check import TopicReport
 
 
 @contextmanager

@@ -7,7 +7,6 @@ is stored is on disk with the folders that lead to it, up to the mount point. No
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import uuid
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from millrace.errors import MillraceError
-from millrace_warehouse.storage.verbs import CHUNK_BYTES, DRAFT, Listed, Written
+from millrace_warehouse.storage.streams import Hashing
+from millrace_warehouse.storage.verbs import DRAFT, Listed, Written
 
 DELETE_TRIES = 20
 """Most tries to delete a folder: a task whose job has ended may still write to it."""
@@ -51,17 +51,15 @@ class LocalStorage:
             return file.read(-1 if length is None else length)
 
     def put(self, path: str, content: BinaryIO) -> Written:
-        target, size, sha256 = self._path(path), 0, hashlib.sha256()
+        target, chunks = self._path(path), Hashing(content)
         with self._explained("write", path):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(target, "wb") as file:
-                while chunk := content.read(CHUNK_BYTES):
-                    sha256.update(chunk)
-                    size += file.write(chunk)
+                file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())
             _sync_above(target)
-        return Written(size, sha256.hexdigest())
+        return chunks.written
 
     def create(self, path: str, content: bytes) -> bool:
         target = self._path(path)

@@ -12,7 +12,6 @@ they travel to tasks with the storage. Knows obstore; the only one here that doe
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import time
@@ -24,6 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from millrace.errors import ConfigError, MillraceError
+from millrace_warehouse.storage.streams import Hashing
 from millrace_warehouse.storage.verbs import CHUNK_BYTES, DRAFT, Listed, Written
 
 try:
@@ -132,20 +132,12 @@ class ObjectStorage:
 
         def attempt() -> Written:
             content.seek(start)
-            size, sha256 = 0, hashlib.sha256()
-
-            def chunks() -> Iterator[bytes]:
-                nonlocal size
-                while chunk := content.read(CHUNK_BYTES):
-                    sha256.update(chunk)
-                    size += len(chunk)
-                    yield chunk
-
-            parts = chunks()
-            first = next(parts, b"")
-            body = first if len(first) < CHUNK_BYTES else chain([first], parts)
+            hashing = Hashing(content)
+            chunks = iter(hashing)
+            first = next(chunks, b"")
+            body = first if len(first) < CHUNK_BYTES else chain([first], chunks)
             obstore.put(self._store, path, body, chunk_size=CHUNK_BYTES)
-            return Written(size, sha256.hexdigest())
+            return hashing.written
 
         return self._until_answered("write", path, attempt)
 

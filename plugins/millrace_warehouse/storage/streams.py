@@ -1,12 +1,31 @@
-"""A stored file as a stream to seek in, and its hash, both over the verbs `read` and `files`."""
+"""A stored file as a stream to seek in, and hashes of files on their way to a storage or back."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
 from functools import cached_property
+from typing import BinaryIO
 
 from millrace_warehouse.storage.verbs import CHUNK_BYTES, Storage, Written
+
+
+class Hashing:
+    """The chunks of a local stream, from where it stands, and what has gone through so far."""
+
+    def __init__(self, content: BinaryIO) -> None:
+        self._content, self._bytes, self._sha256 = content, 0, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self._content.read(CHUNK_BYTES):
+            self._sha256.update(chunk)
+            self._bytes += len(chunk)
+            yield chunk
+
+    @property
+    def written(self) -> Written:
+        return Written(self._bytes, self._sha256.hexdigest())
 
 
 def open_file(storage: Storage, path: str) -> io.BufferedReader:

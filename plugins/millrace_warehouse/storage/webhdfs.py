@@ -11,20 +11,20 @@ to be repeated. Knows HTTP; renames, drafts and folders are the caller's.
 
 from __future__ import annotations
 
-import hashlib
 import io
+import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
 
 from millrace.errors import MillraceError
-from millrace_warehouse.storage.errors import HdfsNotReady, explained
 from millrace_warehouse.storage.hadoop_settings import WebHdfs
-from millrace_warehouse.storage.verbs import CHUNK_BYTES, Written
+from millrace_warehouse.storage.streams import Hashing
+from millrace_warehouse.storage.verbs import Written
 
 T = TypeVar("T")
 PAUSE_S = 1.0
@@ -41,6 +41,42 @@ _PASSING = (
     "org.apache.hadoop.hdfs.server.namenode.LeaseExpiredException",
 )
 _BEHIND_THE_END = "out of the range [0,"
+
+
+class HdfsNotReady(MillraceError):
+    """HDFS does not serve at the moment: its NameNode is away, in safe mode, or a standby."""
+
+
+_SENTENCES: dict[str, tuple[type[MillraceError], str]] = {
+    r"(?:NS|DS)QuotaExceededException|QuotaByStorageTypeExceededException": (
+        MillraceError,
+        "{message}: raise the quota (hdfs dfsadmin -setQuota, -setSpaceQuota) or delete what is not needed,"
+        " then run again",
+    ),
+    r"SafeModeException": (
+        HdfsNotReady,
+        "the NameNode is in safe mode: see `hdfs dfsadmin -safemode get`, and run again when it says OFF",
+    ),
+    r"AccessControlException": (
+        MillraceError,
+        "{message}: let this user write to the warehouse's folder (hdfs dfs -chown or -setfacl)",
+    ),
+    r"StandbyException": (
+        HdfsNotReady,
+        "this NameNode is a standby: write hdfs://<nameservice>/ and point HADOOP_CONF_DIR to the"
+        " configuration that names both",
+    ),
+    r"BlockMissingException": (
+        HdfsNotReady,
+        "no DataNode that runs has a block of a file ({message}): start the DataNodes, then run again",
+    ),
+    r"(?:Connect|Socket)(?:Timeout)?Exception|NoRouteToHostException|EOFException": (
+        HdfsNotReady,
+        "the NameNode does not answer: check its address and that it runs, then run again",
+    ),
+}
+"""The class of an exception, without its package -> what is raised instead, with what words."""
+_NO_DATANODE = re.compile(r"could only be (?:written|replicated) to \d+ [^\n]*")
 
 
 class _NotNow(Exception):
@@ -82,13 +118,12 @@ class WebHdfsClient:
 
         def attempt(without: Mapping[str, str]) -> Written:
             content.seek(start)
-            sha256 = hashlib.sha256()
+            chunks = Hashing(content)
             parameters = {**self._where.new_files, **without}
             url = self._data_url(
                 "PUT", path, op="CREATE", overwrite="true", createflag=_DURABLE, **parameters
             )
-            body = _hashed(content, sha256.update)
-            answer = self._data(url, "PUT", content=body, headers={"Content-Length": str(size)})
+            answer = self._data(url, "PUT", content=iter(chunks), headers={"Content-Length": str(size)})
             if answer.status_code != httpx.codes.CREATED:
                 raise _refusal(answer, path)
             status = self._ask("GET", path, op="GETFILESTATUS")["FileStatus"]
@@ -99,7 +134,7 @@ class WebHdfsClient:
                 )
             if status["length"] != size:
                 raise _NotNow(f"{status['length']} bytes arrived of {size}")
-            return Written(size, sha256.hexdigest())
+            return chunks.written
 
         return self._until_answered(path, attempt)
 
@@ -160,12 +195,6 @@ class WebHdfsClient:
             raise _NoDataNode(urlsplit(url).netloc, f"{type(error).__name__} {error}") from None
 
 
-def _hashed(content: BinaryIO, update: Callable[[bytes], object]) -> Iterator[bytes]:
-    while chunk := content.read(CHUNK_BYTES):
-        update(chunk)
-        yield chunk
-
-
 def _refusal(answer: httpx.Response, path: str) -> Exception:
     try:
         remote = answer.json()["RemoteException"]
@@ -185,3 +214,16 @@ def _refusal(answer: httpx.Response, path: str) -> Exception:
     if name in _PASSING or isinstance(explanation, HdfsNotReady):
         return _NotNow(str(explanation or message))
     return MillraceError(f"{path}: {explanation or f'{name}: {message}'}")
+
+
+def explained(name: str, message: str) -> MillraceError | None:
+    """What to say of one of Hadoop's exceptions, by its class and message; None for an unknown one."""
+    if no_datanode := _NO_DATANODE.search(message):
+        return MillraceError(
+            f"no DataNode takes a block ({no_datanode[0][:200]}): check that DataNodes run and have space"
+            " (hdfs dfsadmin -report), then run again"
+        )
+    for names, (cls, sentence) in _SENTENCES.items():
+        if re.fullmatch(names, name.rpartition(".")[2]):
+            return cls(sentence.format(message=message.strip().rstrip(".;:")[:300]))
+    return None

@@ -21,13 +21,12 @@ from millrace_warehouse.at import Progress, quiet
 from millrace_warehouse.history import layout
 from millrace_warehouse.publish.table import PATH, find_table
 from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verify.check import Check
+from millrace_warehouse.verify.check import Check, TopicReport
 from millrace_warehouse.verify.files import check_files
 from millrace_warehouse.verify.history import History, check_history
 from millrace_warehouse.verify.hours import check_hours
 from millrace_warehouse.verify.log import check_log
 from millrace_warehouse.verify.publications import Replay, check_publications
-from millrace_warehouse.verify.report import TopicReport
 from millrace_warehouse.verify.rows import check_others, check_rows
 from millrace_warehouse.verify.table import Head, check_table
 

@@ -1,9 +1,12 @@
-"""The check of one topic: where it reads, what it found, and how a manifest is held against the ledger."""
+"""The check of one topic: where it reads, what it finds, and how a manifest is held against the ledger.
+
+A problem is one line that names the file, the load or the hour.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import Progress
@@ -11,7 +14,27 @@ from millrace_warehouse.history import layout
 from millrace_warehouse.history.ledger import read_entry
 from millrace_warehouse.history.manifest import M, Manifest, check_hash, decode
 from millrace_warehouse.storage.verbs import Storage
-from millrace_warehouse.verify.report import TopicReport
+
+
+@dataclass(slots=True)
+class TopicReport:
+    """What was found of one topic: its loads, its publications, and the table."""
+
+    topic: str
+    loads: int = 0
+    """Editions counted."""
+    publications: int = 0
+    files: int = 0
+    """Data files of loads."""
+    expired: int = 0
+    """Data files of loads that are gone because the table, or a newer edition, has their rows."""
+    rows: int = 0
+    """Of the newest edition of each load."""
+    published: int | None = None
+    """Rows of the table, counted in its own files; None without a catalog or before the first publication."""
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What the next run puts right by itself, or what nobody has published yet."""
 
 
 @dataclass(slots=True)

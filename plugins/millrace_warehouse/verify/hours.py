@@ -6,7 +6,7 @@ It is derived, and appended after a publication; one that is behind is a note. R
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import datetime
 
 from pyiceberg.catalog import Catalog
@@ -19,8 +19,6 @@ from millrace_warehouse.publish.table import NUMBER
 from millrace_warehouse.verify.check import Check
 
 COLUMNS = ("hour", "publication", "kind", "verdict", "added", "removed", "sha256")
-Change = tuple[str, int, str, str, int, int, str]
-"""The values of a row in COLUMNS, its hour by name."""
 
 
 def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) -> None:
@@ -41,7 +39,12 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
         for row in rows
         if row["publication"] not in since
     )
-    expected = Counter(change for record in stated if record.number <= through for change in _changes(record))
+    expected = Counter(
+        (it.hour, record.number, it.kind, it.verdict.verdict, it.added, it.removed, record.sha256)
+        for record in stated
+        if record.number <= through
+        for it in record.changes
+    )
     for difference, what in ((there - expected, "that no publication made"), (expected - there, "missing")):
         if difference:
             hour, number, kind, verdict, *_ = min(difference)
@@ -53,16 +56,3 @@ def check_hours(check: Check, catalog: Catalog, records: Iterable[Publication]) 
 
 def _hour(begins: datetime | None) -> str:
     return hour_of(None if begins is None else int(begins.timestamp()) // 3600)
-
-
-def _changes(record: Publication) -> Iterator[Change]:
-    for change in record.changes:
-        yield (
-            change.hour,
-            record.number,
-            change.kind,
-            change.verdict.verdict,
-            change.added,
-            change.removed,
-            record.sha256,
-        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from millrace_warehouse.history.hours import UNFILED, hour_of, partition_of
 from millrace_warehouse.history.manifest import HourChange, LoadRows, Publication
@@ -221,13 +222,9 @@ def _compare_changes(changes: Mapping[str, _Change], stated: Iterable[HourChange
                 f"{hour}: it states {its.added} rows added and {its.removed} removed, the loads give"
                 f" {mine.added} and {mine.removed}"
             )
-        if sorted(its.loads, key=_by_load) != sorted(mine.loads.values(), key=_by_load):
+        if sorted(its.loads, key=attrgetter("load")) != sorted(mine.loads.values(), key=attrgetter("load")):
             problems.append(f"{hour}: it states other loads than those whose rows came")
     return problems
-
-
-def _by_load(part: LoadRows) -> int:
-    return part.load
 
 
 def _compare_states(replay: Replay, record: Publication) -> list[str]:

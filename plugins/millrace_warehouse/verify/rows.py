@@ -6,14 +6,16 @@ of it is there twice is proven within each hour.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyiceberg.io import InputStream
 
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts
@@ -29,61 +31,61 @@ from millrace_warehouse.verify.history import History
 from millrace_warehouse.verify.table import Head
 
 Offsets = np.ndarray[Any, np.dtype[np.int64]]
+Found = dict[tuple[int, int], list[Offsets]]
+"""Load and partition -> the offsets of rows."""
 PARTITION, OFFSET = "_topic_partition", "_offset"
 _COLUMNS = ("header", TIME.name, PARTITION, OFFSET, LOAD.name)
+_BROKEN = (pa.ArrowException, OSError)
 
 
 def check_rows(check: Check, history: History, whole: Mapping[str, DataFile]) -> None:
     """Read every data file of loads that is there: hours and offsets; of loads with all files, all of it."""
     for manifest in history.manifests.values():
         files = [file for file in manifest.files if file.path in whole]
-        offsets: dict[int, list[Offsets]] = {}
+        found: Found = {}
         counts = SequenceCounts()
         for file in files:
             path = f"{check.topic}/{file.path}"
             check.progress(path)
             try:
-                for batch in _batches(check, path):
+                for batch in _read(check, path, open_file(check.storage, path), file.hour, found):
                     count_sequences(batch, counts)
-                    _collect(batch, offsets)
-                    check.problem(*_in_other_places(path, file.hour, manifest.load, batch))
-            except (pa.ArrowException, OSError) as error:
+                    if others := set(pc.unique(batch.column(LOAD.name)).to_pylist()) - {manifest.load}:
+                        load = min(others, key=str)
+                        check.problem(f"{path} has rows of load {load}: it is that of load {manifest.load}")
+            except _BROKEN as error:
                 check.problem(f"{path} cannot be read: {str(error).splitlines()[0]}")
         where = f"{check.topic}, load {manifest.load}, edition {manifest.edition}"
-        check.problem(*_check_partitions(where, manifest, offsets, len(files) == len(manifest.files)))
+        check.problem(*_check_partitions(where, manifest, found, len(files) == len(manifest.files)))
         if len(files) == len(manifest.files):
             check.problem(*_check_sequences(check, where, manifest, counts))
         check.problem(*_check_rejected(check, where, manifest))
 
 
-def _batches(check: Check, path: str) -> Iterator[pa.RecordBatch]:
-    """The columns of a stored file that say where each row belongs; ArrowException or OSError if broken."""
-    with open_file(check.storage, path) as content, pq.ParquetFile(content) as file:
-        yield from _proving(file)
+def _read(
+    check: Check, path: str, content: BinaryIO | InputStream, hour: str, found: Found
+) -> Iterator[pa.RecordBatch]:
+    """The columns of a file that say where each row belongs; hours are checked, offsets go into `found`.
+
+    ArrowException or OSError if it is broken. Rows without a load are named by the count of rows.
+    """
+    with content, pq.ParquetFile(content) as file:
+        names = file.schema_arrow.names
+        if missing := {*_COLUMNS[1:]} - set(names):
+            raise pa.ArrowInvalid(f"it has no columns {', '.join(sorted(missing))}")
+        for batch in file.iter_batches(columns=[name for name in _COLUMNS if name in names]):
+            check.problem(*_in_other_hours(path, hour, batch))
+            known = batch.filter(pc.is_valid(batch.column(LOAD.name)))
+            loads, partitions, offsets = (_numbers(known, name) for name in (LOAD.name, PARTITION, OFFSET))
+            for load in np.unique(loads).tolist():
+                for partition in np.unique(partitions[loads == load]).tolist():
+                    mine = offsets[(loads == load) & (partitions == partition)]
+                    found.setdefault((load, partition), []).append(mine)
+            yield batch
 
 
-def _proving(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    names = file.schema_arrow.names
-    if missing := {TIME.name, PARTITION, OFFSET, LOAD.name} - set(names):
-        raise pa.ArrowInvalid(f"it has no columns {', '.join(sorted(missing))}")
-    yield from file.iter_batches(columns=[name for name in _COLUMNS if name in names])
-
-
-def _collect(batch: pa.RecordBatch, offsets: dict[int, list[Offsets]]) -> None:
-    partitions, values = _numbers(batch, PARTITION), _numbers(batch, OFFSET)
-    for partition in np.unique(partitions).tolist():
-        offsets.setdefault(partition, []).append(values[partitions == partition])
-
-
-def _numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Offsets:
+def _numbers(batch: pa.RecordBatch, name: str) -> Offsets:
     return np.asarray(batch.column(name).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _in_other_places(path: str, hour: str, load: int, batch: pa.RecordBatch) -> Iterator[str]:
-    """Rows of another load than the file's, and such as are filed under another hour; a line for each."""
-    if (others := set(pc.unique(batch.column(LOAD.name)).to_pylist()) - {load}) != set():
-        yield f"{path} has rows of load {min(others, key=str)}: it is that of load {load}"
-    yield from _in_other_hours(path, hour, batch)
 
 
 def _in_other_hours(path: str, hour: str, batch: pa.RecordBatch) -> Iterator[str]:
@@ -95,18 +97,15 @@ def _in_other_hours(path: str, hour: str, batch: pa.RecordBatch) -> Iterator[str
         yield f"{path} has rows of {wrong[0]}: it is filed under {hour}"
 
 
-def _check_partitions(
-    where: str, manifest: LoadManifest, offsets: Mapping[int, Sequence[Offsets]], whole: bool
-) -> Iterator[str]:
+def _check_partitions(where: str, manifest: LoadManifest, found: Found, whole: bool) -> Iterator[str]:
     stated = {part.partition: part for part in manifest.partitions}
-    for partition in sorted(offsets.keys() - stated.keys()):
+    for partition in sorted({partition for _, partition in found} - stated.keys()):
         yield f"{where} has rows of partition {partition}, which its manifest does not list"
     for partition, part in stated.items():
-        chunks = offsets.get(partition, ())
-        found = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-        if whole and len(found) != part.written:
-            yield f"{where}: {len(found)} rows of partition {partition}, its manifest states {part.written}"
-        yield from _check_offsets(f"{where}: {manifest.topic}-{partition}", part, found)
+        offsets = np.concatenate(found.get((manifest.load, partition), [np.empty(0, np.int64)]))
+        if whole and len(offsets) != part.written:
+            yield f"{where}: {len(offsets)} rows of partition {partition}, its manifest states {part.written}"
+        yield from _check_offsets(f"{where}: {manifest.topic}-{partition}", part, offsets)
 
 
 def _check_offsets(where: str, part: PartitionRange, offsets: Offsets) -> Iterator[str]:
@@ -152,7 +151,7 @@ def _check_rejected(check: Check, where: str, manifest: LoadManifest) -> Iterato
                 table = pq.read_table(content, columns=["partition", "records"], partitioning=None)
         except FileNotFoundError:
             return  # named with the files
-        except (pa.ArrowException, OSError) as error:
+        except _BROKEN as error:
             yield f"{check.topic}/{file.path} cannot be read: {str(error).splitlines()[0]}"
             return
         for partition, records in zip(*(table[name].to_pylist() for name in table.column_names), strict=True):
@@ -168,18 +167,14 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
     for file in head.files:
         if path_in_topic(file.file_path, check.topic) not in whole:
             by_hour.setdefault(hour_of(file.partition[0]), []).append(file.file_path)
+    name = ".".join(head.table.name())
     for hour, uris in sorted(by_hour.items()):
-        found: dict[tuple[int, int], list[Offsets]] = {}
+        found: Found = {}
         for uri in uris:
             check.progress(uri)
-            try:
-                with head.table.io.new_input(uri).open() as content, pq.ParquetFile(content) as file:
-                    for batch in _proving(file):
-                        check.problem(*_in_other_hours(uri, hour, batch))
-                        _collect_by_load(batch, found)
-            except (pa.ArrowException, OSError):
-                continue  # named where its rows are counted
-        name = ".".join(head.table.name())
+            with suppress(*_BROKEN):  # named where its rows are counted
+                for _ in _read(check, uri, head.table.io.new_input(uri).open(), hour, found):
+                    pass
         for (load, partition), chunks in sorted(found.items()):
             manifest = history.newest_of(load) if load in history.editions else None
             parts = {part.partition: part for part in manifest.partitions} if manifest is not None else {}
@@ -188,14 +183,3 @@ def check_others(check: Check, head: Head, history: History, whole: Mapping[str,
                 check.problem(*_check_offsets(where, parts[partition], np.concatenate(chunks)))
             elif manifest is not None:
                 check.problem(f"{name} in {hour}: load {load} has no partition {partition}, and rows of it")
-
-
-def _collect_by_load(batch: pa.RecordBatch, found: dict[tuple[int, int], list[Offsets]]) -> None:
-    """Add a batch's offsets by load and partition; rows without a load are named by the count of rows."""
-    known = batch.filter(pc.is_valid(batch.column(LOAD.name)))
-    loads = _numbers(known, LOAD.name)
-    for load in np.unique(loads).tolist():
-        offsets: dict[int, list[Offsets]] = {}
-        _collect(known.filter(pa.array(loads == load)), offsets)
-        for partition, chunks in offsets.items():
-            found.setdefault((load, partition), []).extend(chunks)

@@ -13,10 +13,9 @@ import pytest
 
 from millrace.errors import ConfigError, MillraceError
 from millrace_warehouse.storage import Written, open_storage, webhdfs
-from millrace_warehouse.storage.errors import HdfsNotReady, explained
 from millrace_warehouse.storage.hadoop_settings import WebHdfs, find_webhdfs, read_settings, web_addresses
 from millrace_warehouse.storage.hdfs import HdfsStorage
-from millrace_warehouse.storage.webhdfs import WebHdfsClient
+from millrace_warehouse.storage.webhdfs import HdfsNotReady, WebHdfsClient, explained
 
 NN1, NN2 = "nn1:9870", "nn2:9870"
 CONTENT = b"parquet" * 30_000
