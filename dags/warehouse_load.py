@@ -38,11 +38,15 @@ WAIT = timedelta(minutes=float(os.environ.get("MILLRACE_WAIT_MINUTES", "720")))
 
 HOUR: dict[str, Any] = {"format": "date-time", "pattern": WHOLE_HOUR}
 
-START = "{{ params.start or data_interval_start }}"
-END = "{{ params.end or data_interval_end }}"
+# A run that the command line triggers has no data interval: it is about the hour before.
+NOW = "dag_run.run_after.replace(minute=0, second=0, microsecond=0)"
+LAST = f"(data_interval_end if data_interval_end is defined else {NOW})"
+FIRST = f"(data_interval_start if data_interval_start is defined else {NOW} - macros.timedelta(hours=1))"
+START = f"{{{{ params.start or {FIRST} }}}}"
+END = f"{{{{ params.end or {LAST} }}}}"
 TOPIC = "{{ task.topic }}"
 # Events travel for a moment: a load at the stroke of the hour would leave its last seconds to the next run.
-SETTLED = "{{ params.end or data_interval_end + macros.timedelta(minutes=5) }}"
+SETTLED = f"{{{{ params.end or {LAST} + macros.timedelta(minutes=5) }}}}"
 
 
 @task

@@ -7,12 +7,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.execution_time import macros
 from airflow.serialization.encoders import coerce_to_core_timetable
 
 from tests.support import REPOSITORY
@@ -91,6 +93,21 @@ def test_start_and_end_take_the_place_of_the_data_interval(
         start, end = (task.render_template(text, context) for text in (task.start, task.end))
         expected = tuple(datetime.fromisoformat(hour).astimezone(UTC) for hour in hours)
         assert interval(start, end) == expected
+
+
+def test_a_run_that_the_command_line_triggers_without_hours_is_about_the_hour_before(dag: DAG) -> None:
+    """Airflow gives such a run no data interval."""
+    context = {
+        "params": {"start": None, "end": None},
+        "dag_run": SimpleNamespace(run_after=at("2026-03-01T10:07:12.345+00:00")),
+    }
+    for task_id in ("table.wait", "table.publish"):
+        task: Any = dag.get_task(task_id).prepare_for_execution()
+        hours = [task.render_template(text, context | {"macros": macros}) for text in (task.start, task.end)]
+        assert hours == ["2026-03-01 09:00:00+00:00", "2026-03-01 10:00:00+00:00"]
+    settled: Any = dag.get_task("wait_for_last_events").prepare_for_execution()
+    rendered = settled.render_template(settled.target_time, context | {"macros": macros})
+    assert rendered == "2026-03-01 10:05:00+00:00"
 
 
 def test_waiting_holds_no_worker_and_later_runs_go_on_loading_meanwhile(dag: DAG) -> None:
