@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import IO
 
 from rich.console import Console
 
@@ -230,30 +231,8 @@ def _run_dag(
     print_step: Callable[[str], None],
 ) -> str | None:
     """Run the DAG once through Airflow, printing each task's end; None, or why it failed."""
-    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
-    command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
-    command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
-    environment = {
-        **os.environ,
-        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
-        "MILLRACE_TOPICS": ",".join(topics),
-        "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
-        "MILLRACE_WAIT_MINUTES": str(WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES),
-    }
-    log = options.scratch / "logs" / "airflow.log"
-    with log.open("w") as errors:
-        airflow = start_child(
-            lambda ends_with_us: subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                preexec_fn=ends_with_us,
-            )
-        )
-    last = ""
-    with airflow:
+    log, last = options.scratch / "logs" / "airflow.log", ""
+    with log.open("w") as errors, _airflow(options, endpoints, topics, span, errors) as airflow:
         assert airflow.stdout is not None
         try:
             for line in airflow.stdout:
@@ -265,6 +244,33 @@ def _run_dag(
     if airflow.returncode == 0:
         return None
     return last or f"Airflow ended with exit code {airflow.returncode}: see {log}"
+
+
+def _airflow(
+    options: DemoOptions, endpoints: Endpoints, topics: Sequence[str], span: Span, errors: IO[str]
+) -> subprocess.Popen[str]:
+    """One run of the DAG as a process that ends with this one; it prints a line for each task."""
+    command = [sys.executable, "-m", "millrace_airflow.run_once", "warehouse_load"]
+    command += ["--dags-folder", str(options.dags), "--airflow-home", str(options.scratch / "airflow")]
+    command += ["--start", span[0].isoformat(), "--end", span[1].isoformat()]
+    wait_minutes = WAIT_MINUTES_WITH_FAULT if options.fault else WAIT_MINUTES
+    environment = {
+        **os.environ,
+        "AIRFLOW_CONN_MILLRACE_DEFAULT": json.dumps(_connection(options, endpoints)),
+        "MILLRACE_TOPICS": ",".join(topics),
+        "MILLRACE_SCHEMAS": str(options.schemas.resolve()),
+        "MILLRACE_WAIT_MINUTES": str(wait_minutes),
+    }
+    return start_child(
+        lambda ends_with_us: subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            preexec_fn=ends_with_us,
+        )
+    )
 
 
 def _end(airflow: subprocess.Popen[str]) -> None:

@@ -30,26 +30,9 @@ def topics_to_load(
     MillraceError when there is nothing to load. A topic named that does not exist is left to the job, unless
     it is the only one: others may be loaded.
     """
-    from millrace.client.cluster_client import ClusterClient
+    matched = _matched(bootstrap, named, matching)
     from millrace_registry.client import SchemaRegistryClient
 
-    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
-        existing = set(client.topics())
-    # Apache Kafka keeps names with two underscores for itself.
-    matched = [
-        name
-        for name in sorted(existing - set(named))
-        if matching and re.fullmatch(matching, name) and not name.startswith("__")
-    ]
-    if not matched and not existing & set(named):
-        if named:
-            raise MillraceError(
-                f"topic {named[0]!r} does not exist on {bootstrap}: check its name, or create it first"
-            )
-        raise MillraceError(
-            f"no topic on {bootstrap} matches {matching!r}:"
-            f" see `millrace topics list --bootstrap {bootstrap}`"
-        )
     with SchemaRegistryClient(registry) as schemas:
         without = [name for name in matched if not schemas.versions(name)]
         # Requested even where a topic has a table, and so its schema: the registry's address may be wrong.
@@ -65,6 +48,29 @@ def topics_to_load(
             f" ({', '.join(without[:5])}): register them with `millrace schemas apply`"
         )
     return topics, without
+
+
+def _matched(bootstrap: str, named: Sequence[str], matching: str) -> list[str]:
+    """The topics that match and are not named; MillraceError when there are none, and none that is named."""
+    from millrace.client.cluster_client import ClusterClient
+
+    with ClusterClient(bootstrap, timeout_s=TIMEOUT_S) as client:
+        existing = set(client.topics())
+    # Apache Kafka keeps names with two underscores for itself.
+    matched = [
+        name
+        for name in sorted(existing - set(named))
+        if matching and re.fullmatch(matching, name) and not name.startswith("__")
+    ]
+    if matched or existing & set(named):
+        return matched
+    if named:
+        raise MillraceError(
+            f"topic {named[0]!r} does not exist on {bootstrap}: check its name, or create it first"
+        )
+    raise MillraceError(
+        f"no topic on {bootstrap} matches {matching!r}: see `millrace topics list --bootstrap {bootstrap}`"
+    )
 
 
 def _are_new(warehouse: str, topics: Sequence[str]) -> bool:
