@@ -27,7 +27,7 @@ LONG_S = 240.0
 # The operators are the real ones; only the commands they run are replaced, by ones that need no cluster.
 DAG_FILE = """
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from airflow.sdk import DAG, CronDataIntervalTimetable
 from millrace_airflow.operators.load import LoadTopicOperator
 from millrace_airflow.operators.publish import PublishOperator
@@ -49,7 +49,9 @@ class Publish(PublishOperator):
         return [sys.executable, "-c", PUBLISHED]
 
 with DAG("views", schedule=CronDataIntervalTimetable("0 * * * *", timezone="UTC"), catchup=False,
-         start_date=datetime(2025, 1, 1, tzinfo=UTC), default_args={"deferrable": True}):
+         start_date=datetime(2025, 1, 1, tzinfo=UTC),
+         # A task that starts before Airflow's own server is up fails.
+         default_args={"deferrable": True, "retries": 9, "retry_delay": timedelta(seconds=3)}):
     load = Load(task_id="load", topics="PageView", spark_conf={"spark.a": "b"})
     wait = CompletenessSensor(task_id="wait", topic="PageView", poke_interval=1)
     load >> wait >> Publish(task_id="publish", topic="PageView")
@@ -89,6 +91,8 @@ def standalone(home: Path, dags: Path, connection: dict[str, object]) -> Iterato
     environment = {
         **os.environ,
         "AIRFLOW_HOME": str(home),
+        # It starts its other processes by the name `airflow`.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
