@@ -6,8 +6,8 @@ rows can be trusted as far as their source was checked. Files that other program
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from millrace.errors import MillraceError
 from millrace_warehouse.history.layout import Folder, attempted, read_edition
@@ -24,6 +24,8 @@ class Rewritten:
     attempt: str
     created: str
     files: Sequence[StoredFile]
+    editions: Mapping[str, int] = field(default_factory=dict)
+    """Load -> the edition that its rows are of, for loads that were read again, as publications state it."""
     format: int = FORMAT
 
 
@@ -37,6 +39,15 @@ def write_list(storage: Storage, topic: str, rewritten: Rewritten) -> None:
     path = f"{rewritten_folder(topic, rewritten.attempt)}/{LIST}"
     if not storage.create(path, encode(rewritten)):
         raise MillraceError(f"{path} is there already: two runs had one attempt; run again")
+
+
+def read_list(storage: Storage, folder: str) -> Rewritten | None:
+    """The list of an attempt, by the path of its folder; None for a folder that another program wrote."""
+    path = f"{folder}/{LIST}"
+    try:
+        return decode(Rewritten, storage.read(path), path)
+    except FileNotFoundError:
+        return None
 
 
 class KnownFiles:
@@ -60,11 +71,8 @@ class KnownFiles:
         kind, _, name = folder.partition("/")
         if kind == "rows" and (made := attempted(name)):
             return self._of_load(*made, folder)
-        path = f"{self._topic}/{folder}/{LIST}"
-        try:
-            return decode(Rewritten, self._storage.read(path), path).files if kind == "compacted" else ()
-        except FileNotFoundError:
-            return ()
+        listed = read_list(self._storage, f"{self._topic}/{folder}") if kind == Folder.COMPACTED else None
+        return listed.files if listed is not None else ()
 
     def _of_load(self, load: int, edition: int, folder: str) -> Sequence[StoredFile]:
         manifest = read_edition(self._storage, self._topic, load, edition)

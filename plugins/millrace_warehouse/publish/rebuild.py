@@ -49,6 +49,7 @@ from millrace_warehouse.history.manifest import (
     encode,
 )
 from millrace_warehouse.history.metrics import metrics_of
+from millrace_warehouse.history.rewritten import read_list
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import asked, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
@@ -114,7 +115,8 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication, 
     at.progress("record read")
     head = list(live_files(table)) if table is not None else []
     hours, schema = _wanted(storage, topic, state)
-    _choose(storage, topic, table, hours, [file for file in head if not _is_replaced(topic, state, file)])
+    kept = [file for file in head if not _is_replaced(topic, state, file)]
+    _choose(storage, topic, table, hours, kept, state.through.editions)
     at.progress("files found")
     if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
         with suppress(NoSuchTableError):  # dropped, and the answer was lost
@@ -192,7 +194,12 @@ def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour
 
 
 def _choose(
-    storage: Storage, topic: str, table: Table | None, hours: dict[str, _Hour], head: list[IcebergDataFile]
+    storage: Storage,
+    topic: str,
+    table: Table | None,
+    hours: dict[str, _Hour],
+    head: list[IcebergDataFile],
+    editions: Mapping[str, int],
 ) -> None:
     """Find files for every hour: those it has, else those of its loads, else whatever has its rows."""
     in_head: dict[str, list[tuple[IcebergDataFile, RowsByLoad]]] = {}
@@ -216,7 +223,7 @@ def _choose(
                 missing.append(hour)
     if missing:
         known = {file.file_path for file in head}
-        for file, counts in _compacted(storage, topic, known):
+        for file, counts in _compacted(storage, topic, known, editions):
             hour = hour_of(file.partition[0])
             if hour in hours:
                 hours[hour].take(file, counts)
@@ -243,8 +250,13 @@ def _counts(table: Table, file: IcebergDataFile) -> RowsByLoad:
         return RowsByLoad()
 
 
-def _compacted(storage: Storage, topic: str, known: set[str]) -> Iterator[tuple[IcebergDataFile, RowsByLoad]]:
-    """Files below `compacted/` that the table has not, the newest first, each with load -> rows."""
+def _compacted(
+    storage: Storage, topic: str, known: set[str], editions: Mapping[str, int]
+) -> Iterator[tuple[IcebergDataFile, RowsByLoad]]:
+    """Files below `compacted/` that the table has not, the newest first, each with load -> rows.
+
+    Those with rows of other editions than these are left out, as far as a list says what they were made of.
+    """
     folder = Folder.COMPACTED.of(topic)
     for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
         path = f"{folder}/{found.path}"
@@ -259,10 +271,14 @@ def _compacted(storage: Storage, topic: str, known: set[str]) -> Iterator[tuple[
         # Cut off while it was written, or without field ids or our columns: nothing that a table of ours had.
         except (OSError, ValueError, KeyError, pa.ArrowException):
             continue
-        if times["min"] == times["max"]:
+        counts = rows_by_load(rows.to_batches())
+        listed = read_list(storage, path.rpartition("/")[0])
+        made_of = listed.editions if listed is not None else editions
+        other = any(made_of.get(str(load), 1) != editions.get(str(load), 1) for load in counts)
+        if times["min"] == times["max"] and not other:
             hour = UNFILED if times["min"] is None else times["min"].strftime("%Y-%m-%dT%H")
             file = DataFile(path=path, bytes=found.bytes, sha256="", hour=hour, rows=rows.num_rows)
-            yield data_file(file, metrics, storage.uri(path)), rows_by_load(rows.to_batches())
+            yield data_file(file, metrics, storage.uri(path)), counts
 
 
 def _lost(state: State, hours: Mapping[str, _Hour]) -> list[HourChange]:

@@ -25,10 +25,12 @@ from millrace_warehouse.columns import LOAD
 from millrace_warehouse.encodings import ROW_GROUP_BYTES, ROW_GROUP_ROWS, encodings
 from millrace_warehouse.history import rewritten
 from millrace_warehouse.history.entries import data_file
-from millrace_warehouse.history.manifest import DataFile, StoredFile, now
+from millrace_warehouse.history.layout import read_checked
+from millrace_warehouse.history.manifest import DataFile, Publication, StoredFile, now
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.stored import store
 from millrace_warehouse.publish.contents import RowsByLoad, path_in_topic, rows_by_load
+from millrace_warehouse.publish.table import PATH
 from millrace_warehouse.storage import Storage, open_file
 
 BATCH_ROWS = 8_192
@@ -77,9 +79,13 @@ class Rewriting:
 
     def finish(self) -> None:
         """Put the list of hashes beside the files: the table may be told of them now."""
-        if self._files:
-            files = rewritten.Rewritten(attempt=self._attempt, created=now(), files=self._files)
-            rewritten.write_list(self._storage, self._topic, files)
+        if not self._files:
+            return
+        record = read_checked(self._storage, Publication, self._table.properties[PATH])
+        files = rewritten.Rewritten(
+            attempt=self._attempt, created=now(), files=self._files, editions=record.loads.editions
+        )
+        rewritten.write_list(self._storage, self._topic, files)
 
     def _copy(
         self, sources: Sequence[TableFile], without: Collection[int], path: Path, count: RowsByLoad

@@ -11,14 +11,17 @@ from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.types import StringType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.history.layout import Folder, read_load
 from millrace_warehouse.publish.catalog import connect, table_identifier
 from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.compact import compact_topic
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import TableChanged
 from millrace_warehouse.storage.local import LocalStorage
 from millrace_warehouse.storage.verbs import Storage
+from millrace_warehouse.verbs import Compact
 from millrace_warehouse.verify import VerifyRun, verify
 from tests.loaded import compact_as_others_do, load, offsets, read_again, rows_by_load_and_hour
 from tests.unit.warehouse.publish.publishing import (
@@ -267,6 +270,24 @@ def test_rows_of_an_edition_that_was_replaced_do_not_come_back(
     catalog.drop_table(table_identifier(TOPIC))
     publish(rebuild=True)
     assert rows_by_load_and_hour(table_of(catalog)) == {(1, H10): 1, (2, H10): 2}
+
+
+def test_what_was_compacted_before_its_loads_were_read_again_does_not_come_back(
+    storage: Storage, catalog: Catalog, publish: Publish
+) -> None:
+    compacting = Compact(topics=[TOPIC], warehouse="", small_files=1, quiet_s=0)
+    compacted = compact_topic(At(storage=storage, catalog=catalog), compacting, TOPIC)
+    assert [hour.hour for hour in compacted.hours] == [H10]
+    for number in (1, 2):
+        again = read_again(storage, TOPIC, number, read_load(storage, TOPIC, number).rows_by_hour())
+        publish()
+        for file in again.files:
+            if file.hour == H10:
+                storage.delete(f"{TOPIC}/{file.path}")
+    catalog.drop_table(table_identifier(TOPIC))
+    publish(rebuild=True)
+    left = {key: rows for key, rows in ROWS.items() if key[1] != H10}
+    assert rows_by_load_and_hour(table_of(catalog)) == left
 
 
 def test_rows_of_which_no_file_is_left_are_named_and_the_hour_is_complete_no_more(
