@@ -9,6 +9,7 @@ import base64
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing, nullcontext, suppress
 from io import BytesIO
 from typing import Any, TextIO
 
@@ -154,16 +155,9 @@ def consume(
     decoded = None if client is None else AvroValues(client)
     if not until_end:
         click.echo(f"waiting for messages of {topic}; Ctrl-C ends, --until-end does not wait", err=True)
-    try:
-        with interruptible():
-            for message in _received(consumer, len(partitions) if until_end else None):
-                click.echo(_line(message, decoded, as_json))
-    except KeyboardInterrupt:
-        pass
-    finally:
-        consumer.close()
-        if client is not None:
-            client.close()
+    with client or nullcontext(), closing(consumer), suppress(KeyboardInterrupt), interruptible():
+        for message in _received(consumer, len(partitions) if until_end else None):
+            click.echo(_line(message, decoded, as_json))
 
 
 def _reader(bootstrap: str, positions: list[Any]) -> Any:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
-from millrace.commands.mirror import latency_text, translate
+from millrace.commands.mirror import _totals, latency_text, translate
+from millrace.mirror.status import MirrorRow
+from millrace.records import Cursor
+from millrace.records.mirror_position import MirrorPosition, Origin
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,29 @@ def test_a_translation_is_of_one_offset_or_of_a_whole_group(words: str, tmp_path
 )
 def test_a_latency_is_one_only_where_messages_are_new(milliseconds: int | None, text: str) -> None:
     assert latency_text(milliseconds) == text
+
+
+def row(number: int, state: str, *, copied: int, end: int | None, latency_ms: int | None = None) -> MirrorRow:
+    origin = Origin("dc1", "PageView", UUID(int=1), number)
+    position = MirrorPosition(origin, 0, Cursor(copied), 0, 0, 0)
+    return MirrorRow(
+        topic="PageView",
+        partition=number,
+        origin=origin,
+        leader=1,
+        position=position,
+        origin_high_watermark=end,
+        state=state,
+        latency_ms=latency_ms,
+    )
+
+
+def test_an_origins_lag_is_told_only_if_that_of_each_partition_is_known() -> None:
+    rows = [
+        row(0, "running", copied=10, end=30, latency_ms=200),
+        row(1, "running", copied=5, end=1_005, latency_ms=1_500),
+        row(2, "waiting", copied=7, end=7),
+    ]
+    assert _totals("dc1", rows) == ("dc1", 3, "1,020", "1.5 s", "2 running, 1 waiting")
+    silent = row(3, "waiting", copied=1, end=None)
+    assert _totals("dc1", [*rows, silent]) == ("dc1", 4, "?", "1.5 s", "2 running, 2 waiting")
