@@ -169,17 +169,12 @@ def translate(
         _connected(config, origin) as (settings, cluster),
         closing(Translator(cluster, origin, settings.mirror[origin], to_origin=reverse)) as translator,
     ):
-        if group is not None:
+        if topic is None or partition is None or offset is None:
+            assert group is not None
             translations = translator.group(group)
         else:
-            assert topic is not None
-            assert partition is not None
-            assert offset is not None
             translations = [translator.one(topic, partition, offset)]
-        if as_json:
-            click.echo(json.dumps([_translation_json(translation) for translation in translations], indent=2))
-        else:
-            _print_translations(translations, reverse)
+        _print_translations(translations, reverse, as_json)
         if apply and group is not None:
             translator.apply(group, translations)
             if not as_json:
@@ -258,7 +253,10 @@ def _row_json(row: MirrorRow) -> dict[str, Any]:
     }
 
 
-def _print_translations(translations: Sequence[Translation], reverse: bool) -> None:
+def _print_translations(translations: Sequence[Translation], reverse: bool, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([_translation_json(translation) for translation in translations], indent=2))
+        return
     if not translations:
         click.echo("nothing to translate: the group reads no topic that is mirrored from there")
         return
