@@ -13,11 +13,12 @@ breaks the chain. Knows no files, no Parquet and no Spark.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -365,9 +366,15 @@ def _build(hint: Any, value: Any, where: str) -> Any:
     raise ManifestError(f"{where} has the wrong type: {value!r}; it was edited, restore it from a copy")
 
 
-def _build_dataclass(cls: type[Any], values: Any, where: str) -> Any:
-    hints = typing.get_type_hints(cls)
+@functools.cache
+def _fields(cls: Any) -> tuple[Mapping[str, Any], Set[str]]:
+    """The types of the fields, and those that must be there; kept, as they take longer than the decoding."""
     required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    return typing.get_type_hints(cls), required
+
+
+def _build_dataclass(cls: Any, values: Any, where: str) -> Any:
+    hints, required = _fields(cls)
     if not isinstance(values, dict) or not required <= values.keys() <= hints.keys():
         keys = sorted(set(values) ^ set(hints)) if isinstance(values, dict) else values
         raise ManifestError(f"{where} does not have the keys of a {cls.__name__}: {keys}")

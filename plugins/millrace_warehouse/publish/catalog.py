@@ -17,17 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from pyiceberg import exceptions
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import (
-    BadRequestError,
-    ForbiddenError,
-    NamespaceAlreadyExistsError,
-    NoSuchNamespaceError,
-    NoSuchTableError,
-    TableAlreadyExistsError,
-    UnauthorizedError,
-)
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -44,7 +36,7 @@ NAMESPACE = "millrace"
 TRIES = 6
 """Most times that a catalog is asked; the pauses between them are 6 s together."""
 _NETWORK = ("nfs", "cifs", "smb", "9p", "fuse.", "ceph", "glusterfs", "lustre", "afs", "gpfs", "beegfs")
-_REFUSED = (BadRequestError, ForbiddenError, UnauthorizedError)
+_REFUSED = (exceptions.BadRequestError, exceptions.ForbiddenError, exceptions.UnauthorizedError)
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -140,7 +132,7 @@ def asked(what: str, question: Callable[[], T]) -> T:
     for turn in range(TRIES):
         try:
             return question()
-        except (MillraceError, NoSuchTableError, NoSuchNamespaceError):
+        except (MillraceError, exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
             raise
         except _REFUSED as error:
             raise CatalogError(
@@ -170,7 +162,7 @@ def load_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
     """A table as the catalog has it now; None when it has none. CatalogError when it does not answer."""
     try:
         return asked(f"catalog {catalog.name}", lambda: catalog.load_table(identifier))
-    except (NoSuchTableError, NoSuchNamespaceError):
+    except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
         return None
 
 
@@ -216,20 +208,20 @@ def create_table(
         try:
             try:
                 return catalog.create_table(identifier, schema, location, spec, properties=dict(settings))
-            except (BadRequestError, ForbiddenError):
+            except (exceptions.BadRequestError, exceptions.ForbiddenError):
                 return catalog.create_table(identifier, schema, None, spec, properties=dict(settings))
-        except TableAlreadyExistsError:
-            with suppress(NoSuchTableError):  # a proxy may say so of a request that was refused
+        except exceptions.TableAlreadyExistsError:
+            with suppress(exceptions.NoSuchTableError):  # a proxy may say so of a request that was refused
                 return catalog.load_table(identifier)
             raise
 
     try:
         return asked(what, create)
-    except NoSuchNamespaceError:
+    except exceptions.NoSuchNamespaceError:
         asked(what, lambda: _create_namespace(catalog, identifier[0]))
         return asked(what, create)
 
 
 def _create_namespace(catalog: Catalog, namespace: str) -> None:
-    with suppress(NamespaceAlreadyExistsError):
+    with suppress(exceptions.NamespaceAlreadyExistsError):
         catalog.create_namespace(namespace)

@@ -35,7 +35,7 @@ from millrace_warehouse.publish.catalog import Unsure, careful
 MANIFEST_FILES = 256
 """Most files that a manifest of a commit names. A reader of one day reads one or two: some 50 us a file."""
 SMALL_MANIFESTS = 10
-"""Manifests below half of MANIFEST_FILES that the next commit makes one of."""
+"""The next commit makes one of so many manifests that each hold less than half of MANIFEST_FILES."""
 SNAPSHOTS = 30
 """Most snapshots that a table keeps in its own history; metadata.json then stays at some 30 kB."""
 
@@ -200,8 +200,8 @@ def _may_have(table: Table, manifest: ManifestFile, partitions: Collection[int |
     return any(stated.contains_null if hour is None else first <= hour <= last for hour in partitions)
 
 
-def head_files(table: Table, hours: Collection[str]) -> dict[str, list[DataFile]]:
-    """Hour -> the entries of its data files, for those of these hours that have any."""
+def head_files(table: Table, hours: Collection[str] | None = None) -> dict[str, list[DataFile]]:
+    """Hour -> the entries of its data files, for all hours, or for those of these, that have any."""
     files: dict[str, list[DataFile]] = {}
     for file in live_files(table, hours):
         files.setdefault(hour_of(file.partition[0]), []).append(file)

@@ -10,7 +10,6 @@ Nothing is deleted: whoever commits in between wins, and what this run has writt
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,10 +19,9 @@ from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
-from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.layout import publications_from
 from millrace_warehouse.publish.catalog import Unsure
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import TableChange, commit, head_files, live_files
 from millrace_warehouse.publish.rewriting import Rewriting
 from millrace_warehouse.publish.table import PATH, published_table
 from millrace_warehouse.verbs import Compact
@@ -42,11 +40,10 @@ class CompactedHour:
 
     hour: str
     rows: int
-    """In the files that were put together."""
     files_before: int
     files_after: int
     bytes: int
-    """Of the files that were put together."""
+    """Of the files that were put together, as the rows are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +96,12 @@ def _described(hour: _Hour) -> CompactedHour:
 
 def _hours(at: At, request: Compact, table: Table, kept: dict[str, str]) -> list[_Hour]:
     """The hours to compact, ascending, UNFILED last."""
-    small: dict[str, list[TableFile]] = defaultdict(list)
-    for file in live_files(table):
-        if file.spec_id == table.spec().spec_id and file.file_size_in_bytes < request.small_bytes:
-            small[hour_of(file.partition[0])].append(file)
-    crowded = {hour: files for hour, files in small.items() if len(files) > request.small_files}
+    crowded: dict[str, list[TableFile]] = {}
+    for hour, files in head_files(table).items():
+        here = (file for file in files if file.spec_id == table.spec().spec_id)
+        small = [file for file in here if file.file_size_in_bytes < request.small_bytes]
+        if len(small) > request.small_files:
+            crowded[hour] = small
     busy = _changed_lately(at, table, request.quiet_s) if crowded else set()
     for hour in sorted(busy & crowded.keys()):
         kept[hour] = "a publication has changed it lately: run again when it has been quiet"

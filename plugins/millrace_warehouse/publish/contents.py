@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,29 +41,21 @@ def edition_in(uri: str, topic: str) -> tuple[int, int] | None:
     return attempted(rest.partition("/")[0]) if kind == "rows" else None
 
 
-@dataclass(slots=True)
-class NamedFiles:
-    """Every file that the table's metadata names, in any snapshot, by URI."""
-
-    data: set[str] = field(default_factory=set)
-    metadata: set[str] = field(default_factory=set)
-
-
-def named_files(table: Table) -> NamedFiles:
-    """Every file that a snapshot of the table names, on whichever branch, and the metadata behind it."""
-    named = NamedFiles()
+def named_files(table: Table, topic: str) -> set[str]:
+    """The paths from the topic's folder of every file that a snapshot names, on whichever branch."""
     metadata = table.metadata
-    named.metadata |= {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
-    named.metadata |= {statistics.statistics_path for statistics in metadata.statistics}
-    named.metadata |= {statistics.statistics_path for statistics in metadata.partition_statistics}
+    named = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+    for statistics in (*metadata.statistics, *metadata.partition_statistics):
+        named.add(statistics.statistics_path)
     for snapshot in metadata.snapshots:
-        named.metadata.add(snapshot.manifest_list)
+        named.add(snapshot.manifest_list)
         for manifest in snapshot.manifests(table.io):
-            if manifest.manifest_path not in named.metadata:
-                named.metadata.add(manifest.manifest_path)
+            if manifest.manifest_path not in named:
+                named.add(manifest.manifest_path)
                 entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
-                named.data |= {entry.data_file.file_path for entry in entries}
-    return named
+                named |= {entry.data_file.file_path for entry in entries}
+    paths = (path_in_topic(uri, topic) for uri in named)
+    return {path for path in paths if path is not None}
 
 
 def stated_loads(table: Table, file: DataFile) -> tuple[int, int] | None:

@@ -28,19 +28,12 @@ from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.history import layout
 from millrace_warehouse.history.expired import Expired, expired_entries
-from millrace_warehouse.history.hours import hour_of
 from millrace_warehouse.history.manifest import LoadManifest, PreviousPublication, Publication, encode
 from millrace_warehouse.history.rewritten import LIST
 from millrace_warehouse.history.stored import ENTRIES, SEQUENCES
+from millrace_warehouse.publish import contents
 from millrace_warehouse.publish.catalog import Unsure, load_table
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
-from millrace_warehouse.publish.contents import (
-    NamedFiles,
-    RowsByLoad,
-    count_loads,
-    named_files,
-    path_in_topic,
-)
+from millrace_warehouse.publish.committer import TableChange, commit, head_files
 from millrace_warehouse.publish.hours_table import hours_identifier
 from millrace_warehouse.publish.table import PATH, published_table, require_loads
 from millrace_warehouse.storage import Listed
@@ -70,7 +63,6 @@ class ExpireResult:
     """Files of attempts that never became a load, an edition or a publication."""
     plans: int
     bytes: int
-    """Of all of them."""
     waiting: int
     """Data files and compacted files that go once readers have had their time."""
     kept: Mapping[str, str]
@@ -144,26 +136,23 @@ class _Published:
     @cached_property
     def named(self) -> set[str]:
         """Paths of every file that a snapshot names, data and metadata."""
-        return _paths(named_files(self.table), self.topic)
+        return contents.named_files(self.table, self.topic)
 
     @cached_property
     def _files(self) -> Mapping[str, Sequence[TableFile]]:
-        hours: dict[str, list[TableFile]] = defaultdict(list)
-        for file in live_files(self.table):
-            hours[hour_of(file.partition[0])].append(file)
-        return hours
+        return head_files(self.table)
 
     @cached_property
-    def _rows(self) -> dict[str, RowsByLoad]:
+    def _rows(self) -> dict[str, contents.RowsByLoad]:
         return {}
 
     def rows(self, hour: str, load: int) -> int:
         """Rows that the table has of a load in an hour, counted in its files."""
         if hour not in self._rows:
-            count = RowsByLoad()
+            count = contents.RowsByLoad()
             for file in self._files.get(hour, ()):
                 try:
-                    count += count_loads(self.table.io, file)
+                    count += contents.count_loads(self.table.io, file)
                 except (pa.ArrowException, OSError) as error:
                     raise MillraceError(
                         f"{file.file_path} cannot be read ({error}): run `millrace verify`; nothing was"
@@ -175,11 +164,6 @@ class _Published:
     def waits(self, hour: str, load: int) -> bool:
         """True when the hour, or the load's rows of it, are not published."""
         return any(part.load == load for part in self.record.unpublished.get(hour, ()))
-
-
-def _paths(files: NamedFiles, topic: str) -> set[str]:
-    paths = (path_in_topic(uri, topic) for uri in files.data | files.metadata)
-    return {path for path in paths if path is not None}
 
 
 def _find_rows(at: At, request: Expire, newest: int, published: _Published | None, found: _Found) -> None:
@@ -284,14 +268,14 @@ def _old_hours(at: At, request: Expire) -> dict[str, Listed]:
     hours = load_table(at.catalog, hours_identifier(topic))
     if hours is None:
         return {}
-    old = _old_metadata(at, request, "hours", _paths(named_files(hours), topic))
+    old = _old_metadata(at, request, "hours", contents.named_files(hours, topic))
     if request.dry_run or not _may_be_named(hours, old):
         return old
     _commit_nothing(hours)
     fenced = load_table(at.catalog, hours_identifier(topic))
     if fenced is None or fenced.current_snapshot() == hours.current_snapshot():
         raise MillraceError(f"the table of hours of {topic} took no commit: see its catalog, then run again")
-    named = _paths(named_files(fenced), topic)
+    named = contents.named_files(fenced, topic)
     return {path: file for path, file in old.items() if path not in named}
 
 

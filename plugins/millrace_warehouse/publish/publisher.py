@@ -20,23 +20,15 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.hours import UNFILED
-from millrace_warehouse.history.layout import (
-    check_topic,
-    load_numbers,
-    load_path,
-    loads_after,
-    newest_editions,
-    publication_path,
-    read_edition,
-    read_load,
-)
 from millrace_warehouse.history.ledger import record
 from millrace_warehouse.history.manifest import (
     HourChange,
@@ -44,11 +36,8 @@ from millrace_warehouse.history.manifest import (
     PreviousPublication,
     Publication,
     Verdict,
-    encode,
 )
-from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import CatalogError, Unsure, table_identifier
-from millrace_warehouse.publish.committer import TableChange, commit
 from millrace_warehouse.publish.due import choose, judge_late
 from millrace_warehouse.publish.files import new_files
 from millrace_warehouse.publish.hours_table import bring_up_to_date
@@ -57,9 +46,8 @@ from millrace_warehouse.publish.replace import take_out
 from millrace_warehouse.publish.state import UNKNOWN, State
 from millrace_warehouse.publish.table import (
     PATH,
-    has_columns,
+    commit_publication,
     make_table,
-    properties_of,
     published_table,
     require_loads,
 )
@@ -98,9 +86,7 @@ class PublishResult:
     path: str = ""
     """Of the publication's record, from the warehouse's root."""
     snapshot_id: int | None = None
-    """The head of the table's main branch."""
     metadata_location: str = ""
-    """Of the table, for readers that want no catalog."""
     changes: Sequence[HourChange] = ()
     """What the publication of this run did; empty when it made none."""
     waiting: Sequence[WaitingHour] = ()
@@ -113,14 +99,12 @@ def publish_topic(at: At, request: Publish, topic: str, verdict_of: VerdictOf) -
     Nothing to change is no commit. MillraceError, in a sentence that says what to do, when the table is not
     what the newest publication left, and when the catalog does not answer.
     """
-    check_topic(at.storage, topic)
+    layout.check_topic(at.storage, topic)
     require_loads(at.catalog, at.storage, topic)
     return _Attempts(at, request, topic, verdict_of).publish()
 
 
 class _Attempts:
-    """One run's attempts to publish one topic."""
-
     def __init__(self, at: At, request: Publish, topic: str, verdict_of: VerdictOf) -> None:
         self._at, self._request, self._topic, self._verdict_of = at, request, topic, verdict_of
         self._verdicts: dict[str, Verdict] = {}
@@ -180,14 +164,12 @@ class _Attempts:
 
     def _rebuild(self) -> None:
         """Make the table again, once; what newer loads have for it is then published as always."""
-        at = self._at
         if self._request.dry_run:
             raise MillraceError("a rebuild looks at every file: leave out --dry-run, or --rebuild")
-        table, publication, path = rebuild_table(at, self._topic, self._request.run_id)
+        table, publication = rebuild_table(self._at, self._topic, self._request.run_id)
         self._to_rebuild = False
-        record(at.storage, path, publication)
-        bring_up_to_date(at.catalog, at.storage, self._topic, table, publication)
-        at.progress("table made again")
+        self._settle(table, publication)
+        self._at.progress("table made again")
 
     def _ask(self, hour: str) -> Verdict:
         if hour not in self._verdicts:
@@ -196,16 +178,19 @@ class _Attempts:
 
     def _follow(self, state: State) -> None:
         storage, topic = self._at.storage, self._topic
-        if (load := state.through.load) and read_load(storage, topic, load).sha256 != state.through.sha256:
+        after = state.through.load
+        if after and layout.read_load(storage, topic, after).sha256 != state.through.sha256:
+            path = layout.load_path(topic, after)
             raise MillraceError(
-                f"{load_path(topic, load)} is not the load whose rows were published, it was made anew:"
-                " restore that one from a copy"
+                f"{path} is not the load whose rows were published, it was made anew: restore that one from a"
+                " copy"
             )
         # In this order: an edition belongs to a load that is there.
-        editions = newest_editions(storage, topic)
-        after = state.through.load
-        loads = loads_after(storage, topic, after) if load_numbers(storage, topic, after) else ()
-        state.follow(loads, editions, lambda load, edition: read_edition(storage, topic, load, edition))
+        editions = layout.newest_editions(storage, topic)
+        loads = (
+            layout.loads_after(storage, topic, after) if layout.load_numbers(storage, topic, after) else ()
+        )
+        state.follow(loads, editions, partial(layout.read_edition, storage, topic))
 
     def _commit(self, table: Table | None, before: Publication | None, state: State) -> PublishResult:
         at, request, topic, storage = self._at, self._request, self._topic, self._at.storage
@@ -224,24 +209,8 @@ class _Attempts:
             old, rest = take_out(storage, topic, table, state.replaced, removed)
             added += rest
             at.progress("rows of earlier editions taken out")
-        path = publication_path(topic, publication.number, attempt)
-        storage.create(path, encode(publication))
-        self._made.add(path)
-        at.progress("record written")
-        columns = read_record(storage, topic, publication.schema).schema
-        properties = properties_of(publication, path)
-        committed = commit(
-            table,
-            TableChange(
-                added=added,
-                removed=old,
-                schema=None if has_columns(table, columns) else columns,
-                properties=properties,
-                summary={**properties, "millrace.run-id": request.run_id, "millrace.attempt": attempt},
-            ),
-        )
-        at.progress("committed")
-        return self._finish(committed, publication)
+        self._made.add(layout.publication_path(topic, publication.number, attempt))
+        return self._finish(commit_publication(at, table, publication, added, old), publication)
 
     def _record(
         self, table: Table | None, before: Publication | None, state: State, attempt: str
@@ -252,13 +221,16 @@ class _Attempts:
         changes = state.settled()
         return state.record(self._topic, attempt, self._request.run_id, previous, changes)
 
-    def _finish(self, table: Table, publication: Publication) -> PublishResult:
+    def _settle(self, table: Table, publication: Publication) -> None:
         """Everything that follows a commit, and that the next run does when this one dies before."""
         at = self._at
         record(at.storage, table.properties[PATH], publication)
         at.progress("recorded")
         bring_up_to_date(at.catalog, at.storage, self._topic, table, publication)
         at.progress("table of hours written")
+
+    def _finish(self, table: Table, publication: Publication) -> PublishResult:
+        self._settle(table, publication)
         return self._result(
             table, publication, publication.unpublished, published=True, changes=publication.changes
         )

@@ -28,16 +28,10 @@ from pyiceberg.table import Table
 from millrace.errors import MillraceError
 from millrace_warehouse.at import At
 from millrace_warehouse.columns import LOAD, TIME
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import data_file
 from millrace_warehouse.history.hours import UNFILED, hour_of, number_of
-from millrace_warehouse.history.layout import (
-    Folder,
-    ledger_path,
-    publication_path,
-    read_checked,
-    read_edition,
-)
-from millrace_warehouse.history.ledger import LedgerEntry, record
+from millrace_warehouse.history.ledger import read_entry, record
 from millrace_warehouse.history.manifest import (
     DataFile,
     HourChange,
@@ -45,14 +39,12 @@ from millrace_warehouse.history.manifest import (
     PreviousPublication,
     Publication,
     Verdict,
-    decode,
-    encode,
 )
 from millrace_warehouse.history.metrics import metrics_of
 from millrace_warehouse.history.rewritten import read_list
-from millrace_warehouse.history.schemas import read_record
+from millrace_warehouse.publish import table as tables
 from millrace_warehouse.publish.catalog import asked, table_identifier
-from millrace_warehouse.publish.committer import TableChange, commit, live_files
+from millrace_warehouse.publish.committer import live_files
 from millrace_warehouse.publish.contents import (
     RowsByLoad,
     count_loads,
@@ -62,17 +54,6 @@ from millrace_warehouse.publish.contents import (
 )
 from millrace_warehouse.publish.files import entries_of
 from millrace_warehouse.publish.state import State
-from millrace_warehouse.publish.table import (
-    NUMBER,
-    PATH,
-    SCHEMA,
-    counted_rows,
-    find_table,
-    has_columns,
-    is_partitioned_as_made,
-    make_table,
-    properties_of,
-)
 from millrace_warehouse.storage.streams import open_file
 from millrace_warehouse.storage.verbs import Storage
 
@@ -100,13 +81,13 @@ class _Hour:
                 del self.wanted[load]
 
 
-def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication, str]:
+def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication]:
     """Make the table what its newest publication was, as far as files are left; that publication's successor.
 
     Unsure when the commit may have been made, or lost to another: look, then begin again.
     """
     storage, catalog = at.storage, at.catalog
-    table = find_table(catalog, topic)
+    table = tables.find_table(catalog, topic)
     base, base_path, number = _newest(storage, topic, table)
     if base is not None:  # the run that made it may have died, and what follows it hides it from all others
         record(storage, base_path, base)
@@ -118,71 +99,51 @@ def rebuild_table(at: At, topic: str, run_id: str) -> tuple[Table, Publication, 
     kept = [file for file in head if not _is_replaced(topic, state, file)]
     _choose(storage, topic, table, hours, kept, state.through.editions)
     at.progress("files found")
-    if table is not None and (counted_rows(table)[1] or not is_partitioned_as_made(table)):
+    if table is not None and (tables.counted_rows(table)[1] or not tables.is_partitioned_as_made(table)):
         with suppress(NoSuchTableError):  # dropped, and the answer was lost
             asked(f"catalog {catalog.name}", lambda: catalog.drop_table(table_identifier(topic)))
         table, head = None, []
     if table is None:
-        table = make_table(catalog, storage, topic)
-    state.schema = max(schema, state.schema, int(table.properties.get(SCHEMA, "1")))
+        table = tables.make_table(catalog, storage, topic)
+    state.schema = max(schema, state.schema, int(table.properties.get(tables.SCHEMA, "1")))
     chosen = {file.file_path: file for hour in hours.values() for file in hour.files}
     state.rows = sum(file.record_count for file in chosen.values())
     publication = _record(topic, state, run_id, base, base_path, _lost(state, hours))
-    path = publication_path(topic, publication.number, publication.attempt)
-    storage.create(path, encode(publication))
-    at.progress("record written")
     there = {file.file_path for file in head}
-    columns = read_record(storage, topic, state.schema).schema
-    properties = properties_of(publication, path)
-    committed = commit(
-        table,
-        TableChange(
-            added=[file for uri, file in chosen.items() if uri not in there],
-            removed=[file for file in head if file.file_path not in chosen],
-            schema=None if has_columns(table, columns) else columns,
-            properties=properties,
-            summary={**properties, "millrace.run-id": run_id, "millrace.attempt": publication.attempt},
-        ),
-    )
-    return committed, publication, path
+    added = [file for uri, file in chosen.items() if uri not in there]
+    removed = [file for file in head if file.file_path not in chosen]
+    return tables.commit_publication(at, table, publication, added, removed), publication
 
 
 def _newest(storage: Storage, topic: str, table: Table | None) -> tuple[Publication | None, str, int]:
     """The newest record that can be read, its path, and the highest number that any publication has had."""
     paths = []
-    folder = Folder.PUBLICATIONS.of(topic)
-    for name in storage.names(ledger_path(folder)):
+    folder = layout.Folder.PUBLICATIONS.of(topic)
+    for name in storage.names(layout.ledger_path(folder)):
         paths.append(f"{folder}/{name}")
-    if table is not None and (named := table.properties.get(PATH)) and named not in paths:
+    if table is not None and (named := table.properties.get(tables.PATH)) and named not in paths:
         paths.append(named)  # the run that made it died before the ledger
     numbers = [int(path.rpartition("/")[2][:10]) for path in paths]
-    highest = max([*numbers, int(table.properties.get(NUMBER, "0")) if table is not None else 0])
+    highest = max([*numbers, int(table.properties.get(tables.NUMBER, "0")) if table is not None else 0])
     for _, path in sorted(zip(numbers, paths, strict=True), reverse=True):
         try:
-            publication = read_checked(storage, Publication, path)
-            if _is_recorded(storage, path, publication):
+            publication = layout.read_checked(storage, Publication, path)
+            entry = read_entry(storage, path)
+            if entry is None or entry.sha256 == publication.sha256:
                 return publication, path, highest
         except MillraceError:
             continue  # the one before says less, and says it truly
     return None, "", highest
 
 
-def _is_recorded(storage: Storage, path: str, publication: Publication) -> bool:
-    entry = ledger_path(path)
-    try:
-        return decode(LedgerEntry, storage.read(entry), entry).sha256 == publication.sha256
-    except FileNotFoundError:
-        return True
-
-
 def _wanted(storage: Storage, topic: str, state: State) -> tuple[dict[str, _Hour], int]:
     """What every published hour shall have, the files of loads that are there, and the newest schema."""
-    present = {found.path: found.bytes for found in storage.files(Folder.ROWS.of(topic))}
+    present = {found.path: found.bytes for found in storage.files(layout.Folder.ROWS.of(topic))}
     hours: dict[str, _Hour] = {}
     schema = 0
     for load in range(1, state.through.load + 1):
         edition = state.through.editions.get(str(load), 1)
-        manifest = read_edition(storage, topic, load, edition)
+        manifest = layout.read_edition(storage, topic, load, edition)
         rows = {hour: rows for hour, rows in manifest.rows_by_hour().items() if state.is_published(hour)}
         for hour, count in rows.items():
             hours.setdefault(hour, _Hour()).wanted[load] = count
@@ -257,7 +218,7 @@ def _compacted(
 
     Those with rows of other editions than these are left out, as far as a list says what they were made of.
     """
-    folder = Folder.COMPACTED.of(topic)
+    folder = layout.Folder.COMPACTED.of(topic)
     for found in sorted(storage.files(folder), key=lambda found: found.modified, reverse=True):
         path = f"{folder}/{found.path}"
         if not path.endswith(".parquet") or storage.uri(path) in known:

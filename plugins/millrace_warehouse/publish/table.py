@@ -11,9 +11,11 @@ set in the publication's own commit. A rollback keeps them, so the rows are coun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import ancestors_of
@@ -21,14 +23,15 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.types import NestedField, PrimitiveType, StringType
 
 from millrace.errors import MillraceError
+from millrace_warehouse.at import At
 from millrace_warehouse.columns import PARTITION
+from millrace_warehouse.history import layout
 from millrace_warehouse.history.entries import partition_spec
-from millrace_warehouse.history.layout import Folder, ledger_path, newest_load, read_checked, require_load
 from millrace_warehouse.history.ledger import read_entry, record
-from millrace_warehouse.history.manifest import LoadManifest, Publication
+from millrace_warehouse.history.manifest import LoadManifest, Publication, encode
 from millrace_warehouse.history.schemas import read_record
 from millrace_warehouse.publish.catalog import Unsure, create_table, load_table, table_identifier
-from millrace_warehouse.publish.committer import live_files
+from millrace_warehouse.publish.committer import TableChange, commit, live_files
 from millrace_warehouse.storage.verbs import Storage
 
 FORMAT = "millrace.format"
@@ -81,11 +84,11 @@ def _check_owner(catalog: Catalog, topic: str, table: Table) -> None:
 
 def require_loads(catalog: Catalog, storage: Storage, topic: str) -> LoadManifest:
     """The newest load; MillraceError when there is none, which tells a table that has followed loads."""
-    if (newest := newest_load(storage, topic)) is not None:
+    if (newest := layout.newest_load(storage, topic)) is not None:
         return newest
     table = find_table(catalog, topic)
     if table is None or THROUGH not in table.properties:
-        return require_load(storage, topic)
+        return layout.require_load(storage, topic)
     raise MillraceError(
         f"{storage.root} has no load of {topic}, and its table in catalog {catalog.name} has rows of loads 1"
         f" to {table.properties[THROUGH]}: mount the warehouse, or correct --warehouse; load nothing before"
@@ -109,9 +112,9 @@ def make_table(catalog: Catalog, storage: Storage, topic: str) -> Table:
         FORMAT: "1",
         TOPIC: topic,
         # What others write goes beside what `compact` writes.
-        "write.data.path": storage.uri(Folder.COMPACTED.of(topic)),
+        "write.data.path": storage.uri(layout.Folder.COMPACTED.of(topic)),
     }
-    location = storage.uri(Folder.TABLE.of(topic))
+    location = storage.uri(layout.Folder.TABLE.of(topic))
     table = create_table(catalog, identifier, columns, partition_spec(columns), location, settings)
     _check_owner(catalog, topic, table)
     if table.current_snapshot() is not None:
@@ -141,7 +144,7 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
     number = int(properties.get(NUMBER, "0"))
     publication = None
     if number:
-        publication = read_checked(storage, Publication, properties[PATH])
+        publication = layout.read_checked(storage, Publication, properties[PATH])
         if publication.sha256 != properties[SHA256]:
             raise TableChanged(
                 f"{properties[PATH]} is not the record that the table names: restore it from a copy, or run"
@@ -150,7 +153,7 @@ def publication_of(storage: Storage, topic: str, table: Table | None) -> Publica
         if read_entry(storage, properties[PATH]) is None:  # the run that made it has died since
             record(storage, properties[PATH], publication)
     # Behind every name of this number: "-" comes before ".".
-    later = storage.names(ledger_path(Folder.PUBLICATIONS.of(topic)), after=f"{number:010d}.")
+    later = storage.names(layout.ledger_path(layout.Folder.PUBLICATIONS.of(topic)), after=f"{number:010d}.")
     if later:
         state = "does not exist" if table is None else f"is at publication {number}"
         raise TableChanged(
@@ -274,3 +277,28 @@ def properties_of(publication: Publication, path: str) -> dict[str, str]:
         COMPLETE_FROM: publication.complete_from or "",
         COMPLETE_UNTIL: publication.complete_until or "",
     }
+
+
+def commit_publication(
+    at: At, table: Table, publication: Publication, added: Sequence[DataFile], removed: Sequence[DataFile]
+) -> Table:
+    """Write a publication's record, then commit what it says; the table after it.
+
+    Unsure when the commit may have been made, or lost to another.
+    """
+    path = layout.publication_path(publication.topic, publication.number, publication.attempt)
+    at.storage.create(path, encode(publication))
+    at.progress("record written")
+    columns = read_record(at.storage, publication.topic, publication.schema).schema
+    properties = properties_of(publication, path)
+    made_by = {"millrace.run-id": publication.run_id, "millrace.attempt": publication.attempt}
+    change = TableChange(
+        added=added,
+        removed=removed,
+        schema=None if has_columns(table, columns) else columns,
+        properties=properties,
+        summary=properties | made_by,
+    )
+    committed = commit(table, change)
+    at.progress("committed")
+    return committed
