@@ -316,7 +316,7 @@ def test_the_example_jobs_run_with_spark_submit(
         str(Path(sys.executable).with_name("spark-submit")),
         "--master",
         "local[2]",
-        str(REPOSITORY / "plugins" / "millrace_spark" / "examples" / f"{job}.py"),
+        str(REPOSITORY / "docs" / "examples" / f"{job}.py"),
         happened.cluster.bootstrap,
         happened.registry,
         str(tmp_path),
