@@ -29,6 +29,7 @@ from millrace.mirror.states import MirrorState, MirrorStates, State
 from millrace.records.mirror_position import MirrorPosition, Origin, PositionMismatch
 from millrace.records.topic_partition import TopicPartition
 from millrace.wire.fetch import FetchedPartition, error_name
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ APPEND_TIMEOUT_SECONDS = 60.0
 STOP_CHECK_SECONDS = 0.2
 MUCH_BYTES = ANSWER_BYTES // 8
 """An answer this large is followed at once by the next."""
+NEWS_AT_ONCE = MAX_DECODED_ITEMS // 2
+"""Partitions with news that are taken out of one answer: a broker is asked for the ids of no more topics."""
 PACE_SECONDS = 50e-6
 """For each partition asked for, unless there is much to copy: asking for thousands must not fill a core."""
 
@@ -184,7 +187,7 @@ class BrokerPuller(Puller):
                 fetch.take(answer)
                 self._note(fetch)
         if news:
-            self._take(broker, news)
+            self._take(broker, news[:NEWS_AT_ONCE])  # the others are asked for again, and first
 
     def _next_buffer(self) -> bytearray | None:
         """Where the next answer goes: what lies there was appended before the last one was taken."""

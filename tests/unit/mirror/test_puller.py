@@ -216,6 +216,23 @@ def test_every_partition_is_copied_once_and_new_batches_follow(world: World) -> 
     wait_until("it says so", lambda: [world.state(n) for n in range(3)] == ["running"] * 3)
 
 
+def test_news_of_more_topics_than_a_broker_may_be_asked_about_is_copied_in_parts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(puller, "NEWS_AT_ONCE", 1)
+    append, taken = world.target.append_mirrored, list[set[int]]()
+
+    def noted(appends: Sequence[TargetAppend]) -> Future[list[Exception | None]]:
+        taken.append({each.partition for each in appends})
+        return append(appends)
+
+    monkeypatch.setattr(world.target, "append_mirrored", noted)
+    world.origin.logs[2] = log_of(4)
+    world.copying.start()
+    await_copies(world, p0=3, p1=2, p2=4)
+    assert [len(partitions) for partitions in taken] == [1, 1, 1]
+
+
 def test_only_partitions_whose_target_is_led_here_are_pulled(world: World) -> None:
     world.cluster.leader = None  # as allocated: 0 goes to broker 1, 1 to broker 2
     world.copying.start()
