@@ -19,6 +19,7 @@ from millrace.wire.consumer_protocol import decode_assignment
 from millrace.wire.fetch import error_name
 from millrace.wire.fields import group_by_topic
 from millrace.wire.messages import ApiKey
+from millrace.wire.primitives import MAX_DECODED_ITEMS
 
 _MOVED = (
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -134,11 +135,14 @@ class GroupClient:
 
         self._at_coordinator(group, attempt)
 
-    def _describe(self, broker_id: int, names: list[str]) -> tuple[messages.DescribedGroup, ...]:
-        request = messages.DescribeGroupsRequest(groups=tuple(names))
-        return self._client.call(
-            broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, messages.DescribeGroupsResponse
-        ).groups
+    def _describe(self, broker_id: int, names: list[str]) -> list[messages.DescribedGroup]:
+        described: list[messages.DescribedGroup] = []
+        for first in range(0, len(names), MAX_DECODED_ITEMS):  # a broker of ours takes no more at once
+            request = messages.DescribeGroupsRequest(groups=tuple(names[first : first + MAX_DECODED_ITEMS]))
+            described += self._client.call(
+                broker_id, ApiKey.DESCRIBE_GROUPS, 4, request, messages.DescribeGroupsResponse
+            ).groups
+        return described
 
     def _coordinator(self, group: str) -> int:
         request = messages.FindCoordinatorRequest(key=group)
