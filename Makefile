@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ROUNDS ?= 10
+# The newest of every minor version that pyproject.toml allows, but for the one in .venv.
+PYSPARKS := 4.0.5 4.1.4 4.2.1
 DEMO := $(if $(ACCESS_LOG),--access-log $(ACCESS_LOG),) $(if $(FAULT),--fault $(FAULT),) $(if $(EVENTS),--events $(EVENTS),)
 
 .DEFAULT_GOAL := help
@@ -41,12 +43,16 @@ test-hdfs: setup ## Loads on a real HDFS from Maven: drivers, NameNode and DataN
 test-objects: setup ## Loads and tables in an object store (SeaweedFS): lost answers, servers killed (4 min)
 	$(BIN)/python -m pytest tests/objects
 
-test-readers: setup .cache/readers/.installed ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables (5 min)
+test-readers: setup .cache/readers/.installed $(PYSPARKS:%=.cache/pyspark-%/.installed) ## Spark with Iceberg's runtime, DuckDB, pandas, polars on published tables; older PySparks (15 min) [ACCESS_LOG=file]
 	$(BIN)/python -m pytest tests/readers
 
 .cache/readers/.installed: tests/readers/requirements.txt
 	$(PYTHON) -m venv .cache/readers
 	.cache/readers/bin/pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
+.cache/pyspark-%/.installed: | setup
+	$(BIN)/pip install --disable-pip-version-check --quiet --upgrade --target $(@D) pyspark==$*
 	@touch $@
 
 soak: setup ## The property tests on new examples, then kills, power cuts and the attack, ROUNDS rounds each (10)

@@ -10,6 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millrace_warehouse.publish.readers import describe_table
 from tests.peers.maven import jars
 from tests.published import TOPIC, Warehouse
@@ -17,7 +19,9 @@ from tests.support import REPOSITORY, start_for_the_test_run
 
 POM = Path(__file__).with_name("iceberg.pom.xml")
 PYTHON = REPOSITORY / ".cache" / "readers" / "bin" / "python"
-"""Made by `make test-readers`."""
+"""Made by `make test-readers`, as are those below."""
+OLDER_PYSPARKS = ("4.0.5", "4.1.4", "4.2.1")
+"""The newest of every older minor version."""
 ON_THIS_MACHINE = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -82,12 +86,12 @@ def environment(home: Path) -> dict[str, str]:
     return {**os.environ, **changed}
 
 
-def older_pyspark(folder: Path) -> str:
-    """A PYTHONPATH on which this Python finds the readers' PySpark instead of its own."""
-    (pyspark,) = PYTHON.parent.parent.glob("lib/python*/site-packages/pyspark")
-    (folder / "older").mkdir()
-    (folder / "older" / "pyspark").symlink_to(pyspark)
-    return str(folder / "older")
+def older_pyspark(version: str) -> str:
+    """A PYTHONPATH on which this Python finds that PySpark instead of its own."""
+    folder = REPOSITORY / ".cache" / f"pyspark-{version}"
+    if not (folder / ".installed").exists():
+        pytest.skip(f"PySpark {version} is not installed: run `make test-readers`")
+    return str(folder)
 
 
 def iceberg_jars() -> str:

@@ -18,7 +18,7 @@ from millrace_warehouse.history.hours import UNFILED
 from millrace_warehouse.publish.readers import describe_table
 from tests.loaded import pin
 from tests.published import TOPIC, Warehouse
-from tests.readers.engines import POM, environment, iceberg_jars, older_pyspark
+from tests.readers.engines import OLDER_PYSPARKS, POM, environment, iceberg_jars, older_pyspark
 
 H10, H11, H12 = (f"2015-05-17T{hour}" for hour in (10, 11, 12))
 READERS = ("DuckDB", "pandas", "polars", "PySpark 4.0 to 4.3", "Spark 4.1 with Iceberg")
@@ -101,7 +101,7 @@ def packages_of_the_pom() -> set[str]:
     return {":".join(each.findtext(f"{space}{name}", "") for name in names) for each in dependencies}
 
 
-@pytest.mark.parametrize("version", ["this", "4.1"])
+@pytest.mark.parametrize("version", ["", *OLDER_PYSPARKS])
 def test_pyspark_without_icebergs_runtime_shows_the_published_rows(
     scene: Warehouse, home: Path, tmp_path: Path, version: str
 ) -> None:
@@ -112,8 +112,8 @@ def test_pyspark_without_icebergs_runtime_shows_the_published_rows(
     local = "spark.driver.host 127.0.0.1\nspark.driver.bindAddress 127.0.0.1\nspark.ui.enabled false\n"
     (conf / "spark-defaults.conf").write_text(local)
     python["SPARK_CONF_DIR"] = str(conf)
-    if version == "4.1":
-        python["PYTHONPATH"] = older_pyspark(tmp_path)
+    if version:
+        python["PYTHONPATH"] = older_pyspark(version)
     shown = shell(lines_of(scene)["PySpark 4.0 to 4.3"], home, **python)
     assert len(re.findall(r"^\| +/\d+\|", shown, re.MULTILINE)) == 7, shown
 

@@ -1,15 +1,16 @@
-"""Millrace with PySpark 4.1 instead of the newest: loads, batches of the data source, tables; no streams."""
+"""Millrace with every older minor version of PySpark: loads, batches of the data source, tables, streams."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
+import pyspark
 import pytest
 
-from tests.readers.engines import PYTHON, older_pyspark
+from tests.readers.engines import OLDER_PYSPARKS, older_pyspark
 from tests.support import REPOSITORY
 
 STREAM = """
@@ -19,7 +20,6 @@ from millrace_spark.source.data_source import MillraceDataSource
 from millrace_spark.source.options import SourceOptions, Subscription
 from millrace_spark.source.rows import RowReader
 
-assert pyspark.__version__.startswith("4.1."), pyspark.__version__
 source = MillraceDataSource.__new__(MillraceDataSource)  # asks no broker
 source.source_options = SourceOptions(bootstrap="127.0.0.1:1", subscription=Subscription(("PageView",)))
 source.rows = RowReader(source.source_options, None)
@@ -28,24 +28,29 @@ try:
 except MillraceError as error:
     print(error)
 """
-LOAD = (
-    "tests/integration/test_load.py::test_every_line_of_an_access_log_becomes_one_row_in_a_file_of_its_hour"
+BATCHES = (
+    "tests/integration/test_data_source.py",
+    "tests/integration/test_tables.py",
+    "tests/integration/test_load.py::test_every_line_of_an_access_log_becomes_one_row_in_a_file_of_its_hour",
 )
+STREAMS = [
+    f"tests/integration/test_streaming.py::{test}"
+    for test in (
+        "test_available_now_goes_on_from_its_checkpoint_and_finds_new_topics",
+        "test_a_micro_batch_that_failed_is_read_again_with_the_same_rows",
+        "test_a_running_query_reads_what_arrives_and_tells_how_far_it_is",
+    )
+]
+WITHOUT_STREAMS = tuple(version for version in OLDER_PYSPARKS if version < "4.2")
 
 
-@pytest.fixture
-def older(tmp_path: Path) -> dict[str, str]:
-    """An environment in which this Python has the older PySpark."""
-    if not PYTHON.exists():
-        pytest.skip("the readers are not installed: run `make test-readers`")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([older_pyspark(tmp_path), "broker", "plugins"])}
-
-
-def run(older: dict[str, str], *words: str) -> str:
+def run(version: str, *words: str) -> str:
+    """What this Python prints with that PySpark in place of its own."""
+    path = os.pathsep.join([older_pyspark(version), "broker", "plugins"])
     done = subprocess.run(
         [sys.executable, *words],
         cwd=REPOSITORY,
-        env=older,
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=900,
@@ -55,18 +60,26 @@ def run(older: dict[str, str], *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "tests", ["tests/integration/test_data_source.py", "tests/integration/test_tables.py", LOAD]
-)
-def test_what_is_tested_with_the_newest_pyspark_holds_with_an_older_one(
-    older: dict[str, str], tests: str
-) -> None:
-    # PySpark 4.1 leaves sockets of its own to the garbage collector.
+def test_every_minor_version_that_may_be_installed_is_tried() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert "pyspark>=4.0,<4.4" in project["optional-dependencies"]["spark"]
+    tried = {version.rpartition(".")[0] for version in (*OLDER_PYSPARKS, pyspark.__version__)}
+    assert tried == {"4.0", "4.1", "4.2", "4.3"}
+
+
+@pytest.mark.parametrize("version", OLDER_PYSPARKS)
+def test_what_is_tested_with_the_newest_pyspark_holds_with_an_older_one(version: str) -> None:
+    assert run(version, "-c", "import pyspark; print(pyspark.__version__)") == f"{version}\n"
+    # PySpark before 4.2 leaves sockets of its own to the garbage collector.
     warnings = ["-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
-    done = run(older, "-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, tests)
+    tests = BATCHES if version in WITHOUT_STREAMS else [*BATCHES, *STREAMS]
+    done = run(version, "-m", "pytest", "-q", "-p", "no:cacheprovider", *warnings, *tests)
     assert " passed" in done
+    assert "skipped" not in done
 
 
-def test_a_stream_is_refused_with_the_version_that_has_it(older: dict[str, str]) -> None:
-    said = run(older, "-c", STREAM)
-    assert "spark.readStream.format('millrace') needs PySpark 4.2 or newer, not 4.1." in said
+@pytest.mark.parametrize("version", WITHOUT_STREAMS)
+def test_a_stream_is_refused_with_the_version_that_has_it(version: str) -> None:
+    minor = version.rpartition(".")[0]
+    said = run(version, "-c", STREAM)
+    assert f"spark.readStream.format('millrace') needs PySpark 4.2 or newer, not {minor}." in said
