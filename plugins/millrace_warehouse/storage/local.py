@@ -82,7 +82,7 @@ class LocalStorage:
     def names(self, folder: str, after: str = "") -> list[str]:
         with self._explained("list", folder):
             try:
-                names = [path.name for path in self._path(folder).iterdir()]
+                names = os.listdir(self._path(folder))  # noqa: PTH208  # iterdir takes three times as long
             except (FileNotFoundError, NotADirectoryError):
                 return []
         return sorted(name for name in names if name > after and not name.startswith(DRAFT))
