@@ -2,7 +2,7 @@
 
     python answering.py spark '{"spark.sql.catalog.millrace": …}'      a query is SQL
     python answering.py duckdb                                         a query is SQL
-    python answering.py pyiceberg                                      a query is a metadata file: its hours
+    python answering.py pyiceberg (or pandas, polars)                  a query is a metadata file: its hours
 
 The answer is {"rows": [[…]]} or {"error": "…"}. Run by the readers' Python, without Millrace's code.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 Rows = list[list[Any]]
@@ -43,10 +43,41 @@ def pyiceberg() -> Callable[[str], Rows]:
     """pyiceberg with its own FileIO: rows by hour."""
     from pyiceberg.table import StaticTable
 
-    def hours(metadata: str) -> Rows:
+    def times(metadata: str) -> Iterable[Any]:
         scan = StaticTable.from_metadata(metadata).scan(selected_fields=("_time",))
-        times = scan.to_arrow()["_time"].to_pylist()
-        counted = Counter(None if time is None else time.strftime("%Y-%m-%dT%H") for time in times)
+        return list(scan.to_arrow()["_time"].to_pylist())
+
+    return by_hour(times)
+
+
+def pandas() -> Callable[[str], Rows]:
+    """pandas, by pyiceberg."""
+    from pyiceberg.table import StaticTable
+
+    def times(metadata: str) -> Iterable[Any]:
+        frame = StaticTable.from_metadata(metadata).scan(selected_fields=("_time",)).to_pandas()
+        return list(frame["_time"])
+
+    return by_hour(times)
+
+
+def polars() -> Callable[[str], Rows]:
+    """polars, which plans with pyiceberg and reads the files itself."""
+    import polars as engine  # type: ignore[import-not-found]
+    from pyiceberg.table import StaticTable
+
+    def times(metadata: str) -> Iterable[Any]:
+        frame = engine.scan_iceberg(StaticTable.from_metadata(metadata)).select("_time")
+        return list(frame.collect()["_time"])
+
+    return by_hour(times)
+
+
+def by_hour(times: Callable[[str], Iterable[Any]]) -> Callable[[str], Rows]:
+    """Rows by hour of a reader's event times."""
+
+    def hours(metadata: str) -> Rows:
+        counted = Counter(time.strftime("%Y-%m-%dT%H") for time in times(metadata))
         return [[hour, rows] for hour, rows in counted.items()]
 
     return hours
@@ -58,6 +89,8 @@ def main(engine: str, *arguments: str) -> None:
         "spark": spark,
         "duckdb": duckdb,
         "pyiceberg": pyiceberg,
+        "pandas": pandas,
+        "polars": polars,
     }
     ask = engines[engine](*arguments)
     for line in sys.stdin:

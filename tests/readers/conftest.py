@@ -57,10 +57,3 @@ def duckdb(home: Path) -> Iterator[Engine]:
     engine = Engine(home, "duckdb")
     yield engine
     engine.close()
-
-
-@pytest.fixture
-def pyiceberg(home: Path) -> Iterator[Engine]:
-    engine = Engine(home, "pyiceberg")
-    yield engine
-    engine.close()

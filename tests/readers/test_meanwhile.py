@@ -1,22 +1,35 @@
-"""Readers while others publish, compact and read again: each answer is one publication, whole."""
+"""Readers count an access log by hour while its table changes: each answer is one publication, whole.
+
+Millrace publishes, compacts and reads again; Spark compacts and expires.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 from millrace_warehouse.history.hours import hour_of
+from tests.access_log import AccessLog
 from tests.published import Warehouse
 from tests.readers.engines import Engine, spark_engine
 
-HOURS = [f"2015-05-17T{hour:02d}" for hour in range(6)]
 Counts = Mapping[str, int]
 PER_HOUR = "date_format(_time, \"yyyy-MM-dd'T'HH\")"
+COMPACT = (
+    "CALL millrace.system.rewrite_data_files(table => 'millrace.millrace.PageView',"
+    " options => map('min-input-files', '2'))"
+)
+# Twenty publications stay, which is longer than any reader takes for an answer.
+EXPIRE = (
+    "CALL millrace.system.expire_snapshots(table => 'millrace.millrace.PageView', retain_last => 20,"
+    " older_than => timestamp '2100-01-01 00:00:00')"
+)
 Ask = Callable[[], Counts]
 
 
@@ -60,11 +73,13 @@ def counts(rows: list[list[object]]) -> Counts:
 
 
 @pytest.fixture
-def readers(scene: Warehouse, home: Path, duckdb: Engine, pyiceberg: Engine) -> Iterator[dict[str, Ask]]:
-    """Engine -> rows by hour, now; three hours are published."""
-    scene.load(dict.fromkeys(HOURS, 3))
-    scene.publish(*HOURS[:3])
-    spark = spark_engine(home, scene)
+def readers(scene: Warehouse, home: Path, access_log: AccessLog) -> Iterator[dict[str, Ask]]:
+    """Engine -> rows by hour, now; all hours of an access log but the last twelve are published."""
+    hours = access_log.hours()
+    scene.load(hours)
+    scene.publish(*sorted(hours)[:-12])
+    duckdb, spark = Engine(home, "duckdb"), spark_engine(home, scene)
+    of_files = {name: Engine(home, name) for name in ("pyiceberg", "pandas", "polars")}
 
     def by_duckdb() -> Counts:
         path = newest_metadata(scene).replace("'", "''")
@@ -76,12 +91,21 @@ def readers(scene: Warehouse, home: Path, duckdb: Engine, pyiceberg: Engine) -> 
         spark("REFRESH TABLE millrace.millrace.PageView")
         return counts(spark(f"SELECT {PER_HOUR}, count(*) FROM millrace.millrace.PageView GROUP BY 1"))
 
-    yield {
-        "duckdb": by_duckdb,
-        "pyiceberg": lambda: counts(pyiceberg(newest_metadata(scene))),
-        "spark": by_spark,
-    }
-    spark.close()
+    def of_file(engine: Engine) -> Counts:
+        return counts(engine(newest_metadata(scene)))
+
+    files = {name: partial(of_file, engine) for name, engine in of_files.items()}
+    yield {"duckdb": by_duckdb, "spark": by_spark, **files}
+    for engine in (duckdb, spark, *of_files.values()):
+        engine.close()
+
+
+@pytest.fixture
+def others(scene: Warehouse, home: Path, readers: dict[str, Ask]) -> Iterator[Engine]:
+    """A second Spark, which maintains the table."""
+    engine = spark_engine(home, scene)
+    yield engine
+    engine.close()
 
 
 def state_of(scene: Warehouse) -> Counts:
@@ -93,26 +117,35 @@ def state_of(scene: Warehouse) -> Counts:
     return rows
 
 
-def test_every_answer_of_every_engine_is_one_publication(scene: Warehouse, readers: dict[str, Ask]) -> None:
+def test_every_answer_of_every_engine_is_one_publication(
+    scene: Warehouse, readers: dict[str, Ask], others: Engine, access_log: AccessLog
+) -> None:
+    hours = sorted(access_log.hours())
+    late = hours[::12]
     states = [state_of(scene)]
+    assert states[0] == {hour: access_log.hours()[hour] for hour in hours[:-12]}
     assert all(dict(ask()) == states[0] for ask in readers.values())  # each has started
     running = {name: Reader(ask) for name, ask in readers.items()}
     for reader in running.values():
         reader.start()
     turn = 0
-    while turn < 24 or any(reader.is_alive() and len(reader.answers) < 8 for reader in running.values()):
-        # Rows of all hours at once, so that a reader between two hours would see it.
-        load = scene.load(dict.fromkeys(HOURS, turn % 4 + 1))
-        scene.publish(*HOURS[: 3 + turn % 4])
+    while turn < 12 or any(reader.is_alive() and len(reader.answers) < 8 for reader in running.values()):
+        # Rows of many hours at once, so that a reader between two hours would see it.
+        load = scene.load(dict.fromkeys(late, turn % 4 + 1))
+        scene.publish(*hours[: len(hours) - 11 + turn])
         states.append(state_of(scene))
         if turn % 6 == 3:
             # Rows move from the first hour to the second, in one commit.
-            scene.read_again(load, {HOURS[1]: 2 * (turn % 4 + 1)} | dict.fromkeys(HOURS[2:], turn % 4 + 1))
+            scene.read_again(load, {late[1]: 2 * (turn % 4 + 1)} | dict.fromkeys(late[2:], turn % 4 + 1))
             scene.publish()
             states.append(state_of(scene))
-        if turn % 6 == 5:
+        if turn % 6 in (1, 5):
             before = state_of(scene)
-            scene.compact()
+            if turn % 6 == 1:
+                others(COMPACT)
+                others(EXPIRE)
+            else:
+                scene.compact()
             assert state_of(scene) == before
         turn += 1
     for name, reader in running.items():
@@ -120,4 +153,5 @@ def test_every_answer_of_every_engine_is_one_publication(scene: Warehouse, reade
         seen = [states.index(answer) for answer in answers]  # ValueError: no publication
         assert seen == sorted(seen), name
     assert all(dict(ask()) == states[-1] for ask in readers.values())
+    assert sum(states[-1].values()) > sum(access_log.hours().values())
     assert scene.problems(rows=True) == []
