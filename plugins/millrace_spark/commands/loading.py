@@ -15,7 +15,6 @@ from millrace_spark.commands import early
 from millrace_spark.commands.job import Invocation, run_job
 from millrace_warehouse.commands.hours import parse_hours
 from millrace_warehouse.commands.options import command_of, show_rows
-from millrace_warehouse.load.rejections import RejectedLimit
 from millrace_warehouse.verbs import Load, Mirror, Reload
 
 
@@ -33,6 +32,8 @@ def load(request: Load, invocation: Invocation) -> None:
     if not request.topics and not request.topics_matching:
         raise ConfigError("name the topics to load, or give --topics-matching")
     if request.max_rejected:
+        from millrace_warehouse.load.rejections import RejectedLimit  # pyarrow with it: not for --help
+
         RejectedLimit.parse(request.max_rejected)
     early.check_warehouse(request.warehouse)
     topics, without_schema = early.topics_to_load(
