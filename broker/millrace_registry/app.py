@@ -1,6 +1,6 @@
 """The registry over HTTP: Confluent's paths, media types and error codes.
 
-Left out: contexts (there is the default one), metadata searches, tags, GUIDs and associations.
+Left out: contexts (there is the default one), tags, data rules and associations.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import logging
 from dataclasses import asdict
 from typing import Annotated, Any, TypeAlias
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,9 +17,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from millrace import __version__
 from millrace.service.database import reason_of
 from millrace_registry import requests, service
-from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.store import Store, StoredSchema, StoredVersion, Transaction
 
 _log = logging.getLogger("millrace.registry")
@@ -65,6 +67,8 @@ async def _prefix(prefix: Annotated[str, Query(alias="subjectPrefix")] = "") -> 
 Database: TypeAlias = Annotated[Store, Depends(_store)]
 Subject: TypeAlias = Annotated[str, Depends(requests.subject_name)]
 SubjectOrGlobal: TypeAlias = Annotated[str, Depends(requests.subject_or_global)]
+Properties: TypeAlias = Annotated[dict[str, str], Depends(requests.properties_in)]
+Guid: TypeAlias = Annotated[UUID, Depends(requests.schema_guid)]
 Version: TypeAlias = Annotated[int, Depends(requests.version_number)]
 SchemaId: TypeAlias = Annotated[int, Depends(requests.schema_number)]
 Body: TypeAlias = Annotated[dict[str, Any], Depends(requests.json_body)]
@@ -84,6 +88,17 @@ def healthz(store: Database) -> dict[str, str]:
     with store.read() as rows:
         service.MODE.of(rows, service.GLOBAL)
     return {"status": "ok"}
+
+
+@_routes.get("/v1/metadata/id")
+async def metadata_id() -> dict[str, Any]:
+    clusters = {"kafka-cluster": "", "schema-registry-cluster": "millrace"}
+    return {"scope": {"path": [], "clusters": clusters}, "id": ""}
+
+
+@_routes.get("/v1/metadata/version")
+async def metadata_version() -> dict[str, str]:
+    return {"version": __version__, "commitId": ""}
 
 
 @_routes.get("/contexts")
@@ -109,6 +124,15 @@ def delete_subject(store: Database, subject: Subject, permanent: bool = False) -
         return service.delete(rows, subject, permanent=permanent)
 
 
+@_routes.get("/subjects/{subject}/metadata")
+def latest_with(
+    store: Database, subject: Subject, properties: Properties, deleted: bool = False, format: str = ""
+) -> dict[str, Any]:
+    with store.read() as rows:
+        stored = service.find_latest_with(rows, subject, properties, deleted=deleted)
+        return {**_version_json(stored), "schema": _text(rows, stored.schema, format)}
+
+
 @_routes.get("/subjects/{subject}/versions")
 def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) -> list[int]:
     with store.read() as rows:
@@ -117,8 +141,10 @@ def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) ->
 
 
 @_routes.post("/subjects/{subject}/versions")
-def register(store: Database, subject: Subject, body: Body) -> dict[str, int]:
-    return {"id": service.register(store, subject, requests.candidate(body)).schema.id}
+def register(store: Database, subject: Subject, body: Body) -> dict[str, Any]:
+    stored = service.register(store, subject, requests.candidate(body))
+    # Without the text: confluent-kafka would take it for the one it sent and register at every call.
+    return {"id": stored.schema.id, "version": stored.version, "guid": stored.schema.guid}
 
 
 @_routes.get("/subjects/{subject}/versions/{version}")
@@ -171,10 +197,13 @@ def types() -> list[str]:
 @_routes.get("/schemas/ids/{schema_id}")
 def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
     with store.read() as rows:
-        schema = service.find_schema(rows, schema_id)
-        # No `schemaType`: clients take its absence for AVRO, and the oldest know no other.
-        answer = {"schema": _text(rows, schema, format)}
-    return answer if format == "resolved" else {**answer, **_references_json(schema)}
+        return _schema_json(rows, service.find_schema(rows, schema_id), format)
+
+
+@_routes.get("/schemas/guids/{guid}")
+def schema_of_guid(store: Database, guid: Guid, format: str = "") -> dict[str, Any]:
+    with store.read() as rows:
+        return _schema_json(rows, service.find_schema_of_guid(rows, guid), format)
 
 
 @_routes.get("/schemas/ids/{schema_id}/schema")
@@ -210,7 +239,10 @@ def check(
 
 
 def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str) -> None:
-    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last."""
+    """`keys` may hold the value in a body; an answer to PUT has the first of them, others the last.
+
+    Any other key is refused; `normalize`, when it is true, is what every request here does anyway.
+    """
 
     @_routes.get(path)
     @_routes.get(f"{path}/{{subject}}")
@@ -225,6 +257,11 @@ def _add_setting(path: str, setting: service.Setting[service.Value], *keys: str)
     @_routes.put(path)
     @_routes.put(f"{path}/{{subject}}")
     def write(store: Database, subject: SubjectOrGlobal, body: Body, force: bool = False) -> dict[str, str]:
+        for key in sorted(body.keys() - set(keys)):
+            if body[key] is not None and (key, body[key]) != ("normalize", True):
+                raise requests.not_kept(key)
+        if setting is service.LEVEL and not body.keys() & set(keys):
+            return {}  # an update of nothing
         value = setting.parse(body.get(keys[0]) or body.get(keys[-1]))
         with store.write() as rows:
             setting.write(rows, subject, value, force=force)
@@ -248,17 +285,31 @@ def _text(rows: Transaction, schema: StoredSchema, format: str) -> str:
 def _version_json(version: StoredVersion) -> dict[str, Any]:
     schema = version.schema
     answer = {"subject": version.subject, "version": version.version, "id": schema.id, "schema": schema.text}
-    return {**answer, **_references_json(schema), **({"deleted": True} if version.deleted else {})}
+    return {**answer, **_identity_json(schema), **({"deleted": True} if version.deleted else {})}
 
 
-def _references_json(schema: StoredSchema) -> dict[str, Any]:
-    return {"references": [asdict(reference) for reference in schema.references]} if schema.references else {}
+def _schema_json(rows: Transaction, schema: StoredSchema, format: str) -> dict[str, Any]:
+    answer = {"schema": _text(rows, schema, format), **_identity_json(schema)}
+    if format == "resolved":
+        answer.pop("references", None)
+    return answer
+
+
+def _identity_json(schema: StoredSchema) -> dict[str, Any]:
+    answer: dict[str, Any] = {"guid": schema.guid, "schemaType": "AVRO"}
+    if schema.references:
+        answer["references"] = [asdict(reference) for reference in schema.references]
+    if schema.properties:
+        answer["metadata"] = {"properties": schema.properties}
+    return answer
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """`{"error_code": N, "message": "..."}`; the first three digits of the code are the status."""
     code: int
     match error:
+        case InvalidSchema():
+            code, message = error.code, f"Invalid schema: {error}"
         case RegistryError():
             code, message = error.code, str(error)
         case SQLAlchemyError():

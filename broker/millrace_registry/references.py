@@ -48,7 +48,10 @@ class SchemaParser:
         return self._reasons[key]
 
     def parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> AvroSchema:
-        """The schema in a text; InvalidSchema when it is none or its references are missing or too much."""
+        """The schema in a text; InvalidSchema when it is none or its references are missing or too much.
+
+        One with a flaw is a schema here: what is stored may have been imported with it.
+        """
         return self._parse(rows, text, references).schema
 
     def _parse(self, rows: Transaction, text: str, references: Sequence[Reference]) -> _Parsed:
@@ -62,7 +65,7 @@ class SchemaParser:
             depth = 1 + max((target.depth for target in parsed), default=-1)
             _check_extent(sizes, depth)
             definitions = _definitions(references, [target.schema for target in parsed])
-            self._parsed[key] = _Parsed(parse(text, definitions), sizes, depth)
+            self._parsed[key] = _Parsed(parse(text, definitions, flawed_too=True), sizes, depth)
         return self._parsed[key]
 
 

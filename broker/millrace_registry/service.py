@@ -8,16 +8,17 @@ of `store.py`. A change reads and writes in one transaction that no other writer
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from millrace_registry.avro_schema import AvroSchema
 from millrace_registry.compatibility import Level
-from millrace_registry.errors import ErrorCode, RegistryError
+from millrace_registry.errors import ErrorCode, InvalidSchema, RegistryError
 from millrace_registry.references import SchemaParser
-from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction
+from millrace_registry.store import Reference, Store, StoredSchema, StoredVersion, Transaction, fingerprint_of
 
 _log = logging.getLogger("millrace.registry")
 
@@ -53,7 +54,9 @@ class Setting(Generic[Value]):
         values = type(self.default)
         if isinstance(text, str) and text.upper() in values.__members__:
             return values[text.upper()]
-        raise RegistryError(self.invalid, f"{self.in_words} {text!r} is none of {', '.join(values)}")
+        raise RegistryError(
+            self.invalid, f"Invalid {self.in_words}. Valid values are {', '.join(values)}, not {text!r}"
+        )
 
     def own(self, rows: Transaction, subject: str) -> Value | None:
         text = rows.setting(subject, self.name)
@@ -72,6 +75,7 @@ class Setting(Generic[Value]):
 
     def write(self, rows: Transaction, subject: str, value: Value, *, force: bool) -> None:
         """Change the value; to IMPORT only while nothing is registered there, unless forced."""
+        self._check_writable(rows, subject)
         if value is Mode.IMPORT and not force and rows.versions(subject or None, deleted=None):
             raise _not_permitted(
                 "Cannot import since schemas exist already: set force=true to do it nevertheless"
@@ -80,11 +84,16 @@ class Setting(Generic[Value]):
 
     def reset(self, rows: Transaction, subject: str) -> Value:
         """Go back to the global value, and GLOBAL to the default; the value there was."""
+        self._check_writable(rows, subject)
         value = self.own(rows, subject)
         if value is None and subject != GLOBAL:
             raise RegistryError(ErrorCode.SUBJECT_NOT_FOUND, f"Subject '{subject}' not found.")
         rows.set(subject, self.name, None)
         return value or self.default
+
+    def _check_writable(self, rows: Transaction, subject: str) -> None:
+        if self is not MODE:  # what ends read-only is always allowed
+            _check_writable(rows, subject)
 
 
 _LEVEL_CODES = ErrorCode.INVALID_COMPATIBILITY_LEVEL, ErrorCode.COMPATIBILITY_NOT_CONFIGURED
@@ -98,12 +107,15 @@ class Candidate:
 
     text: str
     references: tuple[Reference, ...] = ()
+    properties: Mapping[str, str] | None = None
+    """What clients choose a version by; None stands for any in a look-up."""
     schema_id: int | None = None
     """Only to import: the id it has elsewhere."""
     version: int | None = None
     """Only to import: the version it has elsewhere."""
 
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
+        """The schema, and the fingerprint of its text and references."""
         schema = parser.parse(rows, self.text, self.references)
         return schema, schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
 
@@ -145,6 +157,23 @@ def find_schema(rows: Transaction, schema_id: int) -> StoredSchema:
     return find_uses(rows, schema_id, deleted=True)[0].schema
 
 
+def find_schema_of_guid(rows: Transaction, guid: UUID) -> StoredSchema:
+    schema = rows.schema(guid=guid)
+    if schema is None or not rows.versions(schema_id=schema.id, deleted=None):
+        raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, f"Schema {guid} not found")
+    return schema
+
+
+def find_latest_with(
+    rows: Transaction, subject: str, properties: Mapping[str, str], *, deleted: bool = False
+) -> StoredVersion:
+    """The newest version whose schema has all of these properties, and perhaps more."""
+    for version in reversed(find_versions(rows, subject, deleted=deleted)):
+        if properties.items() <= version.schema.properties.items():
+            return version
+    raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, "Schema not found")
+
+
 def resolve(rows: Transaction, schema: StoredSchema) -> str:
     """The schema's text with every referenced type written out."""
     if not schema.references:
@@ -155,8 +184,10 @@ def resolve(rows: Transaction, schema: StoredSchema) -> str:
 def look_up(rows: Transaction, subject: str, candidate: Candidate, *, deleted: bool = False) -> StoredVersion:
     """The version under which the subject holds this schema."""
     find_versions(rows, subject, deleted=deleted)
-    _, fingerprint = candidate.parse(rows, SchemaParser())
-    versions = rows.versions(subject, fingerprint=fingerprint, deleted=None if deleted else False)
+    _, content = candidate.parse(rows, SchemaParser())
+    versions = rows.versions(
+        subject, content=content, properties=candidate.properties, deleted=None if deleted else False
+    )
     if not versions:
         raise RegistryError(ErrorCode.SCHEMA_NOT_FOUND, "Schema not found")
     return versions[-1]
@@ -178,8 +209,8 @@ def _check_candidate(
     rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate
 ) -> StoredVersion | None:
     """The version that holds the schema; None when none does and it may be registered, else this raises."""
-    schema, fingerprint = candidate.parse(rows, parser)
-    existing = rows.versions(subject, fingerprint=fingerprint)
+    schema, content = candidate.parse(rows, parser)
+    existing = rows.versions(subject, content=content, properties=candidate.properties)
     if existing and candidate.schema_id in (None, existing[-1].schema.id):
         return existing[-1]
     _check_writable(rows, subject)
@@ -187,22 +218,29 @@ def _check_candidate(
     if candidate.schema_id is not None:
         if not importing:
             raise _not_permitted(f"Subject {subject} is not in import mode: send no id")
-        _check_import(rows, subject, candidate, fingerprint)
+        _check_import(rows, subject, candidate, content)
         return None
     if importing:
         raise _not_permitted(f"Subject {subject} is in import mode: send the schema's id")
+    _check_no_flaw(schema)
     level = LEVEL.of(rows, subject)
     if reasons := _compare(rows, parser, schema, rows.versions(subject), level):
         raise RegistryError(
             ErrorCode.INCOMPATIBLE_SCHEMA,
-            f"schema is incompatible with subject {subject!r} (level {level}): {'; '.join(reasons)}",
+            "Schema being registered is incompatible with an earlier schema for subject"
+            f' "{subject}", details: {"; ".join(reasons)} (level {level})',
         )
     return None
 
 
-def _check_import(rows: Transaction, subject: str, candidate: Candidate, fingerprint: str) -> None:
+def _check_no_flaw(schema: AvroSchema) -> None:
+    if schema.flaw is not None:
+        raise InvalidSchema(schema.flaw)
+
+
+def _check_import(rows: Transaction, subject: str, candidate: Candidate, content: str) -> None:
     """Refuse an id, or a version if given, that means something else here than in the other registry."""
-    stored = rows.schema(fingerprint=fingerprint)
+    stored = rows.schema(fingerprint=fingerprint_of(content, candidate.properties))
     if stored is not None and stored.id != candidate.schema_id:
         message = f"the schema has id {stored.id} here, not {candidate.schema_id}"
         raise RegistryError(ErrorCode.ID_DOES_NOT_MATCH, message)
@@ -213,10 +251,11 @@ def _check_import(rows: Transaction, subject: str, candidate: Candidate, fingerp
 
 
 def _add(rows: Transaction, parser: SchemaParser, subject: str, candidate: Candidate) -> StoredVersion:
-    schema, fingerprint = candidate.parse(rows, parser)
-    stored = rows.schema(fingerprint=fingerprint)
+    schema, content = candidate.parse(rows, parser)
+    properties = candidate.properties
+    stored = rows.schema(fingerprint=fingerprint_of(content, properties))
     if stored is None:
-        stored = rows.add_schema(fingerprint, schema.text, candidate.references, candidate.schema_id)
+        stored = rows.add_schema(content, schema.text, candidate.references, properties, candidate.schema_id)
     imported = candidate.version if candidate.schema_id is not None else None
     version = rows.add_version(subject, stored, imported)
     _log.info("subject %s version %d is schema %d", subject, version.version, stored.id)
@@ -231,6 +270,7 @@ def check(rows: Transaction, subject: str, candidate: Candidate, number: int | N
     """
     parser = SchemaParser()
     schema, _ = candidate.parse(rows, parser)
+    _check_no_flaw(schema)
     versions = rows.versions(subject)
     if number is not None and (versions or number != LATEST):
         versions = [_choose(versions, number)]
@@ -255,9 +295,10 @@ def _compare(
 def delete(
     rows: Transaction, subject: str, number: int | None = None, *, permanent: bool = False
 ) -> list[int]:
-    """Delete one version, or the subject with its settings; the numbers of what was deleted.
+    """Delete one version, or the subject; the numbers of what was deleted.
 
-    What is live is deleted first, and only what was deleted is deleted permanently.
+    What is live is deleted first, and only what was deleted is deleted permanently. A subject keeps its
+    settings until then.
     """
     _check_writable(rows, subject)
     if number is None:
@@ -275,11 +316,10 @@ def delete(
     chosen = versions if permanent else live
     for version in chosen:
         _delete_version(rows, version, permanent=permanent)
-    if number is None:
+    if number is None and permanent:
         for setting in (LEVEL, MODE):
             rows.set(subject, setting.name, None)
-        if permanent:
-            rows.remove_subject(subject)
+        rows.remove_subject(subject)
     return [version.version for version in chosen]
 
 

@@ -8,11 +8,13 @@ commit that survives a power cut.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -30,6 +32,13 @@ _schemas = sa.Table(
     sa.Column("fingerprint", sa.String(64), nullable=False, unique=True),
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("reference_list", sa.Text, nullable=False),  # JSON [[name, subject, version], ...]
+)
+_properties = sa.Table(
+    "schema_properties",
+    _metadata,
+    sa.Column("schema_id", sa.Integer, sa.ForeignKey("schemas.id"), primary_key=True),
+    sa.Column("content", sa.String(64), nullable=False, index=True),  # the fingerprint without the properties
+    sa.Column("properties", sa.Text, nullable=False),  # a JSON object of strings
 )
 _subjects = sa.Table(
     "subjects",
@@ -68,8 +77,10 @@ _settings = sa.Table(
     sa.Column("name", sa.String(16), primary_key=True),
     sa.Column("value", sa.String(32), nullable=False),
 )
-_SCHEMAS = sa.select(_schemas.c.id.label("schema_id"), _schemas.c.text, _schemas.c.reference_list)
-_VERSIONS = sa.select(_versions, _schemas.c.text, _schemas.c.reference_list).join(_schemas)
+_SCHEMA = (_schemas.c.fingerprint, _schemas.c.text, _schemas.c.reference_list, _properties.c.properties)
+_with_properties = _schemas.outerjoin(_properties)
+_SCHEMAS = sa.select(_schemas.c.id.label("schema_id"), *_SCHEMA).select_from(_with_properties)
+_VERSIONS = sa.select(_versions, *_SCHEMA).select_from(_versions.join(_with_properties))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +97,16 @@ class StoredSchema:
     """One schema, immutable."""
 
     id: int
+    fingerprint: str
     text: str
     references: tuple[Reference, ...]
+    properties: Mapping[str, str]
+    """What was registered with it as `metadata`, by which clients choose a version; part of its identity."""
+
+    @property
+    def guid(self) -> str:
+        """Its identity without a registry: the same text has the same one everywhere."""
+        return str(UUID(self.fingerprint[:32]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +119,13 @@ class StoredVersion:
     schema: StoredSchema
 
 
+def fingerprint_of(content: str, properties: Mapping[str, str] | None) -> str:
+    """The fingerprint of a schema whose text and references have this one."""
+    if not properties:
+        return content
+    return hashlib.sha256(json.dumps([content, properties], sort_keys=True).encode()).hexdigest()
+
+
 class Transaction:
     """Reads and writes of one transaction.
 
@@ -110,26 +136,41 @@ class Transaction:
         self.connection = connection
         self._execute = connection.execute
 
-    def schema(self, schema_id: int | None = None, *, fingerprint: str | None = None) -> StoredSchema | None:
-        """The schema of an id or a fingerprint, whether or not a version holds it."""
+    def schema(
+        self, schema_id: int | None = None, *, fingerprint: str | None = None, guid: UUID | None = None
+    ) -> StoredSchema | None:
+        """The schema of an id, a fingerprint or a GUID, whether or not a version holds it."""
         query = _matching(_SCHEMAS, {_schemas.c.id: schema_id, _schemas.c.fingerprint: fingerprint})
+        if guid is not None:  # no pattern: a range of the unique index, whatever the database's collation
+            query = query.where(_schemas.c.fingerprint.between(guid.hex + "0" * 32, guid.hex + "f" * 32))
         row = self._execute(query).first()
         return None if row is None else _schema(row)
 
     def add_schema(
-        self, fingerprint: str, text: str, references: Sequence[Reference], schema_id: int | None = None
+        self,
+        content: str,
+        text: str,
+        references: Sequence[Reference] = (),
+        properties: Mapping[str, str] | None = None,
+        schema_id: int | None = None,
     ) -> StoredSchema:
         """Store a schema under the next id, or under a given one that nobody has."""
         if schema_id is None:
             last = self._execute(sa.select(sa.func.max(_schemas.c.id))).scalar()
             schema_id = (last or 0) + 1
+        schema = StoredSchema(
+            schema_id, fingerprint_of(content, properties), text, tuple(references), properties or {}
+        )
         listed = json.dumps([[r.name, r.subject, r.version] for r in references])
-        values = {"id": schema_id, "fingerprint": fingerprint, "text": text, "reference_list": listed}
-        self._execute(_schemas.insert(), values)
+        values = {"fingerprint": schema.fingerprint, "text": text, "reference_list": listed}
+        self._execute(_schemas.insert(), {"id": schema_id, **values})
+        if properties:
+            values = {"content": content, "properties": json.dumps(properties)}
+            self._execute(_properties.insert(), {"schema_id": schema_id, **values})
         for subject, version in {(r.subject, r.version) for r in references}:
             row = {"schema_id": schema_id, "subject": subject, "version": version}
             self._execute(_references.insert(), row)
-        return StoredSchema(schema_id, text, tuple(references))
+        return schema
 
     def versions(
         self,
@@ -137,13 +178,25 @@ class Transaction:
         version: int | None = None,
         *,
         schema_id: int | None = None,
-        fingerprint: str | None = None,
+        content: str | None = None,
+        properties: Mapping[str, str] | None = None,
         prefix: str = "",
         deleted: bool | None = False,
     ) -> list[StoredVersion]:
-        columns = {_versions.c.subject: subject, _versions.c.version: version}
-        columns |= {_versions.c.schema_id: schema_id, _schemas.c.fingerprint: fingerprint}
+        """The versions with all that is given; `content` alone finds it with any properties."""
+        columns = {
+            _versions.c.subject: subject,
+            _versions.c.version: version,
+            _versions.c.schema_id: schema_id,
+        }
         query = _matching(_VERSIONS, {**columns, _versions.c.deleted: deleted}, prefix)
+        if content is not None:
+            same = sa.select(_schemas.c.id).where(
+                _schemas.c.fingerprint == fingerprint_of(content, properties)
+            )
+            others = sa.select(_properties.c.schema_id).where(_properties.c.content == content)
+            same_schemas = same.union(others) if properties is None else same
+            query = query.where(_versions.c.schema_id.in_(same_schemas))
         versions = [
             StoredVersion(row.subject, row.version, row.deleted, _schema(row)) for row in self._execute(query)
         ]
@@ -214,7 +267,8 @@ def _setting(subject: str, name: str) -> sa.ColumnElement[bool]:
 
 def _schema(row: Any) -> StoredSchema:
     references = tuple(Reference(*reference) for reference in json.loads(row.reference_list))
-    return StoredSchema(row.schema_id, row.text, references)
+    properties = json.loads(row.properties) if row.properties else {}
+    return StoredSchema(row.schema_id, row.fingerprint, row.text, references, properties)
 
 
 class Store:
