@@ -14,6 +14,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -28,7 +29,7 @@ _routes = APIRouter()
 
 
 def create_app(store: Store) -> FastAPI:
-    """The application on a store; it holds no state of its own."""
+    """The application on a store, which holds all its state."""
     app = FastAPI(openapi_url=None, redirect_slashes=False, dependencies=[Depends(requests.only_text)])
     for error in (RegistryError, SQLAlchemyError, ClientDisconnect, HTTPException, RequestValidationError):
         app.add_exception_handler(error, _answer_error)
@@ -109,7 +110,7 @@ def contexts(page: Page) -> list[str]:
 @_routes.get("/subjects")
 def subjects(store: Database, deleted: Deleted, page: Page, prefix: Prefix) -> list[str]:
     with store.read() as rows:
-        return rows.subjects(prefix=prefix, deleted=deleted)[page]
+        return rows.subjects(prefix=prefix, deleted=deleted, page=page)
 
 
 @_routes.post("/subjects/{subject}")
@@ -136,8 +137,8 @@ def latest_with(
 @_routes.get("/subjects/{subject}/versions")
 def versions(store: Database, subject: Subject, deleted: Deleted, page: Page) -> list[int]:
     with store.read() as rows:
-        versions = service.find_versions(rows, subject, deleted=deleted is not False)
-    return [version.version for version in versions if deleted in (None, version.deleted)][page]
+        service.check_known(rows, subject, deleted=False if deleted is False else None)
+        return list(rows.numbers(subject, deleted=deleted, page=page))
 
 
 @_routes.post("/subjects/{subject}/versions")
@@ -165,7 +166,7 @@ async def version_text(version: Annotated[dict[str, Any], Depends(version)]) -> 
 def referenced_by(store: Database, subject: Subject, version: Version, page: Page) -> list[int]:
     with store.read() as rows:
         stored = service.find_version(rows, subject, version, deleted=True)
-        return rows.referenced_by(subject, stored.version)[page]
+        return rows.referenced_by(subject, stored.version, page=page)
 
 
 @_routes.delete("/subjects/{subject}/versions/{version}")
@@ -183,10 +184,9 @@ def schemas(
     latest_only: Annotated[bool, Query(alias="latestOnly")] = False,
 ) -> list[dict[str, Any]]:
     with store.read() as rows:
-        versions = rows.versions(prefix=prefix, deleted=None if deleted else False)
-    if latest_only:
-        versions = list({version.subject: version for version in versions}.values())
-    return [_version_json(version) for version in versions[page]]
+        state = None if deleted else False
+        versions = rows.versions(prefix=prefix, deleted=state, latest_only=latest_only, page=page)
+    return [_version_json(version) for version in versions]
 
 
 @_routes.get("/schemas/types")
@@ -195,15 +195,18 @@ def types() -> list[str]:
 
 
 @_routes.get("/schemas/ids/{schema_id}")
-def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
-    with store.read() as rows:
-        return _schema_json(rows, service.find_schema(rows, schema_id), format)
+async def schema(store: Database, schema_id: SchemaId, format: str = "") -> dict[str, Any]:
+    recent = store.recent.get(schema_id)
+    if recent is None or format:
+        return await run_in_threadpool(_read_schema, store, schema_id, format)
+    return _schema_json(recent)
 
 
 @_routes.get("/schemas/guids/{guid}")
 def schema_of_guid(store: Database, guid: Guid, format: str = "") -> dict[str, Any]:
     with store.read() as rows:
-        return _schema_json(rows, service.find_schema_of_guid(rows, guid), format)
+        schema = service.find_schema_of_guid(rows, guid)
+        return _schema_json(schema, _text(rows, schema, format))
 
 
 @_routes.get("/schemas/ids/{schema_id}/schema")
@@ -214,7 +217,8 @@ async def schema_text(schema: Annotated[dict[str, Any], Depends(schema)]) -> Res
 @_routes.get("/schemas/ids/{schema_id}/subjects")
 def schema_subjects(store: Database, schema_id: SchemaId, page: Page, deleted: bool = False) -> list[str]:
     with store.read() as rows:
-        return sorted({use.subject for use in service.find_uses(rows, schema_id, deleted=deleted)})[page]
+        service.find_schema(rows, schema_id)
+        return rows.subjects(schema_id=schema_id, deleted=None if deleted else False, page=page)
 
 
 @_routes.get("/schemas/ids/{schema_id}/versions")
@@ -222,9 +226,10 @@ def schema_versions(
     store: Database, schema_id: SchemaId, page: Page, deleted: bool = False, subject: str = ""
 ) -> list[dict[str, Any]]:
     with store.read() as rows:
-        uses = service.find_uses(rows, schema_id, deleted=deleted)
-    chosen = [use for use in uses if subject in ("", use.subject)]
-    return [{"subject": use.subject, "version": use.version} for use in chosen[page]]
+        service.find_schema(rows, schema_id)
+        state = None if deleted else False
+        uses = rows.versions(subject or None, schema_id=schema_id, deleted=state, page=page)
+    return [{"subject": use.subject, "version": use.version} for use in uses]
 
 
 @_routes.post("/compatibility/subjects/{subject}/versions")
@@ -288,9 +293,20 @@ def _version_json(version: StoredVersion) -> dict[str, Any]:
     return {**answer, **_identity_json(schema), **({"deleted": True} if version.deleted else {})}
 
 
-def _schema_json(rows: Transaction, schema: StoredSchema, format: str) -> dict[str, Any]:
-    answer = {"schema": _text(rows, schema, format), **_identity_json(schema)}
-    if format == "resolved":
+def _read_schema(store: Store, schema_id: int, format: str) -> dict[str, Any]:
+    began = store.recent.clock()
+    with store.read() as rows:
+        deletions = rows.deletions()
+        schema = service.find_schema(rows, schema_id)
+        text = _text(rows, schema, format)
+    store.recent.add(schema, deletions, began)
+    return _schema_json(schema, text)
+
+
+def _schema_json(schema: StoredSchema, text: str | None = None) -> dict[str, Any]:
+    """The answer for a schema; without its references when another text has them written out."""
+    answer = {**_identity_json(schema), "schema": schema.text if text is None else text}
+    if text not in (None, schema.text):
         answer.pop("references", None)
     return answer
 

@@ -40,10 +40,15 @@ class SchemaParser:
         self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
         self._reasons: dict[tuple[int, int, int, Level], list[str]] = {}
 
-    def compare(self, new: AvroSchema, old: AvroSchema, version: int, level: Level) -> list[str]:
-        """What breaks the level between schemas parsed here, one line each; `old` is that version."""
-        key = id(new), id(old), version, level  # they live as long as this parser
+    def compare(
+        self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level
+    ) -> list[str]:
+        """What breaks the level between a schema parsed here and a version's, one line each."""
+        key = id(new), old_id, version, level  # `new` lives as long as this parser
         if key not in self._reasons:
+            stored = rows.schema(old_id)
+            assert stored is not None, "a schema's row is never deleted"
+            old = self.parse(rows, stored.text, stored.references)
             self._reasons[key] = incompatibilities(new, old, version, level)
         return self._reasons[key]
 
