@@ -32,6 +32,8 @@ _PART = {"array": "items", "map": "values"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_DEPTH = 64
 """Deepest nesting that is accepted: the functions here, and every client's parser, recurse."""
+_MAX_STEPS = 1_000_000
+"""Most steps to check a schema's defaults, half a second: one for an item, or 64 characters, and a type."""
 _KEY_ORDER = (
     *("type", "name", "namespace", "doc", "fields", "symbols", "items", "values", "size"),
     *("default", "order", "aliases", "logicalType"),
@@ -121,14 +123,17 @@ class DefaultChecker:
     Apache's Python library does not check defaults. One that does not fit fails the first reader that needs
     it, long after the schema was accepted. A value is checked once for each named type: unions of records
     that hold each other would else be tried in every combination, twice as many for each level of nesting.
+    Raises InvalidSchema after _MAX_STEPS: a long value may have to be tried with each of many types.
     """
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
         self._seen: dict[tuple[int, str], bool] = {}
+        self._steps = 0
 
     def fits(self, value: Any, schema: Any) -> bool:
         """True when the JSON value is a default for the schema; for a union one of its types must take it."""
+        self._count(1 + len(value) // 64 if isinstance(value, str) else 1)
         match schema:
             case list():
                 return any(self.fits(value, branch) for branch in schema)
@@ -143,6 +148,7 @@ class DefaultChecker:
             case {"type": "fixed", "size": size}:
                 return _is_bytes(value) and len(value) == size
             case {"type": "record" | "error", "fields": fields}:
+                self._count(len(fields))
                 return isinstance(value, dict) and all(
                     self.fits(value[field["name"]], field["type"])
                     if field["name"] in value
@@ -150,6 +156,11 @@ class DefaultChecker:
                     for field in fields
                 )
         return _FITS[schema["type"]](value)
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MAX_STEPS:
+            raise InvalidSchema("the defaults are too long for their types to be checked: write smaller ones")
 
     def _fits_named(self, value: Any, name: str) -> bool:
         if name not in self._definitions:
@@ -162,7 +173,7 @@ class DefaultChecker:
 
 def _is_bytes(value: Any) -> bool:
     """Bytes are written as a string whose code points 0 to 255 are the byte values."""
-    return isinstance(value, str) and all(ord(character) < 256 for character in value)
+    return isinstance(value, str) and max(value, default="") <= "\xff"
 
 
 _FITS: Mapping[str, Callable[[Any], bool]] = {

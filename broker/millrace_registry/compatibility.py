@@ -1,31 +1,35 @@
 """Whether data written with one schema can be read with another, and what the seven levels demand of that.
 
-The rules are those of Apache's `avro` library (Avro's schema resolution). Done here because the library
-does not: names of fields in the messages, paths through unions, aliases without a namespace, `error`
-records, and logical types. A decimal of another scale, or milliseconds read as microseconds, resolve in
-Avro and come out as wrong numbers: such a change is refused as incompatible.
+The rules are Avro's schema resolution, with one more: a decimal of another scale, or milliseconds read as
+microseconds, resolve in Avro and come out as wrong numbers, so such a change is refused as incompatible. The
+work of one comparison is bounded, whatever the schemas.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import TypeAlias
 
-import avro.compatibility
-import avro.name
-import avro.schema
-from avro.compatibility import SchemaCompatibilityResult, SchemaCompatibilityType, SchemaIncompatibilityType
+from millrace_registry.avro_schema import NAMED, PRIMITIVES, RECORDS, AvroSchema, Json
+from millrace_registry.errors import InvalidSchema
 
-from millrace_registry.avro_schema import NAMED, PRIMITIVES, RECORDS, AvroSchema, Json, with_parts
+_PROMOTIONS: Mapping[str, Sequence[str]] = {
+    "long": ("int",),
+    "float": ("int", "long"),
+    "double": ("int", "long", "float"),
+    "string": ("bytes",),
+    "bytes": ("string",),
+}
+"""What a type reads beside itself."""
+_MAX_STEPS = 1_000_000
+"""Most work of one comparison, about half a second: two types are _STEPS, each field or symbol is one."""
+_STEPS = 5
+_MAX_REASONS = 50
+"""Most reasons that are given for one version."""
 
-_LOGICAL = "millrace.logicalType"
-"""Where the tree for the library keeps logical types: it would warn about those it does not know."""
-_TYPE_KEYS = ("symbols", "size", "fields", "items", "values")
-_FIELD_KEYS = ("name", "type", "default", "aliases")
-_NO_NAMESPACE = "__none__."
-"""Stands before a name without namespace, so that the library lets it inherit none."""
+_Reasons: TypeAlias = dict[str, None]
+"""A set that keeps its order; empty when the data can be read."""
 
 
 class Level(StrEnum):
@@ -53,134 +57,161 @@ def incompatibilities(new: AvroSchema, old: AvroSchema, version: int, level: Lev
 
 
 def unreadable(reader: AvroSchema, writer: AvroSchema) -> list[str]:
-    """Why `reader` cannot read all that `writer` may write, one line each; empty: it can."""
-    new, old = (avro.schema.make_avsc_object(_bare(s.tree), avro.name.Names()) for s in (reader, writer))
-    result = _Checker().get_compatibility(new, old)
-    return [] if result.compatibility is SchemaCompatibilityType.compatible else sorted(result.messages)
+    """Why `reader` cannot read all that `writer` may write, one line each; empty: it can.
+
+    InvalidSchema when that takes too much work.
+    """
+    try:
+        return sorted(_Comparison(reader, writer).reasons(reader.tree, writer.tree, ""))
+    except RecursionError:  # a chain of named types may be longer than any nesting in the text
+        raise InvalidSchema("its types lead through too many others to be compared") from None
 
 
-def _bare(tree: Json) -> Json:
-    """The tree with only what resolution looks at; every name has a namespace, so none is inherited."""
+class _Comparison:
+    """One reader with one writer. Types by name are compared once, and reported where they are met first."""
+
+    def __init__(self, reader: AvroSchema, writer: AvroSchema) -> None:
+        self._reader, self._writer = reader.definitions, writer.definitions
+        self._results: dict[tuple[int, int], _Reasons] = {}
+        self._indexes: dict[int, dict[str, Json]] = {}
+        self._steps = 0
+
+    def reasons(self, reader: Json, writer: Json, path: str) -> _Reasons:
+        """Why one type cannot read another, each with the path of fields that leads there."""
+        self._count(_STEPS)
+        reader, writer = _definition(reader, self._reader), _definition(writer, self._writer)
+        if isinstance(reader, str) or isinstance(writer, str):
+            return self._resolve(reader, writer, path)
+        pair = id(reader), id(writer)  # they live as long as the schemas
+        if pair not in self._results:
+            self._results[pair] = {}  # a type that holds itself can be read if all else can
+            self._results[pair] = self._resolve(reader, writer, path)
+        return self._results[pair]
+
+    def _resolve(self, reader: Json, writer: Json, path: str) -> _Reasons:
+        if isinstance(writer, list):
+            return _merged(self.reasons(reader, branch, path) for branch in writer)
+        if isinstance(reader, list):
+            return self._in_union(reader, writer, path)
+        return _merged((_located(path, _logical_change(reader, writer)), self._same(reader, writer, path)))
+
+    def _in_union(self, reader: list[Json], writer: Json, path: str) -> _Reasons:
+        if id(reader) not in self._indexes:
+            self._indexes[id(reader)] = {_label(branch): branch for branch in reader}
+        namesake = self._indexes[id(reader)].get(_label(writer))
+        if namesake is not None and not self.reasons(namesake, writer, path):
+            return {}
+        found: list[tuple[str, _Reasons]] = []
+        for branch in reader:
+            found.append((_kind(_definition(branch, self._reader)), self.reasons(branch, writer, path)))
+            if not found[-1][1]:
+                return {}
+        others = [branch for branch in found if branch[0] != "null"]
+        similar = [branch for branch in others if branch[0] == _kind(writer)] or others
+        if len(similar) == 1:  # say why this one does not fit
+            return similar[0][1]
+        return _located(path, f"the union cannot hold {_kind(writer)}")
+
+    def _same(self, reader: Json, writer: Json, path: str) -> _Reasons:
+        """Why a type that is no union cannot read another one."""
+        kind, written = _kind(reader), _kind(writer)
+        if kind != written:
+            fits = written in _PROMOTIONS.get(kind, ())
+            return {} if fits else _located(path, f"{kind} cannot read {written}")
+        if kind in PRIMITIVES:
+            return {}
+        if kind == "array":
+            return self.reasons(reader["items"], writer["items"], _join(path, "items"))
+        if kind == "map":
+            return self.reasons(reader["values"], writer["values"], _join(path, "values"))
+        return _merged((_located(path, _other_name(reader, writer)), self._content(reader, writer, path)))
+
+    def _content(self, reader: Json, writer: Json, path: str) -> _Reasons:
+        if reader["type"] == "fixed":
+            old, new = writer["size"], reader["size"]
+            return {} if old == new else _located(path, f"fixed of size {new} cannot read size {old}")
+        if reader["type"] == "enum":
+            self._count(len(reader["symbols"]) + len(writer["symbols"]))
+            missing = sorted(set(writer["symbols"]) - set(reader["symbols"]))
+            if not missing or reader.get("default"):
+                return {}
+            named = ", ".join(map(repr, missing[:_MAX_REASONS]))
+            return _located(path, f"enum lacks the symbols {named} and has no default")
+        return _merged(self._fields(reader["fields"], writer["fields"], path))
+
+    def _fields(self, reader: Sequence[Json], writer: Sequence[Json], path: str) -> Iterator[_Reasons]:
+        if id(writer) not in self._indexes:
+            self._indexes[id(writer)] = {field["name"]: field["type"] for field in writer}
+        written = self._indexes[id(writer)]
+        for field in reader:
+            names = (field["name"], *field.get("aliases", ()))
+            self._count(len(names))
+            name = next((name for name in names if name in written), None)
+            if name is not None:
+                yield self.reasons(field["type"], written[name], _join(path, field["name"]))
+            elif "default" not in field:
+                yield _located(path, f"field {field['name']} has no default and is not in the data")
+
+    def _count(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MAX_STEPS:
+            raise InvalidSchema("it has too many types to be compared with another version: make it smaller")
+
+
+def _definition(tree: Json, definitions: Mapping[str, Json]) -> Json:
+    """The one tree of a named type, however often it stands written out; other types are as they stand."""
     if isinstance(tree, str):
-        return tree if tree in PRIMITIVES else _dotted(tree)
-    if isinstance(tree, list):
-        return [_bare(branch) for branch in tree]
-    kind = tree["type"]
-    parts = with_parts(tree, _bare)
-    bare: dict[str, Json] = {key: parts[key] for key in _TYPE_KEYS if key in parts}
-    bare["type"] = "record" if kind == "error" else kind
-    if kind in NAMED:
-        bare["name"] = _dotted(tree["name"])
-        bare["aliases"] = [_dotted(alias) for alias in tree.get("aliases", ())]
-    if kind == "enum" and "default" in tree:
-        bare["default"] = tree["default"]
-    if kind in RECORDS:
-        bare["fields"] = [
-            {key: field[key] for key in _FIELD_KEYS if key in field} for field in bare["fields"]
-        ]
-    if logical := _logical_type(tree):
-        bare[_LOGICAL] = logical
-    return bare
+        return definitions.get(tree, tree)
+    return definitions[tree["name"]] if isinstance(tree, dict) and tree["type"] in NAMED else tree
 
 
-def _dotted(name: str) -> str:
-    return name if "." in name else f"{_NO_NAMESPACE}{name}"
+def _kind(tree: Json) -> str:
+    kind = tree if isinstance(tree, str) else "union" if isinstance(tree, list) else tree["type"]
+    return "record" if kind in RECORDS else str(kind)
 
 
-def _logical_type(tree: Mapping[str, Json]) -> str | None:
-    name = tree.get("logicalType")
+def _label(tree: Json) -> str:
+    """What a branch of a union is told by: its full name, or its kind."""
+    return str(tree["name"]) if isinstance(tree, dict) and tree["type"] in NAMED else _kind(tree)
+
+
+def _other_name(reader: Json, writer: Json) -> str | None:
+    """What is wrong when a type is named otherwise: namespaces do not matter, aliases do."""
+    if reader["name"].rpartition(".")[2] == writer["name"].rpartition(".")[2]:
+        return None
+    if writer["name"] in reader.get("aliases", ()):
+        return None
+    return f"{reader['name']} is not {writer['name']} and has no such alias"
+
+
+def _logical_change(reader: Json, writer: Json) -> str | None:
+    new, old = _logical_type(reader), _logical_type(writer)
+    if new is None or old is None or new == old:
+        return None
+    return f"{new} would read {old}, whose numbers mean something else"
+
+
+def _logical_type(tree: Json) -> str | None:
+    name = tree.get("logicalType") if isinstance(tree, dict) else None
     if not isinstance(name, str):
         return None
     return f"decimal({tree.get('precision')}, {tree.get('scale', 0)})" if name == "decimal" else name
 
 
-class _Checker(avro.compatibility.ReaderWriterCompatibilityChecker):
-    """The library's checker, with paths of field names and one line per reason in `messages`."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._path: list[list[str]] = []
-
-    def get_compatibility(
-        self, reader: Any, writer: Any, reference_token: str = "/", location: list[str] | None = None
-    ) -> SchemaCompatibilityResult:
-        # A branch of a union keeps the union's path.
-        if location is None and self._path:
-            *location, reference_token = self._path[-1]
-        return super().get_compatibility(reader, writer, reference_token, location)
-
-    def calculate_compatibility(
-        self, reader: Any, writer: Any, location: list[str]
-    ) -> SchemaCompatibilityResult:
-        self._path.append(location)
-        result = self._resolve(reader, writer, location)
-        self._path.pop()
-        new, old = reader.props.get(_LOGICAL), writer.props.get(_LOGICAL)
-        if new and old and new != old:
-            differing = _incompatible(f"{new} would read {old}, whose numbers mean something else")
-            result = avro.compatibility.merge(differing, result)
-        if result.messages:
-            result.messages = {_locate(message, reader, location) for message in result.messages}
-        return result
-
-    def _resolve(self, reader: Any, writer: Any, location: list[str]) -> SchemaCompatibilityResult:
-        if reader.type != "union":
-            return super().calculate_compatibility(reader, writer, location)
-        if writer.type == "union":
-            results = [self.get_compatibility(reader, branch) for branch in writer.schemas]
-            compatible = SchemaCompatibilityResult(SchemaCompatibilityType.compatible)
-            return functools.reduce(avro.compatibility.merge, results, compatible)
-        result = super().calculate_compatibility(reader, writer, location)
-        if result.compatibility is SchemaCompatibilityType.incompatible:
-            branches = [branch for branch in reader.schemas if branch.type != "null"]
-            similar = [branch for branch in branches if branch.type == writer.type] or branches
-            if len(similar) == 1:  # say why this one does not fit
-                return self.get_compatibility(similar[0], writer)
-        return result
-
-    def check_reader_writer_record_fields(
-        self, reader: Any, writer: Any, location: list[str]
-    ) -> SchemaCompatibilityResult:
-        result = SchemaCompatibilityResult(SchemaCompatibilityType.compatible)
-        for field in reader.fields:
-            written = avro.compatibility.lookup_writer_field(writer_schema=writer, reader_field=field)
-            if written is not None:
-                of_field = self.get_compatibility(field.type, written.type, field.name, location)
-            elif field.has_default:
-                continue
-            else:
-                of_field = _incompatible(f"field {field.name} has no default and is not in the data")
-            result = avro.compatibility.merge(result, of_field)
-        return result
+def _located(path: str, reason: str | None) -> _Reasons:
+    if reason is None:
+        return {}
+    return {f"{path}: {reason}" if path else reason: None}
 
 
-class _Located(str):
-    """A message that says where already."""
-
-    __slots__ = ()
-
-
-def _locate(message: str, reader: Any, location: Sequence[str]) -> _Located:
-    """The library's message in words, with the path of field names in front."""
-    if isinstance(message, _Located):
-        return message
-    text = message
-    if message.startswith("expected: "):
-        expected, _, size = message.removeprefix("expected: ").partition(", found: ")
-        text = f"{reader.fullname} is not {expected} and has no such alias"
-        if size:
-            text = f"fixed of size {size} cannot read size {expected}"
-    elif message.startswith("{"):
-        text = f"enum lacks the symbols {message.strip('{}')} and has no default"
-    elif message.startswith("reader union lacking"):
-        text = f"the union cannot hold {message.rsplit(' ', 1)[-1].lower()}"
-    elif message.startswith("reader type"):
-        text = f"{reader.type} cannot read {message.rsplit(' ', 1)[-1]}"
-    path = ".".join(step for step in location if step != "/")
-    return _Located((f"{path}: {text}" if path else text).replace(_NO_NAMESPACE, ""))
+def _merged(results: Iterator[_Reasons] | Sequence[_Reasons]) -> _Reasons:
+    """All reasons, or as many as are given; every result is asked for."""
+    reasons: _Reasons = {}
+    for result in results:
+        if len(reasons) < _MAX_REASONS:
+            reasons.update(result)
+    return reasons
 
 
-def _incompatible(message: str) -> SchemaCompatibilityResult:
-    return SchemaCompatibilityResult(
-        SchemaCompatibilityType.incompatible, [SchemaIncompatibilityType.type_mismatch], {message}
-    )
+def _join(path: str, step: str) -> str:
+    return f"{path}.{step}" if path else step

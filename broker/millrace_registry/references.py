@@ -39,6 +39,16 @@ class SchemaParser:
     def __init__(self) -> None:
         self._parsed: dict[tuple[str, Sequence[int]], _Parsed] = {}
         self._reasons: dict[tuple[int, int, int, Level], list[str]] = {}
+        self._contents: dict[tuple[int, Sequence[Reference]], str] = {}
+
+    def content(self, schema: AvroSchema, references: Sequence[Reference]) -> str:
+        """The fingerprint of a schema parsed here with its references."""
+        key = id(schema), references
+        if key not in self._contents:
+            self._contents[key] = schema.fingerprint(
+                sorted((r.name, r.subject, r.version) for r in references)
+            )
+        return self._contents[key]
 
     def compare(
         self, rows: Transaction, new: AvroSchema, old_id: int, version: int, level: Level

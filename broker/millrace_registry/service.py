@@ -128,7 +128,7 @@ class Candidate:
     def parse(self, rows: Transaction, parser: SchemaParser) -> tuple[AvroSchema, str]:
         """The schema, and the fingerprint of its text and references."""
         schema = parser.parse(rows, self.text, self.references)
-        return schema, schema.fingerprint(sorted((r.name, r.subject, r.version) for r in self.references))
+        return schema, parser.content(schema, self.references)
 
 
 def check_known(rows: Transaction, subject: str, *, deleted: bool | None = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -304,3 +305,45 @@ def test_every_schema_of_ours_survives_and_still_encodes(path: Path) -> None:
         fastavro.schemaless_writer(body, canonical, event)
         body.seek(0)
         assert fastavro.schemaless_reader(body, original, None) == event
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        record(
+            {
+                "name": "a",
+                "type": [
+                    record({"name": "x", "type": {"type": "array", "items": "int"}}, name=f"R{i}")
+                    for i in range(2000)
+                ],
+                "default": {"x": [*range(2000), "no int"]},
+            }
+        ),
+        record(
+            {
+                "name": "a",
+                "type": [{"type": "fixed", "name": f"F{i}", "size": 1} for i in range(5000)],
+                "default": "x" * 200_000,
+            }
+        ),
+        record(
+            {
+                "name": "a",
+                "type": {
+                    "type": "array",
+                    "items": record(
+                        *({"name": f"f{i}", "type": "int", "default": 0} for i in range(1000)), name="I"
+                    ),
+                },
+                "default": [{}] * 20_000,
+            }
+        ),
+    ],
+)
+def test_a_default_that_would_take_long_to_check_is_refused_in_time(schema: Any) -> None:
+    text = json.dumps(schema)
+    began = time.thread_time()
+    with pytest.raises(InvalidSchema, match="the defaults are too long for their types"):
+        parse(text)
+    assert time.thread_time() - began < 5

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from typing import Any
 
+import avro.compatibility
+import avro.errors
+import avro.schema
 import fastavro
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from millrace_registry.avro_schema import PRIMITIVES as ALL_PRIMITIVES
 from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.compatibility import Level, incompatibilities, unreadable
-from millrace_registry.errors import RegistryError
+from millrace_registry.errors import InvalidSchema, RegistryError
 from millrace_registry.service import LEVEL
 
 
@@ -47,6 +54,7 @@ def mapped(values: Any) -> dict[str, Any]:
     return {"type": "map", "values": values}
 
 
+PRIMITIVES = sorted(ALL_PRIMITIVES)
 A = field("a", "int")
 B = field("b", "string")
 LIST = field("next", ["null", "R"])
@@ -242,6 +250,59 @@ def test_an_error_record_is_compared_like_a_record() -> None:
     assert unreadable(schema(error), schema(error)) == []
 
 
+kinds: st.SearchStrategy[Any] = st.deferred(
+    lambda: st.sampled_from(PRIMITIVES) | arrays | maps | unions | sets | sizes | records
+)
+arrays: st.SearchStrategy[Any] = kinds.map(array)
+maps: st.SearchStrategy[Any] = kinds.map(mapped)
+unions: st.SearchStrategy[Any] = st.lists(kinds, max_size=3)
+named = st.sampled_from(["n.A", "n.B", "m.A"])
+aliases = st.lists(named, max_size=1)
+sets: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {
+        "type": st.just("enum"),
+        "name": named,
+        "symbols": st.lists(st.sampled_from("XYZ"), min_size=1, unique=True),
+        "aliases": aliases,
+    }
+)
+sizes: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {"type": st.just("fixed"), "name": named, "size": st.sampled_from([1, 2]), "aliases": aliases}
+)
+fields = st.fixed_dictionaries(
+    {"name": st.sampled_from("abc"), "type": kinds},
+    optional={"aliases": st.lists(st.sampled_from("abc"), max_size=2), "default": st.just(0)},
+)
+records: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {
+        "type": st.just("record"),
+        "name": named,
+        "fields": st.lists(fields | st.just(field("r", ["null", "n.A"])), max_size=4),
+        "aliases": aliases,
+    }
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.tuples(kinds, kinds) | records.flatmap(lambda r: st.tuples(st.just(r), changed(r))))
+def test_a_verdict_is_that_of_apaches_library(pair: tuple[Any, Any]) -> None:
+    try:
+        reader, writer = (parse(json.dumps(value), flawed_too=True) for value in pair)
+        new, old = (avro.schema.parse(json.dumps(value)) for value in pair)
+    except (InvalidSchema, avro.errors.AvroException):
+        return
+    checker = avro.compatibility.ReaderWriterCompatibilityChecker()  # type: ignore[no-untyped-call]
+    verdict = checker.get_compatibility(new, old)
+    readable = verdict.compatibility is avro.compatibility.SchemaCompatibilityType.compatible
+    assert (unreadable(reader, writer) == []) is readable
+
+
+def changed(schema: Any) -> st.SearchStrategy[Any]:
+    """A record with one of its fields changed, added or left out."""
+    rest = st.sampled_from([schema["fields"][:-1], schema["fields"][1:], schema["fields"]])
+    return st.tuples(rest, st.lists(fields, max_size=1)).map(lambda f: {**schema, "fields": f[0] + f[1]})
+
+
 OLD, WITH_DEFAULT, WITHOUT_DEFAULT, REMOVED = (
     record(A, field("b", "int", default=0)),
     record(A, field("b", "int", default=0), field("c", "int", default=0)),
@@ -285,3 +346,48 @@ def test_levels_are_read_in_any_case_and_nothing_else_is_one() -> None:
     for name in ("", None, "BACKWARDS", 3):
         with pytest.raises(RegistryError, match="Valid values are NONE, BACKWARD"):
             LEVEL.parse(name)
+
+
+def chain(length: int) -> list[Any]:
+    """Records each of which holds the one before it, by name."""
+    first: dict[str, Any] = {"type": "record", "name": "R0", "fields": []}
+    more = [
+        {"type": "record", "name": f"R{i}", "fields": [field("f", f"R{i - 1}")]} for i in range(1, length)
+    ]
+    return [first, *more]
+
+
+def through_a_chain(length: int, name: str) -> AvroSchema:
+    """The last of a chain, which is compared before the others are."""
+    last = field("last", f"R{length - 1}")
+    return schema(record(field(name, chain(length), default={}), last))
+
+
+def test_what_would_take_long_to_compare_is_refused_in_time() -> None:
+    new, old = (
+        schema([{"type": "fixed", "name": f"{name}{i}", "size": 1} for i in range(2000)]) for name in "AB"
+    )
+    began = time.thread_time()
+    with pytest.raises(InvalidSchema, match="too many types"):
+        unreadable(new, old)
+    assert time.thread_time() - began < 5
+
+
+def test_a_chain_of_types_longer_than_the_stack_is_refused() -> None:
+    assert unreadable(through_a_chain(50, "a"), through_a_chain(50, "b")) == []
+    with pytest.raises(InvalidSchema, match="through too many others"):
+        unreadable(through_a_chain(3000, "a"), through_a_chain(3000, "b"))
+
+
+def test_large_schemas_are_compared_in_time() -> None:
+    wide = schema(record(*(field(f"f{i}", ["null", "int"]) for i in range(20_000))))
+    many = schema([{"type": "record", "name": f"R{i}", "fields": []} for i in range(20_000)])
+    began = time.thread_time()
+    for large in (wide, many):
+        assert unreadable(large, parse(large.text)) == []
+    assert time.thread_time() - began < 5
+
+
+def test_only_so_many_reasons_are_given() -> None:
+    one, other = (record(*(field(f"{name}{i}", "int") for i in range(500))) for name in "ab")
+    assert 1 < len(unreadable(schema(one), schema(other))) <= 51
