@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -88,7 +88,7 @@ class SchemaRegistryClient:
         Raises UnknownSchema when the registry has no such id, RegistryUnavailable when it does not answer.
         """
         if schema_id not in self._schemas:
-            self._schemas[schema_id] = _parsed(self._ask(f"/schemas/ids/{schema_id}?format=resolved"))
+            self._schemas[schema_id] = _parsed(self.ask(f"/schemas/ids/{schema_id}?format=resolved"))
         return self._schemas[schema_id]
 
     def find_schema(self, schema_id: int) -> Any | None:
@@ -106,8 +106,8 @@ class SchemaRegistryClient:
         """
         text = json.dumps(schema)
         if (subject, text) not in self._ids:
-            path = f"/subjects/{_quoted(subject)}/versions"
-            answer = self._ask(path, text, expected=("id",), timeout_s=timeout_s)
+            path = f"/subjects/{quoted(subject)}/versions"
+            answer = self.ask(path, {"schema": text}, expected=("id",), timeout_s=timeout_s)
             self._ids[subject, text] = int(answer["id"])
         return self._ids[subject, text]
 
@@ -116,15 +116,15 @@ class SchemaRegistryClient:
 
         `timeout_s` shortens the client's own timeout for this call.
         """
-        path = f"/subjects/{_quoted(subject)}/versions/latest?format=resolved"
-        answer = self._ask(path, expected=("id", "version"), timeout_s=timeout_s)
+        path = f"/subjects/{quoted(subject)}/versions/latest?format=resolved"
+        answer = self.ask(path, expected=("id", "version"), timeout_s=timeout_s)
         return RegisteredVersion(answer["id"], answer["version"], _parsed(answer))
 
     def lookup(self, subject: str, schema: Any) -> RegisteredVersion | None:
         """The version under which the subject holds the schema; None when it does not."""
-        path = f"/subjects/{_quoted(subject)}"
+        path = f"/subjects/{quoted(subject)}"
         try:
-            answer = self._ask(path, json.dumps(schema), expected=("id", "version"))
+            answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("id", "version"))
         except UnknownSchema:
             return None
         return RegisteredVersion(answer["id"], answer["version"], schema)
@@ -132,28 +132,33 @@ class SchemaRegistryClient:
     def versions(self, subject: str) -> list[int]:
         """The subject's versions; empty when there is no such subject."""
         try:
-            return [int(version) for version in self._ask(f"/subjects/{_quoted(subject)}/versions")]
+            return [int(version) for version in self.ask(f"/subjects/{quoted(subject)}/versions")]
         except UnknownSchema:
             return []
 
     def incompatibilities(self, subject: str, schema: Any) -> list[str]:
         """Why the subject's compatibility level refuses the schema, one line each; empty: it does not."""
-        path = f"/compatibility/subjects/{_quoted(subject)}/versions?verbose=true"
-        answer = self._ask(path, json.dumps(schema), expected=("is_compatible",))
+        path = f"/compatibility/subjects/{quoted(subject)}/versions?verbose=true"
+        answer = self.ask(path, {"schema": json.dumps(schema)}, expected=("is_compatible",))
         if answer["is_compatible"]:
             return []
         return [str(reason) for reason in answer.get("messages") or ["the registry gives no reason"]]
 
-    def _ask(
+    def ask(
         self,
         path: str,
-        schema: str | None = None,
+        body: Mapping[str, Any] | None = None,
         *,
+        method: str | None = None,
         expected: Sequence[str] = (),
         timeout_s: float | None = None,
     ) -> Any:
-        """GET, or POST a schema's text; the answer's JSON, an object that has the expected keys."""
-        response = self._send(path, schema, self._timeout_s if timeout_s is None else timeout_s)
+        """GET, or POST a body, or another method; the answer's JSON, an object that has the expected keys.
+
+        A request may be sent twice, so the method and path must allow it.
+        """
+        method = method or ("GET" if body is None else "POST")
+        response = self._send(method, path, body, self._timeout_s if timeout_s is None else timeout_s)
         no_registry = f"{self.url} does not answer like a schema registry: give the right address"
         try:
             answer = response.json()
@@ -172,17 +177,19 @@ class SchemaRegistryClient:
             no_registry if response.is_success or response.status_code == 404 else message
         )
 
-    def _send(self, path: str, schema: str | None, timeout_s: float) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
+    ) -> httpx.Response:
         """One answer below 500, after as many tries as fit into the timeout.
 
-        Each request may be sent twice: registering the same schema again gives the same id.
+        Registering the same schema again gives the same id.
         """
-        method, body = ("GET", None) if schema is None else ("POST", json.dumps({"schema": schema}))
+        content = None if body is None else json.dumps(body)
         deadline = time.monotonic() + min(timeout_s, self._timeout_s)
         for wait_s in (*_WAITS_S, None):
             try:
                 left_s = max(deadline - time.monotonic(), _SHORTEST_TRY_S)
-                response = self._http.request(method, path, content=body, timeout=left_s)
+                response = self._http.request(method, path, content=content, timeout=left_s)
                 if response.status_code < 500 and response.status_code != 429:
                     return response
                 reason = f"HTTP {response.status_code}"
@@ -197,7 +204,8 @@ class SchemaRegistryClient:
         )
 
 
-def _quoted(subject: str) -> str:
+def quoted(subject: str) -> str:
+    """A subject as a segment of a path."""
     return quote(subject, safe="")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from millrace.commands.help_texts import Group
 from millrace.commands.printing import print_table
 from millrace.errors import MillraceError
 from millrace_registry import directory as folder
+from millrace_registry import transfer
 from millrace_registry.client import SchemaRegistryClient
 from millrace_registry.directory import Change
 
@@ -63,7 +65,7 @@ def registry(listen: str, database_url: str) -> None:
 
 @click.group(cls=Group, epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081")
 def schemas() -> None:
-    """Check a folder of .avsc files, see what registering them would do, and do it."""
+    """Check, plan and apply a folder of .avsc files; export and import everything a registry holds."""
 
 
 @schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
@@ -110,6 +112,41 @@ def apply(directory: Path, url: str, as_json: bool) -> None:
     with SchemaRegistryClient(url) as client:
         changes = folder.apply(directory, client)
     _show(changes, as_json)
+
+
+@schemas.command(epilog="Example: millrace schemas export backup --registry http://127.0.0.1:8081")
+@_SCHEMAS
+@_REGISTRY
+def export(directory: Path, url: str) -> None:
+    """Write everything that a registry holds into the new folder DIR, ids and deleted versions included."""
+    with SchemaRegistryClient(url) as client:
+        contents = transfer.read_registry(client)
+    transfer.write_folder(contents, directory)
+    click.echo(f"{len(contents.versions)} versions are in {directory}")
+
+
+@schemas.command("import", epilog="Example: millrace schemas import backup --registry http://127.0.0.1:8081")
+@click.argument("source", metavar="DIR|URL")
+@_REGISTRY
+@_JSON
+def import_(source: str, url: str, as_json: bool) -> None:
+    """Bring what an export wrote, or what another registry holds, into a registry under the same ids."""
+    with SchemaRegistryClient(url) as client:
+        if source.startswith(("http://", "https://")):
+            with SchemaRegistryClient(source) as other:
+                contents = transfer.read_registry(other)
+        else:
+            contents = transfer.read_folder(Path(source))
+        transfers = transfer.write_registry(contents, client)
+    if as_json:
+        click.echo(json.dumps([asdict(each) for each in transfers]))
+        return
+    for state, count in Counter(each.state for each in transfers).items():
+        click.echo(f"{count} versions {state}")
+    for each in transfers:
+        if each.reason:
+            click.echo(f"{each.subject} version {each.version}: {each.reason}", err=True)
+    click.echo(f"subjects without a level of their own had the level {contents.level} there", err=True)
 
 
 def _show(changes: Sequence[Change], as_json: bool) -> None:

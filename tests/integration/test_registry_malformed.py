@@ -131,7 +131,7 @@ def costly(chance: random.Random) -> Any:
     prefix = chance.choice("AB")
     fixed = [named("fixed", f"{prefix}{i}", size=1) for i in range(size)]
     deep: Any = "int"
-    for _ in range(chance.choice([60, 70, 5000])):
+    for _ in range(chance.choice([60, 70, 300])):
         deep = {"type": "array", "items": deep}
     diamond: list[Any] = [record("D0")]
     for level in range(1, min(size, 300)):

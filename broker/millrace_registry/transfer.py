@@ -1,0 +1,255 @@
+"""Everything that a registry holds, out of it into a folder and from there, or from a registry, into another.
+
+Subjects, versions, ids, deleted versions and subjects' levels are kept, so data with those ids stays
+readable. Works between any registries that speak Confluent's interface. What is there already is left as it
+is, so an import that ended halfway is run again. Does not carry modes, nor schemas of other types than Avro.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from millrace.errors import MillraceError
+from millrace_registry.avro_schema import parse
+from millrace_registry.client import SchemaRefused, SchemaRegistryClient, UnknownSchema, quoted
+
+_PAGE = 1000
+_WHOLE = "_registry.json"
+"""The file that an export writes last: a folder without it is not whole."""
+_LONGEST_NAME = 150
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One version of a subject, as registries answer it."""
+
+    subject: str
+    version: int
+    id: int
+    schema: str
+    schema_type: str = "AVRO"
+    references: list[dict[str, Any]] = field(default_factory=list)
+    metadata: dict[str, Any] | None = None
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a registry holds."""
+
+    versions: list[Version]
+    levels: Mapping[str, str]
+    """Levels of subjects that have their own."""
+    level: str
+    """The level of all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What became of one version."""
+
+    subject: str
+    version: int
+    id: int
+    state: Literal["imported", "unchanged", "left out"]
+    reason: str = ""
+
+
+def read_registry(client: SchemaRegistryClient) -> Contents:
+    """Everything that a registry holds, deleted versions too; nobody should register meanwhile."""
+    everything = {(v["subject"], v["version"]): v for v in _pages(client)}
+    live = {
+        subject: set(client.versions(subject))
+        for subject in dict.fromkeys(subject for subject, _ in everything)
+    }
+    versions = [
+        Version(
+            subject=subject,
+            version=number,
+            id=found["id"],
+            schema=found["schema"],
+            schema_type=found.get("schemaType") or "AVRO",
+            references=found.get("references") or [],
+            metadata=found.get("metadata"),
+            deleted=number not in live[subject],
+        )
+        for (subject, number), found in sorted(everything.items())
+    ]
+    levels = {subject: level for subject in live if (level := _level(client, subject))}
+    return Contents(versions, levels, _level(client, None) or "")
+
+
+def _pages(client: SchemaRegistryClient) -> Iterator[dict[str, Any]]:
+    """Every version, page by page; some registries answer all at once, whatever they are asked."""
+    first, offset = None, 0
+    while page := client.ask(f"/schemas?deleted=true&offset={offset}&limit={_PAGE}"):
+        if page[0] == first:
+            return
+        first = first or page[0]
+        yield from page
+        offset += len(page)
+
+
+def _level(client: SchemaRegistryClient, subject: str | None) -> str | None:
+    path = "/config" if subject is None else f"/config/{quoted(subject)}"
+    try:
+        return str(client.ask(path, expected=("compatibilityLevel",))["compatibilityLevel"])
+    except UnknownSchema:
+        return None
+
+
+def write_folder(contents: Contents, directory: Path) -> None:
+    """Write a file for each subject into a new folder; MillraceError when it cannot be written."""
+    subjects: dict[str, list[Version]] = {}
+    for version in contents.versions:
+        subjects.setdefault(version.subject, []).append(version)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise MillraceError(f"{directory} is not empty: give a new folder")
+        for subject, versions in subjects.items():
+            rows = [{k: v for k, v in asdict(version).items() if k != "subject"} for version in versions]
+            level = contents.levels.get(subject)
+            _write(directory / _file_name(subject), {"subject": subject, "level": level, "versions": rows})
+        _write(directory / _WHOLE, {"subjects": len(subjects), "level": contents.level})
+    except OSError as error:
+        raise MillraceError(f"cannot write {directory}: {error}") from error
+
+
+def read_folder(directory: Path) -> Contents:
+    """What an export wrote; MillraceError when it is not whole."""
+    try:
+        files = [path for path in sorted(directory.glob("*.json")) if path.name != _WHOLE]
+        whole = json.loads((directory / _WHOLE).read_text())
+        subjects = [json.loads(path.read_text()) for path in files]
+        versions = [Version(subject=s["subject"], **version) for s in subjects for version in s["versions"]]
+        levels = {s["subject"]: s["level"] for s in subjects if s["level"]}
+        if whole["subjects"] != len(subjects):
+            raise ValueError(f"it has {len(subjects)} of {whole['subjects']} subjects")
+        return Contents(versions, levels, whole["level"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MillraceError(f"{directory} holds no whole export: {error}") from error
+
+
+def write_registry(contents: Contents, client: SchemaRegistryClient) -> list[Transfer]:
+    """Bring everything into a registry; one result for each version.
+
+    Raises SchemaRefused before anything is changed when an id or a version means something else there.
+    """
+    there = read_registry(client)
+    wanted = [version for version in contents.versions if version.schema_type == "AVRO"]
+    _check_no_conflict(wanted, there.versions)
+    known = {(version.subject, version.version): version for version in there.versions}
+    with _importing(client, {version.subject for version in wanted}):
+        for version in _referenced_first(wanted):
+            found = known.get((version.subject, version.version))
+            if found is None:
+                _register(client, version)
+            if version.deleted and (found is None or not found.deleted):
+                path = f"/subjects/{quoted(version.subject)}/versions/{version.version}"
+                client.ask(path, method="DELETE")
+    for subject, level in contents.levels.items():
+        if there.levels.get(subject) != level:
+            client.ask(f"/config/{quoted(subject)}", {"compatibility": level}, method="PUT")
+    return [_transfer(version, known) for version in contents.versions]
+
+
+def _transfer(version: Version, known: Mapping[tuple[str, int], Version]) -> Transfer:
+    of = version.subject, version.version, version.id
+    if version.schema_type != "AVRO":
+        return Transfer(*of, "left out", f"it is of type {version.schema_type}; only Avro is carried")
+    return Transfer(*of, "unchanged" if of[:2] in known else "imported")
+
+
+@contextmanager
+def _importing(client: SchemaRegistryClient, subjects: Iterable[str]) -> Iterator[None]:
+    """Subjects in the mode that takes ids; afterwards each has the mode that it had.
+
+    A subject that is in this mode was left so by a run that ended halfway: it has no mode of its own then.
+    """
+    modes: dict[str, str | None] = {}
+    try:
+        for subject in sorted(subjects):
+            path = f"/mode/{quoted(subject)}"
+            try:
+                modes[path] = client.ask(path, expected=("mode",))["mode"]
+            except UnknownSchema:
+                modes[path] = None
+            client.ask(f"{path}?force=true", {"mode": "IMPORT"}, method="PUT")
+        yield
+    finally:
+        for path, mode in modes.items():
+            if mode in (None, "IMPORT"):
+                client.ask(path, method="DELETE")
+            else:
+                client.ask(f"{path}?force=true", {"mode": mode}, method="PUT")
+
+
+def _register(client: SchemaRegistryClient, version: Version) -> None:
+    body = {"schema": version.schema, "id": version.id, "version": version.version}
+    if version.references:
+        body["references"] = version.references
+    if version.metadata:
+        body["metadata"] = version.metadata
+    client.ask(f"/subjects/{quoted(version.subject)}/versions", body, expected=("id",))
+
+
+def _check_no_conflict(wanted: Iterable[Version], there: Iterable[Version]) -> None:
+    ids = {version.id: version for version in there}
+    numbers = {(version.subject, version.version): version for version in there}
+    conflicts = []
+    for version in wanted:
+        same_number = numbers.get((version.subject, version.version))
+        same_id = ids.get(version.id)
+        if same_number is not None and same_number.id != version.id:
+            what = f"subject {version.subject} version {version.version}"
+            conflicts.append(f"{what} has id {same_number.id} there, {version.id} here")
+        elif same_id is not None and not _same_schema(same_id, version):
+            conflicts.append(f"id {version.id} is another schema there than in subject {version.subject}")
+    if conflicts:
+        more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
+        raise SchemaRefused(f"nothing was imported: {'; '.join(conflicts[:5])}{more}")
+
+
+def _same_schema(one: Version, other: Version) -> bool:
+    """Texts are compared as Avro understands them: registries write the same schema in several ways."""
+    if one.references or other.references:
+        return one.references == other.references
+    texts = {parse(version.schema, flawed_too=True).text for version in (one, other)}
+    return len(texts) == 1
+
+
+def _referenced_first(versions: Iterable[Version]) -> list[Version]:
+    """By id and number, but each after those that it refers to."""
+    left = {(v.subject, v.version): v for v in sorted(versions, key=lambda v: (v.id, v.version))}
+    ordered = []
+
+    def place(version: Version) -> None:
+        if left.pop((version.subject, version.version), None) is None:
+            return
+        for reference in version.references:
+            referenced = left.get((reference["subject"], reference["version"]))
+            if referenced is not None:
+                place(referenced)
+        ordered.append(version)
+
+    for version in list(left.values()):
+        place(version)
+    return ordered
+
+
+def _file_name(subject: str) -> str:
+    name = quoted(subject)
+    if len(name) > _LONGEST_NAME:  # a file's name is shorter than a subject's may be
+        name = f"{name[:_LONGEST_NAME]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return f"{name}.json"
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
