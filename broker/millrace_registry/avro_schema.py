@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from millrace_registry.errors import InvalidSchema
+from millrace_registry.errors import InvalidSchema, UnknownType
 
 Json: TypeAlias = Any
 """A JSON value; trees below are JSON values whose names are full and whose simple types are bare strings."""
@@ -231,10 +231,11 @@ class _Reader:
     def _name(self, name: str, namespace: str, where: str) -> str:
         if name in PRIMITIVES:
             return name
-        for candidate in (_join(namespace, name), name):
+        candidates = _join(namespace, name), name
+        for candidate in candidates:
             if candidate in self.definitions:
                 return candidate
-        raise InvalidSchema(f"{where}: unknown type {name!r}; define it before its first use")
+        raise UnknownType(f"{where}: unknown type {name!r}; define it before its first use", candidates)
 
     def _union(self, branches: list[Json], namespace: str, where: str, depth: int) -> list[Json]:
         if not branches:

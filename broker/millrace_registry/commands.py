@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
+from rich.markup import escape
 from rich.table import Table
 
 from millrace.commands.help_texts import Group
@@ -21,6 +22,9 @@ from millrace_registry.directory import Change
 
 _SCHEMAS = click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON for a script.")
+_PLAIN = click.option(
+    "--plain", is_flag=True, help="Any Avro schema in a file of any name: no audit header, no rule for names."
+)
 _REGISTRY = click.option(
     "--registry",
     "url",
@@ -70,20 +74,34 @@ def schemas() -> None:
 
 @schemas.command(epilog="Example: millrace schemas check schemas --registry http://127.0.0.1:8081")
 @_SCHEMAS
+@_PLAIN
+@click.option("--against", "revision", metavar="REV", help="Also compare with this revision of git.")
 @click.option("--registry", "url", metavar="URL", help="Also ask this registry whether it would take them.")
 @_JSON
-def check(directory: Path, url: str | None, as_json: bool) -> None:
-    """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it."""
-    if url is None:
-        problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory)}
-    else:
+def check(directory: Path, plain: bool, revision: str | None, url: str | None, as_json: bool) -> None:
+    """Check every schema in DIR: its syntax, its name, its audit header, and what a registry says to it.
+
+    With --against, it must also be able to read what its predecessor wrote; removed files are named.
+    """
+    changes = [] if revision is None else folder.compare(directory, revision, plain=plain)
+    if url is not None:
         with SchemaRegistryClient(url) as client:
-            problems = {c.file: list(c.reasons) for c in folder.plan(directory, client)}
+            changes += folder.plan(directory, client, plain=plain)
+    problems = {str(f.path): [f.problem] if f.problem else [] for f in folder.check(directory, plain=plain)}
+    notes: dict[str, list[str]] = {}
+    for change in changes:
+        reasons = problems.setdefault(change.file, [])
+        reasons += [reason for reason in change.reasons if reason not in reasons]
+        if change.state == "removed":
+            notes[change.file] = ["removed; its subject stays in the registry until it is deleted there"]
+        elif change.fields:
+            notes[change.file] = list(change.fields)
     if as_json:
-        click.echo(json.dumps([{"file": file, "problems": reasons} for file, reasons in problems.items()]))
+        rows = [{"file": f, "problems": found, "notes": notes.get(f, [])} for f, found in problems.items()]
+        click.echo(json.dumps(rows))
     else:
         for file, reasons in problems.items():
-            click.echo(f"{file}: {'; '.join(reasons) or 'ok'}")
+            click.echo(f"{file}: {'; '.join([*reasons, *notes.get(file, [])]) or 'ok'}")
     bad = sum(bool(reasons) for reasons in problems.values())
     if bad:
         raise MillraceError(f"{bad} of {len(problems)} schemas cannot be used: mend the files named above")
@@ -91,12 +109,13 @@ def check(directory: Path, url: str | None, as_json: bool) -> None:
 
 @schemas.command(epilog="Example: millrace schemas plan schemas --registry http://127.0.0.1:8081 --json")
 @_SCHEMAS
+@_PLAIN
 @_REGISTRY
 @_JSON
-def plan(directory: Path, url: str, as_json: bool) -> None:
+def plan(directory: Path, plain: bool, url: str, as_json: bool) -> None:
     """Say what registering the schemas in DIR would do; changes nothing, exits 1 if one would be refused."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.plan(directory, client)
+        changes = folder.plan(directory, client, plain=plain)
     _show(changes, as_json)
     bad = sum(bool(change.reasons) for change in changes)
     if bad:
@@ -105,12 +124,13 @@ def plan(directory: Path, url: str, as_json: bool) -> None:
 
 @schemas.command(epilog="Example: millrace schemas apply schemas --registry http://127.0.0.1:8081")
 @_SCHEMAS
+@_PLAIN
 @_REGISTRY
 @_JSON
-def apply(directory: Path, url: str, as_json: bool) -> None:
+def apply(directory: Path, plain: bool, url: str, as_json: bool) -> None:
     """Register the schemas in DIR, or none of them when one would be refused; can be repeated."""
     with SchemaRegistryClient(url) as client:
-        changes = folder.apply(directory, client)
+        changes = folder.apply(directory, client, plain=plain)
     _show(changes, as_json)
 
 
@@ -153,9 +173,11 @@ def _show(changes: Sequence[Change], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(change) for change in changes]))
         return
-    table = Table("subject", "change", "version", "id", "reason", box=None, pad_edge=False)
+    table = Table("subject", "change", "version", "id", "reasons and fields", box=None, pad_edge=False)
     for change in changes:
         state = f"[{_COLOURS.get(change.state, 'red')}]{change.state}[/]"
         numbers = [str(number or "-") for number in (change.version, change.id)]
-        table.add_row(change.subject, state, *numbers, "\n".join(change.reasons))
+        table.add_row(
+            change.subject, state, *numbers, "\n".join([*change.reasons, *map(escape, change.fields)])
+        )
     print_table(table)  # never cut outside a terminal: a reason must be whole in a CI log

@@ -1,22 +1,29 @@
-"""A folder of `.avsc` files as the source of a registry's schemas: check, plan, apply.
+"""A folder of `.avsc` files, sub-folders included, as the source of a registry's schemas: check, plan, apply.
 
-One file is one subject, named like the file and like the record in it. `plan` asks the registry what
-registering would do and changes nothing; `apply` registers all files or, when one cannot be, none.
+One file is one subject, named like the file and like the record in it; with `plain`, any schema under any
+name. A file may use the types of other files: what is registered has them written out. `plan` asks the
+registry what registering would do and changes nothing; `apply` registers all files or, when one cannot be,
+none. `compare` asks no registry but a revision of git.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
 from millrace.errors import MillraceError
-from millrace_registry.avro_schema import parse
+from millrace_registry.avro_schema import AvroSchema, parse
 from millrace_registry.client import SchemaRefused, SchemaRegistryClient
-from millrace_registry.errors import InvalidSchema
+from millrace_registry.compatibility import unreadable
+from millrace_registry.errors import InvalidSchema, UnknownType
+from millrace_registry.fields import changed_fields
 
 AUDIT_NAMESPACE = "millrace.audit"
 HEADER_NAME = "millrace.events.AuditHeader"
@@ -27,6 +34,13 @@ _HEADER_FIELDS = (
     ("instance", "long"),
     ("sequence", "long"),
 )
+_HEADER = {
+    "type": "record",
+    "name": "AuditHeader",
+    "namespace": HEADER_NAME.rpartition(".")[0],
+    "fields": [{"name": name, "type": kind} for name, kind in _HEADER_FIELDS],
+}
+_WRITE = f"Write as the first field: {json.dumps({'name': 'header', 'type': _HEADER})}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +49,10 @@ class SchemaFile:
 
     path: Path
     subject: str
-    schema: Any
-    """Parsed JSON; None when the file cannot be read."""
+    schema: AvroSchema | None
+    """None when the file cannot be read."""
+    json: Any
+    """What is registered: the parsed JSON, with the types of other files written out."""
     problem: str | None
 
 
@@ -46,39 +62,84 @@ class Change:
 
     subject: str
     file: str
-    state: Literal["new", "unchanged", "new version", "incompatible", "invalid"]
+    state: Literal["new", "unchanged", "new version", "incompatible", "invalid", "removed"]
     version: int | None = None
     """The version the subject has (unchanged) or would get; None when it cannot be registered."""
     id: int | None = None
     """The id of the schema, once it is registered."""
     reasons: tuple[str, ...] = ()
     """Why it cannot be registered; empty when it can."""
+    fields: tuple[str, ...] = ()
+    """Which fields differ from the version before."""
 
 
-def check(directory: Path) -> list[SchemaFile]:
+def check(directory: Path, *, plain: bool = False) -> list[SchemaFile]:
     """Every `.avsc` file of a folder, sorted, each with what is wrong with it, without asking a registry.
 
     Raises MillraceError when the folder is not there or holds no schema.
     """
     if not directory.is_dir():
         raise MillraceError(f"no folder {directory}: give the one that holds the .avsc files")
-    files = sorted(directory.glob("*.avsc"))
-    if not files:
+    paths = sorted(directory.rglob("*.avsc"))
+    if not paths:
         raise MillraceError(f"no .avsc file in {directory}: give the folder that holds them")
-    return [_read(path) for path in files]
+    return _read({path: path.read_bytes for path in paths}, plain=plain)
 
 
-def plan(directory: Path, client: SchemaRegistryClient) -> list[Change]:
+def compare(directory: Path, revision: str, *, plain: bool = False) -> list[Change]:
+    """What differs from a revision of git, and what could not read the data of the schema that was there.
+
+    Raises MillraceError when git does not know the revision.
+    """
+    listed = _git(directory, "ls-tree", "-r", "-z", "--name-only", revision, "--", ".").decode().split("\0")
+    paths = [directory / name for name in listed if name.endswith(".avsc")]
+    old = _read({path: partial(_committed, directory, revision, path) for path in paths}, plain=True)
+    before = {file.subject: file for file in old}
+    changes = [_compare_file(file, before.pop(file.subject, None)) for file in check(directory, plain=plain)]
+    return changes + [Change(file.subject, str(file.path), "removed") for file in before.values()]
+
+
+def _compare_file(file: SchemaFile, before: SchemaFile | None) -> Change:
+    subject, name = file.subject, str(file.path)
+    if file.problem is not None or file.schema is None:
+        return Change(subject, name, "invalid", reasons=(file.problem or "",))
+    if before is None or before.schema is None:
+        return Change(subject, name, "new")
+    if file.schema.resolved_text == before.schema.resolved_text:
+        return Change(subject, name, "unchanged")
+    fields = tuple(changed_fields(before.schema, file.schema))
+    try:
+        reasons = tuple(unreadable(file.schema, before.schema))
+    except InvalidSchema as error:
+        reasons = (str(error),)
+    return Change(subject, name, "incompatible" if reasons else "new version", reasons=reasons, fields=fields)
+
+
+def _committed(directory: Path, revision: str, path: Path) -> bytes:
+    return _git(directory, "show", f"{revision}:./{path.relative_to(directory)}")
+
+
+def _git(directory: Path, *arguments: str) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", str(directory), *arguments], capture_output=True, check=False)
+    except FileNotFoundError:
+        raise MillraceError("git is not installed, so nothing can be compared with a revision") from None
+    if done.returncode:
+        raise MillraceError(f"git {arguments[0]}: {' '.join(done.stderr.decode(errors='replace').split())}")
+    return done.stdout
+
+
+def plan(directory: Path, client: SchemaRegistryClient, *, plain: bool = False) -> list[Change]:
     """What registering each file of a folder would do; the registry is asked, nothing is changed."""
-    return [_plan_file(file, client) for file in check(directory)]
+    return [_plan_file(file, client) for file in check(directory, plain=plain)]
 
 
-def apply(directory: Path, client: SchemaRegistryClient) -> list[Change]:
+def apply(directory: Path, client: SchemaRegistryClient, *, plain: bool = False) -> list[Change]:
     """Register every file of a folder; nothing at all when one of them cannot be registered.
 
     Raises SchemaRefused naming every such file. A repetition changes nothing.
     """
-    files = check(directory)
+    files = check(directory, plain=plain)
     changes = [_plan_file(file, client) for file in files]
     refused = [f"{change.file}: {', '.join(change.reasons)}" for change in changes if change.reasons]
     if refused:
@@ -89,8 +150,8 @@ def apply(directory: Path, client: SchemaRegistryClient) -> list[Change]:
 def _register(file: SchemaFile, change: Change, client: SchemaRegistryClient) -> Change:
     if change.state == "unchanged":
         return change
-    client.register(file.subject, file.schema)
-    registered = client.lookup(file.subject, file.schema)
+    client.register(file.subject, file.json)
+    registered = client.lookup(file.subject, file.json)
     if registered is None:
         raise MillraceError(f"subject {file.subject} was deleted while it was registered: apply again")
     return replace(change, version=registered.version, id=registered.schema_id)
@@ -98,28 +159,73 @@ def _register(file: SchemaFile, change: Change, client: SchemaRegistryClient) ->
 
 def _plan_file(file: SchemaFile, client: SchemaRegistryClient) -> Change:
     subject, name = file.subject, str(file.path)
-    if file.problem is not None:
-        return Change(subject, name, "invalid", reasons=(file.problem,))
-    registered = client.lookup(subject, file.schema)
+    if file.problem is not None or file.schema is None:
+        return Change(subject, name, "invalid", reasons=(file.problem or "",))
+    registered = client.lookup(subject, file.json)
     if registered is not None:
         return Change(subject, name, "unchanged", registered.version, registered.schema_id)
     versions = client.versions(subject)
     if not versions:
         return Change(subject, name, "new", 1)
-    if reasons := client.incompatibilities(subject, file.schema):
-        return Change(subject, name, "incompatible", reasons=tuple(reasons))
-    return Change(subject, name, "new version", max(versions) + 1)
-
-
-def _read(path: Path) -> SchemaFile:
     try:
-        text = path.read_text()
-        problem = _problem(parse(text).tree, path.stem)
-        return SchemaFile(path, path.stem, json.loads(text), problem)
+        latest = parse(json.dumps(client.latest(subject).schema), flawed_too=True)
+        fields = tuple(changed_fields(latest, file.schema))
+    except InvalidSchema:  # another registry may hold what is no schema here
+        fields = ()
+    if reasons := client.incompatibilities(subject, file.json):
+        return Change(subject, name, "incompatible", reasons=tuple(reasons), fields=fields)
+    return Change(subject, name, "new version", max(versions) + 1, fields=fields)
+
+
+def _read(contents: Mapping[Path, Callable[[], bytes]], *, plain: bool) -> list[SchemaFile]:
+    """The files, sorted; each may use the types that other files hold, and these the types of others."""
+    files: dict[Path, SchemaFile] = {}
+    types: dict[str, Mapping[str, Any]] = {}
+    for _ in contents:  # the longest way from file to file
+        known = len(types)
+        for path, content in contents.items():
+            if path not in files or files[path].schema is None:
+                files[path] = _read_file(path, content, types, plain=plain)
+            schema = files[path].schema
+            if schema is not None and isinstance(schema.tree, dict) and "name" in schema.tree:
+                types.setdefault(schema.tree["name"], schema.definitions)
+        if len(types) == known:
+            break
+    stems = Counter(path.stem for path in contents)
+    return [
+        files[path]
+        if stems[path.stem] == 1
+        else replace(files[path], problem="another file has the same name: a name is one subject")
+        for path in sorted(contents)
+    ]
+
+
+def _read_file(
+    path: Path, content: Callable[[], bytes], types: Mapping[str, Mapping[str, Any]], *, plain: bool
+) -> SchemaFile:
+    try:
+        text = content().decode()
+        schema, alone = _parse(text, types)
+        registered = json.loads(text if alone else schema.resolved_text)
+        problem = None if plain else _problem(schema.tree, path.stem)
+        return SchemaFile(path, path.stem, schema, registered, problem)
     except InvalidSchema as error:
-        return SchemaFile(path, path.stem, None, str(error))
+        return SchemaFile(path, path.stem, None, None, str(error))
     except (OSError, UnicodeDecodeError) as error:
-        return SchemaFile(path, path.stem, None, f"cannot be read: {error}")
+        return SchemaFile(path, path.stem, None, None, f"cannot be read: {error}")
+
+
+def _parse(text: str, types: Mapping[str, Mapping[str, Any]]) -> tuple[AvroSchema, bool]:
+    """The schema in a text, and whether it stands alone; types that it lacks are taken from other files."""
+    taken: dict[str, Any] = {}
+    while True:
+        try:
+            return parse(text, taken), not taken
+        except UnknownType as error:
+            name = next((name for name in error.names if name in types and name not in taken), None)
+            if name is None:
+                raise
+            taken.update(types[name])
 
 
 def _problem(tree: Any, subject: str) -> str | None:
@@ -136,10 +242,12 @@ def _problem(tree: Any, subject: str) -> str | None:
 def _header_problem(fields: Sequence[Any]) -> str | None:
     """What keeps the audit from reading an event's header; it reads just these bytes of every message."""
     if not fields or fields[0]["name"] != "header":
-        return f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it"
+        return (
+            f"the first field is not `header` of type {HEADER_NAME}: the audit could not count it. {_WRITE}"
+        )
     header = fields[0]["type"]
     if not isinstance(header, dict) or header.get("name") != HEADER_NAME or "fields" not in header:
-        return f"the type of `header` is not the record {HEADER_NAME}"
+        return f"the type of `header` is not the record {HEADER_NAME}. {_WRITE}"
     fields = [(field["name"], field["type"]) for field in header["fields"][: len(_HEADER_FIELDS)]]
     for required, field in zip_longest(_HEADER_FIELDS, fields, fillvalue=("nothing", None)):
         if field != required:

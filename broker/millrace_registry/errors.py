@@ -53,3 +53,11 @@ class InvalidSchema(RegistryError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.INVALID_SCHEMA, message)
+
+
+class UnknownType(InvalidSchema):
+    """The schema uses a name that it does not define; `names` are those it can stand for, in full."""
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from millrace.cli import cli
 from millrace.errors import MillraceError
-from millrace_registry.directory import check
+from millrace_registry.avro_schema import parse
+from millrace_registry.directory import check, compare
+from millrace_registry.fields import changed_fields
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "schemas"
 PAGE_VIEW = json.loads((SCHEMAS / "PageView.avsc").read_text())
@@ -81,3 +87,131 @@ def test_a_folder_without_schemas_is_an_error(tmp_path: Path) -> None:
         check(tmp_path)
     with pytest.raises(MillraceError, match="no folder"):
         check(tmp_path / "none")
+
+
+def write(folder: Path, name: str, *fields: Any, **attributes: Any) -> None:
+    schema = {"type": "record", "name": name.rpartition("/")[2], "namespace": "millrace.audit"}
+    path = folder / f"{name}.avsc"
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(json.dumps({**schema, "fields": list(fields), **attributes}))
+
+
+def test_a_refusal_says_what_to_write_and_what_it_says_is_taken(tmp_path: Path) -> None:
+    without = {**PAGE_VIEW, "fields": PAGE_VIEW["fields"][1:], "namespace": "other"}
+    said = problem(tmp_path, without) or ""
+    header = json.loads(said.partition("Write as the first field: ")[2])
+    assert problem(tmp_path, {**without, "fields": [header, *without["fields"]]}) is None
+
+
+def test_sub_folders_are_looked_at_and_a_name_is_one_subject(tmp_path: Path) -> None:
+    write(tmp_path, "A")
+    write(tmp_path, "more/deep/B")
+    (tmp_path / "more" / "Broken.avsc").write_text("no schema")
+    problems = {file.subject: file.problem for file in check(tmp_path)}
+    assert problems.keys() == {"A", "B", "Broken"}
+    assert "not JSON" in (problems["Broken"] or "")
+    write(tmp_path, "more/A")
+    assert [file.problem for file in check(tmp_path) if file.subject == "A"] == [
+        "another file has the same name: a name is one subject"
+    ] * 2
+
+
+def test_a_file_may_use_the_types_of_other_files_and_is_registered_with_them(tmp_path: Path) -> None:
+    write(tmp_path, "Z", {"name": "x", "type": "int"})
+    write(tmp_path, "sub/M", {"name": "z", "type": "Z"})
+    write(tmp_path, "A", {"name": "m", "type": "millrace.audit.M"}, {"name": "z", "type": ["null", "Z"]})
+    write(tmp_path, "Lost", {"name": "m", "type": "Nowhere"})
+    files = {file.subject: file for file in check(tmp_path)}
+    assert "unknown type 'Nowhere'" in (files.pop("Lost").problem or "")
+    assert [file.problem for file in files.values()] == [None] * 3
+    alone = parse(json.dumps(files["A"].json)).tree
+    assert alone["fields"][0]["type"]["fields"][0]["type"]["fields"] == [{"name": "x", "type": "int"}]
+    assert files["Z"].json == json.loads((tmp_path / "Z.avsc").read_text())
+
+
+def test_plain_schemas_may_have_any_name_and_need_no_header(tmp_path: Path) -> None:
+    (tmp_path / "orders-value.avsc").write_text(json.dumps({"type": "record", "name": "Order", "fields": []}))
+    (tmp_path / "orders-key.avsc").write_text('"string"')
+    assert [file.problem for file in check(tmp_path, plain=True)] == [None, None]
+    assert None not in [file.problem for file in check(tmp_path)]
+
+
+def git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def committed(tmp_path: Path) -> Path:
+    """A folder of schemas inside a repository, with what was changed since the last commit."""
+    folder = tmp_path / "repository" / "schemas"
+    for name in ("Same", "Good", "sub/Bad", "Gone"):
+        write(folder, name, {"name": "a", "type": "int"})
+    git(folder.parent, "init")
+    git(folder.parent, "add", ".")
+    git(folder.parent, "commit", "-m", "all")
+    write(
+        folder, "Good", {"name": "a", "type": "long"}, {"name": "b", "type": ["null", "int"], "default": None}
+    )
+    write(folder, "sub/Bad", {"name": "a", "type": "string"})
+    write(folder, "New")
+    (folder / "Gone.avsc").unlink()
+    return folder
+
+
+def test_a_revision_of_git_is_what_schemas_are_compared_with(committed: Path) -> None:
+    changes = {change.subject: change for change in compare(committed, "HEAD")}
+    assert {subject: change.state for subject, change in changes.items()} == {
+        "Same": "unchanged",
+        "Good": "new version",
+        "Bad": "incompatible",
+        "New": "new",
+        "Gone": "removed",
+    }
+    assert changes["Bad"].reasons == ("a: string cannot read int",)
+    assert changes["Good"].fields == ("~ a: long was int", "+ b: null | int = null")
+    with pytest.raises(MillraceError, match="git ls-tree: "):
+        compare(committed, "no-such-revision")
+
+
+def test_check_against_a_revision_fails_for_what_cannot_read_the_old_data(committed: Path) -> None:
+    result = CliRunner().invoke(cli, ["schemas", "check", str(committed), "--against", "HEAD"])
+    assert str(result.exception).startswith("1 of 5 schemas cannot be used")
+    assert f"{committed}/sub/Bad.avsc: a: string cannot read int; ~ a: string was int" in result.stdout
+    assert f"{committed}/Gone.avsc: removed; its subject stays in the registry" in result.stdout
+    assert f"{committed}/Same.avsc: ok" in result.stdout
+    write(committed, "sub/Bad", {"name": "a", "type": "int"})
+    result = CliRunner().invoke(cli, ["schemas", "check", str(committed), "--against", "HEAD", "--json"])
+    assert result.exit_code == 0
+    notes = {Path(row["file"]).stem: row["notes"] for row in json.loads(result.stdout)}
+    assert notes["Good"] == ["~ a: long was int", "+ b: null | int = null"]
+
+
+def test_the_fields_that_change_are_named_inside_lists_unions_and_recursive_types() -> None:
+    def of(kind: str) -> Any:
+        inner = {
+            "type": "record",
+            "name": "I",
+            "fields": [{"name": "x", "type": kind}, {"name": "r", "type": "R"}],
+        }
+        fields = [{"name": "many", "type": {"type": "array", "items": ["null", inner]}}]
+        return parse(json.dumps({"type": "record", "name": "R", "fields": fields}))
+
+    assert changed_fields(of("int"), of("long")) == ["~ many.x: long was int"]
+    assert changed_fields(of("int"), of("int")) == ["no field differs: names, documentation or attributes do"]
+
+
+CI = SCHEMAS.parent / "deploy" / "ci"
+
+
+@pytest.mark.parametrize("file", ["github-actions.yml", "gitlab-ci.yml", "pre-commit-config.yaml"])
+def test_the_ready_made_checks_call_commands_that_there_are(committed: Path, file: str) -> None:
+    write(committed, "sub/Bad", {"name": "a", "type": "int"})
+    commands = re.findall(r"millrace (schemas check [^\n]*)", (CI / file).read_text())
+    assert commands
+    for command in commands:
+        words = (
+            re.sub(r'"[^"]*"|origin/main', "HEAD", command).replace(" schemas --", f" {committed} --").split()
+        )
+        result = CliRunner().invoke(cli, words)
+        assert result.exit_code == 0, (words, result.output, result.exception)
