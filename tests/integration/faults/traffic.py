@@ -196,7 +196,7 @@ class Reader:
         seen[offset] = value
         self._ledger.tell(partition, offset, value, "reader")
 
-    def wait_for(self, partition: int, found: Found, timeout_s: float = 20) -> None:
+    def wait_for(self, partition: int, found: Found, timeout_s: float = 60) -> None:
         """Wait until it has seen all of this; AssertionError when it sees something else instead."""
         deadline = time.monotonic() + timeout_s
         while len(self.seen[partition]) < len(found) and time.monotonic() < deadline and not self.problems:
