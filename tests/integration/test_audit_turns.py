@@ -1,0 +1,171 @@
+"""Turns on a real ZooKeeper: one reader counts a tier, the next one begins behind its end, nobody forges."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from uuid import uuid4
+
+import pytest
+from kazoo.client import KazooClient
+
+from millrace.coordination.session import Session
+from millrace.errors import MillraceError
+from millrace_audit.turns import KEPT_MS, Holder, Turn, TurnBook, TurnTaker, number_in, read_turns
+from tests.support import wait_until
+
+Connect = Callable[[], Session]
+
+
+@pytest.fixture
+def connect(zookeeper: str) -> Iterator[Connect]:
+    sessions: list[Session] = []
+
+    def connect() -> Session:
+        sessions.append(Session.connect(zookeeper, timeout_ms=2000))
+        return sessions[-1]
+
+    yield connect
+    for session in sessions:
+        session.close()
+
+
+@pytest.fixture
+def tier() -> str:
+    return f"dc-{uuid4().hex[:8]}"
+
+
+def taken(taker: TurnTaker) -> Turn:
+    turn = taker.take()
+    assert isinstance(turn, Turn)
+    return turn
+
+
+def test_the_second_reader_is_told_who_counts_and_takes_over_when_that_one_ends(
+    connect: Connect, tier: str
+) -> None:
+    first, second = (TurnTaker(connect(), tier, "c") for _ in range(2))
+    turn = taken(first)
+    assert second.take() == Holder(turn.host, turn.pid)
+    stop, free = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        second.wait_until_free(stop, 60)
+        free.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not free.wait(0.3)
+    first.release()
+    assert free.wait(30)
+    assert taken(second).number > turn.number
+
+
+def test_a_session_that_ends_is_noticed_and_frees_the_tier(connect: Connect, tier: str) -> None:
+    session = connect()
+    first, second = TurnTaker(session, tier, "c"), TurnTaker(connect(), tier, "c")
+    turn = taken(first)
+    session_id, password = session.client.client_id
+    thief = KazooClient(session.zookeeper, client_id=(session_id, password))
+    thief.start()
+    thief.stop()  # closing a session from elsewhere is how ZooKeeper's own tests expire one
+    thief.close()
+    assert first.lost.wait(30)
+    wait_until("the tier is free", lambda: not isinstance(second.take(), Holder))
+    assert isinstance(first.take(), Holder)
+    assert max(read_turns(connect(), tier)) > turn.number
+
+
+def test_turn_and_holder_come_into_being_together(connect: Connect, tier: str) -> None:
+    """A reader that stood still while it began cannot make a turn newer than its successor's."""
+    session = connect()
+    turn = taken(TurnTaker(session, tier, "c"))
+    holder = session.get(f"/audit/holders/{tier}")
+    node = session.get(f"/audit/turns/{tier}/turn-{turn.number:010}")
+    assert holder is not None
+    assert node is not None
+    assert holder[1].czxid == node[1].czxid
+    assert turn.secret.hex() not in holder[0].decode()
+
+
+def test_a_turn_whose_answer_was_lost_is_found_again(connect: Connect, tier: str) -> None:
+    taker = TurnTaker(connect(), tier, "c")
+    session = taker._session
+    call, lost = session.call, list[object]()
+
+    def lose_the_answer(operation: Callable[..., object], *arguments: object) -> object:
+        if operation.__name__ == "begin" and not lost:
+            lost.append(call(operation, *arguments))
+        return call(operation, *arguments)
+
+    session.call = lose_the_answer  # type: ignore[method-assign]
+    turn = taken(taker)
+    assert lost
+    assert read_turns(connect(), tier) == {turn.number: turn}
+
+
+def test_a_reader_of_another_cluster_is_refused_in_one_sentence(connect: Connect, tier: str) -> None:
+    first = TurnTaker(connect(), tier, "cluster-one")
+    first.check_cluster()
+    taken(first)
+    first.check_cluster()
+    with pytest.raises(MillraceError, match=r"cluster-one .* this is cluster-two.*--new-cluster") as caught:
+        TurnTaker(connect(), tier, "cluster-two").check_cluster()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_is_of_one_turn_and_one_value(connect: Connect, tier: str) -> None:
+    first = TurnTaker(connect(), tier, "c")
+    old = taken(first)
+    first.release()
+    new = taken(first)
+    book = TurnBook(connect())
+    assert book.signed(tier, old.key(b"x"), b"x", 1) == old.number
+    assert book.signed(tier, new.key(b"x"), b"x", 1) == new.number
+    for key, value in (
+        (new.key(b"x"), b"y"),
+        (old.key(b"x")[:8] + new.key(b"x")[8:], b"x"),
+        (new.key(b"x")[:-1], b"x"),
+        (b"", b"x"),
+        (None, b"x"),
+        ((new.number + 9).to_bytes(8, "big") + new.key(b"x")[8:], b"x"),
+    ):
+        assert book.signed(tier, key, value, 2) is None
+    assert book.signed("another tier", new.key(b"x"), b"x", 2) is None
+    assert number_in(new.key(b"x")) == new.number
+
+
+def test_a_turn_that_began_since_is_looked_up_once_for_each_fetch(connect: Connect, tier: str) -> None:
+    taker, book = TurnTaker(connect(), tier, "c"), TurnBook(connect())
+    forged = Turn(tier, 77, "c", "h", 1, 0, b"s" * 32)
+    assert book.signed(tier, forged.key(b"x"), b"x", 1) is None
+    turn = taken(taker)
+    assert book.signed(tier, turn.key(b"x"), b"x", 1) is None, "the registry was asked for this fetch"
+    assert book.signed(tier, turn.key(b"x"), b"x", 2) == turn.number
+
+
+def test_old_turns_go_and_the_newest_stays(
+    connect: Connect, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taker = TurnTaker(connect(), tier, "c")
+    numbers = []
+    for _ in range(3):
+        numbers.append(taken(taker).number)
+        taker.release()
+        time.sleep(0.02)  # ZooKeeper counts in milliseconds
+    assert sorted(read_turns(connect(), tier)) == numbers
+    assert KEPT_MS == 60 * 24 * 3600 * 1000
+    monkeypatch.setattr("millrace_audit.turns.KEPT_MS", 5)
+    newest = taken(taker).number
+    assert sorted(read_turns(connect(), tier)) == [newest]
+
+
+def test_what_somebody_else_wrote_there_is_nobodys_turn(connect: Connect, tier: str) -> None:
+    session = connect()
+    turn = taken(TurnTaker(session, tier, "c"))
+    with closing(connect()) as other:
+        for number, data in enumerate((b"", b"{}", b"[1]", json.dumps({"secret": "zz"}).encode())):
+            other.call(other.client.create_async, f"/audit/turns/{tier}/turn-900000000{number}", data)
+    assert read_turns(session, tier) == {turn.number: turn}
