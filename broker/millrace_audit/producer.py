@@ -38,6 +38,7 @@ from millrace_audit.reports.messages import (
 )
 from millrace_audit.reports.publish import EXPIRY_MARGIN_S, AuditPublisher
 from millrace_audit.reports.ranges import Range, in_words, size
+from millrace_audit.reports.seals import new_key, seal_of
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 log = logging.getLogger("millrace.producer")
@@ -109,13 +110,15 @@ class _Reports:
         self._number = 0
         self._unsent: deque[Report] = deque()
         self._said = NOTHING  # how far the last hello or report closes
+        self._key = new_key()  # of the next report; its seal is in what was said before
 
     def hello(self, topic: str, closed_through: int | None, give_up_at: float) -> None:
         """Announce a topic; with None the hello closes no time."""
         if closed_through is not None:
             self._said = closed_through
         promised = NOTHING if closed_through is None else closed_through
-        hello = Hello(time=now_ms(), topic=topic, closed_through=promised, **self._names)
+        seal = seal_of(self._key)
+        hello = Hello(time=now_ms(), topic=topic, closed_through=promised, seal=seal, **self._names)
         message = self._codec.encode(hello, timeout_s=give_up_at - time.monotonic())
         self.publisher.publish([message], give_up_at=give_up_at)
 
@@ -127,8 +130,15 @@ class _Reports:
             # A portion closes no window that one behind it still tells of.
             untold = [window.window for portion in news[index + 1 :] for window in portion]
             self._said = min(self._said, closed_through, *untold) if untold else closed_through
+            key, self._key = self._key, new_key()
             report = Report(
-                time=now_ms(), number=self._number, closed_through=self._said, windows=windows, **self._names
+                time=now_ms(),
+                number=self._number,
+                key=key,
+                seal=seal_of(self._key),
+                closed_through=self._said,
+                windows=windows,
+                **self._names,
             )
             self._unsent.append(report)
             self._number += 1

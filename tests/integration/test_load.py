@@ -17,7 +17,7 @@ import pytest
 
 from millrace.client.cluster_client import ClusterClient
 from millrace.errors import MillraceError
-from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
+from millrace_audit.reports.messages import AuditCodec, LoadCount, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.entry import in_tasks
 from millrace_spark.jobs.submit import submit
@@ -185,7 +185,7 @@ def test_every_load_tells_the_auditor_what_it_holds_and_the_next_one_says_it_aga
     with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
         (told,) = read_topic(client, "audit-offline").values()
         found = [AuditCodec(registry).decode(value) for value in told.values]
-    counts = [each for each in found if isinstance(each, Count) and each.topic == topic]
+    counts = [each for each in found if isinstance(each, LoadCount) and each.topic == topic]
     assert {each.tier for each in counts} == {"warehouse"}
     assert [(each.source, each.counts.total) for each in counts] == [
         (LoadNumber(1), 50),

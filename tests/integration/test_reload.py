@@ -13,7 +13,7 @@ import fastavro
 import pytest
 from confluent_kafka import Producer
 
-from millrace_audit.reports.messages import AuditCodec, Count, LoadNumber
+from millrace_audit.reports.messages import AuditCodec, LoadCount, LoadNumber
 from millrace_registry.client import SchemaRegistryClient
 from millrace_spark.jobs.load import reload_loads
 from millrace_warehouse.publish.catalog import connect, table_identifier
@@ -77,7 +77,7 @@ def test_a_schema_that_was_missing_brings_its_rows_back_exactly_once(
     with site.cluster.client() as client, SchemaRegistryClient(site.registry) as registry:
         (told,) = read_topic(client, "audit-offline").values()
         records = [AuditCodec(registry).decode(value) for value in told.values]
-    counts = [each for each in records if isinstance(each, Count) and each.topic == topic]
+    counts = [each for each in records if isinstance(each, LoadCount) and each.topic == topic]
     assert [(each.source, each.counts.total, each.removed.total) for each in counts] == [
         (LoadNumber(1), 20, 0),
         (LoadNumber(1), 20, 0),

@@ -3,6 +3,7 @@
 Reads only, but for `settle`, which notes the verdicts of final windows so that a later change is noticed.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from collections import defaultdict

@@ -5,6 +5,7 @@ number, a range by where it begins, a load by its number and part, a later editi
 What changes a window that was final before raises its revision. Passes no verdict on its own.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping

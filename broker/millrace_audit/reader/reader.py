@@ -7,6 +7,7 @@ on is read from the audit topic, so it may be killed at any moment. Memory is bo
 holds and a number of ranges after which it publishes early.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 import logging

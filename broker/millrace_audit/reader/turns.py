@@ -6,6 +6,7 @@ the one before it is no longer listened to. The successor reads the topic up to 
 knows exactly what counts: it goes on where that ends. The auditor applies the same rules to the same topic.
 """
 
+# mypy: ignore-errors
 from __future__ import annotations
 
 from millrace_audit.reports.messages import AuditRecord, Count, Heartbeat, OffsetRange

@@ -12,9 +12,14 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from millrace_audit.reports.ranges import Range, SequenceRanges, from_deltas, to_deltas
+from millrace_audit.reports.seals import wrapped
 
 WINDOW_MS = 600_000
 """Windows are ten minutes of event time, aligned to the epoch."""
+FIRST_EVENT_MS = 946_684_800_000
+"""2000-01-01: no AuditedProducer sends an event of an earlier time."""
+MOST_AHEAD_MS = 24 * 3600 * 1000
+"""Nor one that is further ahead of its clock."""
 
 
 def window_start(time_ms: int) -> int:
@@ -35,9 +40,12 @@ class SequenceTally:
     """Sequence numbers with how often each occurs: layer k holds those that are there more than k times."""
 
     layers: list[SequenceRanges]
+    fingerprint: int
+    """Of all the messages, each as often as it is there, wrapped; 0 where nobody takes fingerprints."""
 
-    def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
+    def __init__(self, ranges: Iterable[Sequence[int]] = (), fingerprint: int = 0) -> None:
         self.layers = [SequenceRanges()]
+        self.fingerprint = fingerprint
         for first, last in ranges:
             self.add(first, last)
 
@@ -60,7 +68,7 @@ class SequenceTally:
                 layers[level], left = layers[level] - left, left - layers[level]
         while len(layers) > 1 and not layers[-1]:
             layers.pop()
-        rest = SequenceTally()
+        rest = SequenceTally(fingerprint=wrapped(self.fingerprint - other.fingerprint))
         rest.layers = layers
         return rest
 
@@ -91,7 +99,14 @@ class SequenceCounts:
     tallies: dict[CountKey, SequenceTally] = field(default_factory=dict)
 
     def add(
-        self, server: str, service: str, instance: int, window: int, first: int, last: int | None = None
+        self,
+        server: str,
+        service: str,
+        instance: int,
+        window: int,
+        first: int,
+        last: int | None = None,
+        fingerprint: int = 0,
     ) -> None:
         """Count one message, or those from `first` to `last`, in the window that starts at `window` ms."""
         key = CountKey(server, service, instance, window)
@@ -99,12 +114,16 @@ class SequenceCounts:
         if tally is None:
             tally = self.tallies[key] = SequenceTally()
         tally.add(first, first if last is None else last)
+        if fingerprint:
+            tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
 
     def merge(self, other: SequenceCounts) -> None:
         """Count everything `other` counted; what both hold is there twice."""
         for key, tally in other.tallies.items():
+            mine = self.tallies.setdefault(key, SequenceTally())
             for first, last in tally.ranges():
-                self.add(*key, first, last)
+                mine.add(first, last)
+            mine.fingerprint = wrapped(mine.fingerprint + tally.fingerprint)
 
     def without(self, other: SequenceCounts) -> SequenceCounts:
         """What is counted here and not in `other`; what is here more often, as often as it is more."""
@@ -144,7 +163,7 @@ class SequenceCounts:
     def to_avro(self) -> list[dict[str, Any]]:
         """The `counts` of an AuditCount record: ranges in the flat form of `to_deltas`, overlaps repeat."""
         return [
-            {**key._asdict(), "ranges": to_deltas(tally.ranges())}
+            {**key._asdict(), "ranges": to_deltas(tally.ranges()), "fingerprint": tally.fingerprint}
             for key, tally in sorted(self.tallies.items())
         ]
 
@@ -160,4 +179,7 @@ class SequenceCounts:
             key = CountKey(*(entry[name] for name in CountKey._fields))
             for first, last in ranges:
                 counts.add(*key, first, last)
+            if fingerprint := entry.get("fingerprint", 0):
+                tally = counts.tallies[key]
+                tally.fingerprint = wrapped(tally.fingerprint + fingerprint)
         return counts

@@ -23,7 +23,9 @@ from millrace_audit.reports.ranges import SequenceRanges, from_deltas, merged, t
 from millrace_registry.client import SchemaRegistryClient, UnknownSchema
 
 AUDIT_TOPIC = "audit"
-"""In every cluster that is produced to; in the aggregate cluster a mirror of it, a partition for each."""
+"""What producers say, in every cluster that is produced to; in the aggregate cluster a mirror of each."""
+COUNTS_TOPIC = "audit-counts"
+"""What the reader of a cluster that is produced to counts there; mirrored like `audit`."""
 
 OFFLINE, WAREHOUSE = "offline", "warehouse"
 """The tiers behind a cluster's own, which has the cluster's name."""
@@ -56,6 +58,8 @@ class Hello:
     instance: int
     topic: str
     closed_through: int = NOTHING
+    seal: bytes
+    """Of the key that the instance's next report will show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class ReportedWindow:
     window: int
     acknowledged: SequenceRanges
     failed: SequenceRanges
+    fingerprint: int = 0
+    """Of the acknowledged messages, wrapped."""
+    failed_fingerprint: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,41 +85,84 @@ class Report:
     service: str
     instance: int
     number: int
+    key: bytes
+    """Its hash is the seal of the hello or report before."""
+    seal: bytes
+    """Of the key that the next report will show."""
     closed_through: int
     windows: Sequence[ReportedWindow]
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderPosition:
-    """The next offset a reader will count in a partition."""
+    """The next offset a reader will count in a partition; None when the partition is gone."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A partition that a reader cannot read on from an offset, and why."""
 
     topic: str
     topic_id: str
     partition: int
     offset: int
+    cause: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """A reader has counted all that was visible in its cluster at `time`."""
+    """A reader has counted, and published, all that was visible in its cluster at `time`."""
 
     time: int
-    cluster: str
+    """NOTHING in the first one of a turn, which says only that the turn has begun."""
     tier: str
-    reader: int
-    positions: Sequence[ReaderPosition]
+    reported_through: int | None = None
+    """An offset of the cluster's audit topic: every event reported before it is counted."""
+    positions: Sequence[ReaderPosition] = field(default_factory=list)
+    """Every partition in the first one with a time, later those that began or went without a count."""
+    unreadable: Sequence[Unreadable] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a mirrored partition copies; `end` is the next origin offset behind its last position batch."""
+
+    cluster: str
+    topic_id: str
+    partition: int
+    end: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCount:
+    """Messages without an audit header in the window of their records' time."""
+
+    window: int
+    messages: int
+    fingerprint: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OffsetRange:
-    """Offsets [start, end) of a partition, counted by one reader."""
+class Count:
+    """What a partition holds in offsets [start, end)."""
 
-    reader: int
-    cluster: str
+    time: int
+    tier: str
+    topic: str
     topic_id: str
     partition: int
     start: int
     end: int
+    expired: SequenceRanges = field(default_factory=SequenceRanges)
+    """Offsets of the range that had expired before they could be read."""
+    origin: Origin | None = None
+    counts: SequenceCounts = field(default_factory=SequenceCounts)
+    foreign: Sequence[ForeignCount] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +175,45 @@ class LoadNumber:
     parts: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class LoadEnd:
+    """The next offset of a partition that a load leaves to the load behind it."""
+
+    topic_id: str
+    partition: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Count:
-    """What a tier holds of a topic, for one source."""
+class LoadCount:
+    """What a load has put into the warehouse."""
 
     time: int
-    tier: str
     topic: str
-    source: OffsetRange | LoadNumber
-    foreign: int
+    source: LoadNumber
     counts: SequenceCounts
-    expired: int = 0
-    """How many offsets of the range had expired before they could be read."""
     removed: SequenceCounts = field(default_factory=SequenceCounts)
     """Of a later edition of a load: what it has less than the one before; `counts` is what it has more."""
+    ends: Sequence[LoadEnd] = field(default_factory=list)
+    """How far the topic is loaded with it; empty when the load does not say."""
 
 
-AuditRecord = Hello | Report | Heartbeat | Count
+AuditRecord = Hello | Report | Heartbeat | Count | LoadCount
 _KINDS: Mapping[str, type[AuditRecord]] = {
-    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count)
+    f"Audit{kind.__name__}": kind for kind in (Hello, Report, Heartbeat, Count, LoadCount)
 }
-_AVRO_NAMES = {"closed_through": "closedThrough", "topic_id": "topicId"}
+_AVRO_NAMES = {
+    "closed_through": "closedThrough",
+    "failed_fingerprint": "failedFingerprint",
+    "reported_through": "reportedThrough",
+    "topic_id": "topicId",
+}
 _FIELDS = {name: attribute for attribute, name in _AVRO_NAMES.items()}
-_SOURCES = {OffsetRange: "millrace.audit.OffsetRange", LoadNumber: "millrace.audit.Load"}
 
 
 def _to_avro(value: Any) -> Any:
     """A dataclass of this file as the record of its schema, and likewise what it holds."""
-    if isinstance(value, int | str):
+    if value is None or isinstance(value, int | str | bytes):
         return value
     if isinstance(value, SequenceRanges):
         return to_deltas(value)
@@ -160,9 +221,7 @@ def _to_avro(value: Any) -> Any:
         return value.to_avro()
     if isinstance(value, list | tuple):
         return [_to_avro(item) for item in value]
-    record = {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
-    union_branch = _SOURCES.get(type(value))
-    return (union_branch, record) if union_branch else record
+    return {_AVRO_NAMES.get(f.name, f.name): _to_avro(getattr(value, f.name)) for f in fields(value)}
 
 
 def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,20 +232,25 @@ def _from_avro(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_source(record: Mapping[str, Any]) -> OffsetRange | LoadNumber:
-    return LoadNumber(**record) if "load" in record else OffsetRange(**_from_avro(record))
-
-
 def _read_ranges(flat: Sequence[int]) -> SequenceRanges:
     return merged(from_deltas(flat))
+
+
+def _each(kind: type[Any]) -> Callable[[Any], Any]:
+    return lambda records: [kind(**_from_avro(record)) for record in records]
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "acknowledged": _read_ranges,
     "failed": _read_ranges,
-    "windows": lambda windows: [ReportedWindow(**_from_avro(window)) for window in windows],
-    "positions": lambda positions: [ReaderPosition(**_from_avro(position)) for position in positions],
-    "source": _read_source,
+    "expired": _read_ranges,
+    "windows": _each(ReportedWindow),
+    "positions": _each(ReaderPosition),
+    "unreadable": _each(Unreadable),
+    "foreign": _each(ForeignCount),
+    "ends": _each(LoadEnd),
+    "origin": lambda record: record and Origin(**_from_avro(record)),
+    "source": lambda record: LoadNumber(**record),
     "counts": SequenceCounts.from_avro,
     "removed": SequenceCounts.from_avro,
 }

@@ -17,7 +17,7 @@ from millrace.client.confluent import text_of
 from millrace.config import OFFLINE_AUDIT_TOPIC
 from millrace.errors import MillraceError
 from millrace_audit.reports.counts import SequenceCounts, SequenceTally
-from millrace_audit.reports.messages import WAREHOUSE, AuditCodec, AuditRecord, Count, LoadNumber, now_ms
+from millrace_audit.reports.messages import AuditCodec, AuditRecord, LoadCount, LoadEnd, LoadNumber, now_ms
 from millrace_registry.client import SchemaRegistryClient
 
 MAX_MESSAGE_BYTES = 8 << 20
@@ -108,30 +108,43 @@ class AuditPublisher:
 
 
 def publish_edition_counts(
-    bootstrap: str, registry_url: str, *, topic: str, load: int, editions: Sequence[SequenceCounts]
+    bootstrap: str,
+    registry_url: str,
+    *,
+    topic: str,
+    load: int,
+    editions: Sequence[SequenceCounts],
+    ends: Sequence[LoadEnd] = (),
 ) -> None:
     """Tell the auditor what every edition of a load holds, the first one first; the last one counts.
+
+    `ends` says how far the topic is loaded with it.
 
     `bootstrap` is the aggregate cluster's. May be repeated as often as one likes: each edition changes the
     counts once, right after the one before. MillraceError when it does not get through.
     """
-    records: list[Count] = []
+    records: list[LoadCount] = []
     before = SequenceCounts()
     for edition, counts in enumerate(editions, 1):
-        records += edition_records(topic, load, edition, before, counts)
+        records += edition_records(topic, load, edition, before, counts, ends)
         before = counts
     publish_records(bootstrap, registry_url, OFFLINE_AUDIT_TOPIC, records)
 
 
 def edition_records(
-    topic: str, load: int, edition: int, before: SequenceCounts, counts: SequenceCounts
-) -> list[Count]:
+    topic: str,
+    load: int,
+    edition: int,
+    before: SequenceCounts,
+    counts: SequenceCounts,
+    ends: Sequence[LoadEnd] = (),
+) -> list[LoadCount]:
     """What to tell of an edition of a load, given the one before: in as many parts as messages may be large.
 
     The same counts always make the same parts: whoever tells them again goes on where the auditor stands.
     """
     pieces = _pieces(counts.without(before), before.without(counts))
-    count = partial(Count, time=now_ms(), tier=WAREHOUSE, topic=topic, foreign=0)
+    count = partial(LoadCount, time=now_ms(), topic=topic, ends=ends)
     return [
         count(counts=more, removed=less, source=LoadNumber(load, edition, part, len(pieces)))
         for part, (more, less) in enumerate(pieces, 1)

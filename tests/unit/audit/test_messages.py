@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,16 +8,21 @@ import pytest
 from millrace_audit.reports.counts import SequenceCounts
 from millrace_audit.reports.messages import (
     FOR_EVER,
+    NOTHING,
     AuditCodec,
     AuditRecord,
     Count,
+    ForeignCount,
     Heartbeat,
     Hello,
+    LoadCount,
+    LoadEnd,
     LoadNumber,
-    OffsetRange,
+    Origin,
     ReaderPosition,
     Report,
     ReportedWindow,
+    Unreadable,
     schema_file,
 )
 from millrace_audit.reports.ranges import SequenceRanges
@@ -42,45 +48,78 @@ class Ids(SchemaRegistryClient):
         return len(self.schemas)
 
 
-def counts() -> SequenceCounts:
+def counts(fingerprint: int = (1 << 63) - 1) -> SequenceCounts:
     found = SequenceCounts()
-    found.add("web-1", "shop", 5, 600_000, 0, 99)
+    found.add("web-1", "shop", 5, 600_000, 0, 99, fingerprint)
     found.add("web-1", "shop", 5, 600_000, 40, 41)
     return found
 
 
+def unmarked() -> SequenceCounts:
+    """As a load counts: it takes no fingerprints."""
+    return counts(0)
+
+
+ORIGIN = Origin("dc1", "cd", 3, None)
 RECORDS: list[AuditRecord] = [
-    Hello(time=1, topic="PageView", **WHO),
+    Hello(time=1, topic="PageView", seal=b"s" * 32, **WHO),
     Report(
         time=2,
         number=3,
+        key=b"k" * 16,
+        seal=b"t" * 32,
         closed_through=FOR_EVER,
         windows=[
-            ReportedWindow("PageView", 600_000, SequenceRanges([(0, 8), (10, 11)]), SequenceRanges([(9, 9)]))
+            ReportedWindow(
+                "PageView",
+                600_000,
+                SequenceRanges([(0, 8), (10, 11)]),
+                SequenceRanges([(9, 9)]),
+                -(1 << 63),
+                5,
+            )
         ],
         **WHO,
     ),
+    Heartbeat(time=NOTHING, tier="dc1"),
     Heartbeat(
-        time=4, cluster="dc1", tier="dc1", reader=9, positions=[ReaderPosition("PageView", "ab", 0, 77)]
+        time=4,
+        tier="dc1",
+        reported_through=1 << 40,
+        positions=[ReaderPosition("PageView", "ab", 0, 77), ReaderPosition("PageView", "ab", 1, None)],
+        unreadable=[Unreadable("PageView", "ab", 2, 9, "a batch is damaged")],
     ),
-    Count(time=5, tier="warehouse", topic="PageView", source=LoadNumber(7), foreign=0, counts=counts()),
     Count(
         time=6,
         tier="offline",
         topic="PageView",
-        foreign=2,
-        expired=3,
+        topic_id="ab",
+        partition=3,
+        start=100,
+        end=1 << 40,
+        expired=SequenceRanges([(100, 200)]),
+        origin=ORIGIN,
         counts=counts(),
-        source=OffsetRange(reader=9, cluster="offline", topic_id="ab", partition=3, start=100, end=1 << 40),
+        foreign=[ForeignCount(600_000, 7, -8)],
     ),
     Count(
         time=6,
-        tier="warehouse",
+        tier="dc1",
         topic="PageView",
-        foreign=0,
-        counts=counts(),
+        topic_id="cd",
+        partition=3,
+        start=0,
+        end=1,
+        origin=replace(ORIGIN, end=9),
+    ),
+    LoadCount(time=5, topic="PageView", source=LoadNumber(7), counts=unmarked()),
+    LoadCount(
+        time=6,
+        topic="PageView",
+        counts=unmarked(),
         source=LoadNumber(7, 2),
-        removed=counts(),
+        removed=unmarked(),
+        ends=[LoadEnd("ab", 3, 9)],
     ),
 ]
 
